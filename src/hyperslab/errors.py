@@ -1,0 +1,27 @@
+"""The errors of hyperslab: each names what is wrong, where, and the remedy."""
+
+from __future__ import annotations
+
+
+class HyperslabError(Exception):
+    """Base of every error that hyperslab raises on purpose."""
+
+
+class UnsupportedOp(HyperslabError, TypeError):
+    """An operator was called on a cut tensor and has no rule; nothing was computed."""
+
+
+class LayoutError(HyperslabError, ValueError):
+    """A tensor cannot be cut, or two tensors cannot be brought together, as asked."""
+
+
+class DataError(HyperslabError, ValueError):
+    """A file or a value in it is not what it should be."""
+
+
+class RecipeError(HyperslabError, ValueError):
+    """A recipe holds an unknown key or a bad value."""
+
+
+class CommError(HyperslabError, RuntimeError):
+    """Another rank died, timed out or disagrees."""

@@ -1,0 +1,87 @@
+"""A box: a half-open region of a volume in global indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Interval = tuple[int, int]
+"""A half-open interval ``[lo, hi)`` of one dim, in global indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The region ``lo[i] <= index[i] < hi[i]`` of every dim ``i``.
+
+    A box may be empty (``hi <= lo`` in some dim); empty boxes intersect nothing.
+
+    >>> Box((0, 2), (4, 5)).shape
+    (4, 3)
+    >>> Box((0, 0), (4, 4)).intersect(Box((3, 4), (9, 9))).empty
+    True
+    """
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.lo) != len(self.hi):
+            raise ValueError(f"box corners differ in length: lo={self.lo} hi={self.hi}")
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """The box of a whole tensor of this shape."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @classmethod
+    def of(cls, intervals: Sequence[Interval]) -> Box:
+        """The product of one interval per dim."""
+        return cls(tuple(i[0] for i in intervals), tuple(i[1] for i in intervals))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.lo)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(max(0, b - a) for a, b in zip(self.lo, self.hi, strict=True))
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def empty(self) -> bool:
+        return any(b <= a for a, b in zip(self.lo, self.hi, strict=True))
+
+    def interval(self, dim: int) -> Interval:
+        return self.lo[dim], self.hi[dim]
+
+    def intersect(self, other: Box) -> Box:
+        """The common part; empty if there is none."""
+        lo = tuple(map(max, self.lo, other.lo))
+        return Box(lo, tuple(map(max, lo, map(min, self.hi, other.hi))))
+
+    def shift(self, offset: Sequence[int]) -> Box:
+        """The box moved by ``offset``."""
+        return Box(
+            tuple(a + o for a, o in zip(self.lo, offset, strict=True)),
+            tuple(b + o for b, o in zip(self.hi, offset, strict=True)),
+        )
+
+    def contains(self, other: Box) -> bool:
+        """Whether every element of ``other`` is in this box (an empty box is in every box)."""
+        return other.empty or self.intersect(other) == other
+
+    def slices(self, origin: Box | None = None) -> tuple[slice, ...]:
+        """Index expression of this box in an array that holds ``origin`` (default: from zero).
+
+        >>> Box((4, 2), (6, 3)).slices(Box((3, 0), (8, 8)))
+        (slice(1, 3, None), slice(2, 3, None))
+        """
+        base = origin.lo if origin is not None else (0,) * self.ndim
+        return tuple(
+            slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, base, strict=True)
+        )

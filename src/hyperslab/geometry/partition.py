@@ -1,0 +1,165 @@
+"""How a tensor is cut into boxes over the ranks of a grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hyperslab.geometry.box import Box, Interval
+
+Coords = Mapping[str, int]
+"""Position of a rank on the grid: axis name to index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One dim cut into shards by one axis of the grid.
+
+    Shard ``i`` is ``[bounds[i], bounds[i + 1])``. Shards may differ in extent.
+
+    >>> Cut.balanced("depth", 7, 3).bounds
+    (0, 3, 5, 7)
+    """
+
+    axis: str
+    bounds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.bounds[0] != 0 or any(a > b for a, b in itertools.pairwise(self.bounds)):
+            raise ValueError(f"bounds must start at 0 and never fall: {self.bounds}")
+
+    @classmethod
+    def balanced(cls, axis: str, extent: int, parts: int) -> Cut:
+        """Shards whose extents differ by at most one, the larger ones first."""
+        small, larger = divmod(extent, parts)
+        return cls(axis, tuple(i * small + min(i, larger) for i in range(parts + 1)))
+
+    @property
+    def extent(self) -> int:
+        return self.bounds[-1]
+
+    @property
+    def parts(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def thin(self) -> bool:
+        """Whether some shard is empty, so that the axis has to be gathered."""
+        return any(a == b for a, b in itertools.pairwise(self.bounds))
+
+    def interval(self, index: int) -> Interval:
+        return self.bounds[index], self.bounds[index + 1]
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        return tuple(itertools.pairwise(self.bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """For every rank one box, given dim by dim; boxes of different ranks may overlap.
+
+    ``axes[i]`` names the axis whose coordinate chooses among ``intervals[i]``; a dim without
+    an axis has one interval for all ranks.
+    """
+
+    axes: tuple[str | None, ...]
+    intervals: tuple[tuple[Interval, ...], ...]
+
+    def box(self, coords: Coords) -> Box:
+        """The box of the rank at ``coords``."""
+        return Box.of(
+            [
+                choices[coords[axis]] if axis is not None else choices[0]
+                for axis, choices in zip(self.axes, self.intervals, strict=True)
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The global shape of a tensor and, per dim, its cut (``None``: every rank holds all of it).
+
+    >>> p = Partition((2, 4, 7), (None, None, Cut.balanced("depth", 7, 2)))
+    >>> p.box({"depth": 1})
+    Box(lo=(0, 0, 4), hi=(2, 4, 7))
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[Cut | None, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.cuts):
+            raise ValueError(f"{len(self.shape)} dims but {len(self.cuts)} cuts")
+        for extent, cut in zip(self.shape, self.cuts, strict=True):
+            if cut is not None and cut.extent != extent:
+                raise ValueError(f"cut {cut.bounds} does not fit extent {extent}")
+        if len(set(self.axes)) != len(self.axes):
+            raise ValueError(f"an axis cuts two dims: {self.axes}")
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Partition:
+        """Nothing is cut."""
+        return cls(tuple(shape), (None,) * len(shape))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of the grid that cut some dim."""
+        return tuple(cut.axis for cut in self.cuts if cut is not None)
+
+    @property
+    def cut_dims(self) -> tuple[int, ...]:
+        return tuple(dim for dim, cut in enumerate(self.cuts) if cut is not None)
+
+    def box(self, coords: Coords) -> Box:
+        """The box that the rank at ``coords`` holds."""
+        return Box.of(
+            [
+                cut.interval(coords[cut.axis]) if cut is not None else (0, extent)
+                for extent, cut in zip(self.shape, self.cuts, strict=True)
+            ]
+        )
+
+    @property
+    def cover(self) -> Cover:
+        """The same boxes as a `Cover`."""
+        return Cover(
+            tuple(cut.axis if cut is not None else None for cut in self.cuts),
+            tuple(
+                cut.intervals if cut is not None else ((0, extent),)
+                for extent, cut in zip(self.shape, self.cuts, strict=True)
+            ),
+        )
+
+    def with_dim(self, dim: int, extent: int, cut: Cut | None) -> Partition:
+        """The same partition with one dim changed."""
+        shape, cuts = list(self.shape), list(self.cuts)
+        shape[dim], cuts[dim] = extent, cut
+        return replace(self, shape=tuple(shape), cuts=tuple(cuts))
+
+    def without(self, axes: Sequence[str]) -> Partition:
+        """The partition after gathering along ``axes``."""
+        return replace(
+            self,
+            cuts=tuple(None if c is not None and c.axis in axes else c for c in self.cuts),
+        )
+
+    def peers(self, coords: Coords) -> Iterator[dict[str, int]]:
+        """Coordinates of the ranks that share this tensor with the rank at ``coords``."""
+        cuts = [cut for cut in self.cuts if cut is not None]
+        for index in itertools.product(*(range(cut.parts) for cut in cuts)):
+            yield {**coords, **{cut.axis: i for cut, i in zip(cuts, index, strict=True)}}
+
+    def __str__(self) -> str:
+        extents = " x ".join(str(extent) for extent in self.shape)
+        cuts = [
+            f"dim {dim} in {cut.parts} by {cut.axis}"
+            for dim, cut in enumerate(self.cuts)
+            if cut is not None
+        ]
+        return f"{extents} ({', '.join(cuts) if cuts else 'not cut'})"
