@@ -1,0 +1,183 @@
+"""Run a function on several gloo ranks: `run_ranks(n, fn, *args)`.
+
+The ranks are worker processes that live as long as the pytest session and are reused from test to
+test, so a call costs milliseconds. They come from a fork server that has imported torch already.
+Each call sees a default process group of exactly n ranks. A rank that dies or hangs costs the whole
+pool; the next call starts a fresh one. What a worker does is in `tests.worker`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from tests.worker import Outcome, Task, serve
+
+T = TypeVar("T")
+
+MAX_RANKS = 8
+GRACE = 10.0  # [s] that the other ranks have after the first one failed
+RENEW = 16  # calls that share one process group: the groups made inside it hold sockets until then
+# torch._dynamo is what the first optimizer of a process imports: two seconds in every worker.
+PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "h5py", "hypothesis", "pytest"]
+
+
+class RankError(RuntimeError):
+    """A rank died or did not end in time."""
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    stacks: Path  # where the worker writes its stacks when it gets SIGUSR1
+
+    def outcome(self) -> Outcome:
+        """What the worker sent; a closed pipe means that it is dead."""
+        try:
+            return pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            self.process.join(GRACE)
+            return Outcome("died", report=f"died with exit code {self.process.exitcode}")
+
+    def hung(self, seconds: float) -> Outcome:
+        """The stacks of a worker that does not end."""
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.3)  # faulthandler writes from the signal handler
+        stacks = self.stacks.read_text() if self.stacks.exists() else ""
+        return Outcome("hung", report=f"still running after {seconds:.0f} s\n{stacks}")
+
+    def kill(self) -> None:
+        self.connection.close()
+        self.process.kill()
+        self.process.join()
+
+
+class _Pool:
+    """Worker r is rank r; a call for n ranks uses the first n."""
+
+    def __init__(self) -> None:
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOAD)
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self.workers: list[_Worker] = []
+        self.groups = itertools.count()
+        self.renew()
+
+    def renew(self) -> None:
+        """Let the next call make a new process group."""
+        self.world, self.uses = 0, 0
+
+    def grow(self, n: int) -> None:
+        for rank in range(len(self.workers), n):
+            ours, theirs = self.context.Pipe()
+            stacks = Path(self.folder.name, f"stacks-{rank}")
+            process = self.context.Process(
+                target=serve, args=(rank, theirs, self.store.port, stacks), name=f"rank {rank}"
+            )
+            process.start()
+            theirs.close()
+            self.workers.append(_Worker(process, ours, stacks))
+
+    def group(self, n: int) -> int:
+        """The number of the process group for this call; a new number is a new group."""
+        if self.world != n or self.uses == RENEW:
+            self.world, self.uses, self.current = n, 0, next(self.groups)
+        self.uses += 1
+        return self.current
+
+    def run(self, n: int, call: bytes, timeout: float) -> list[Outcome]:
+        self.grow(n)
+        task = pickle.dumps(Task(self.group(n), n, call))
+        for worker in self.workers[:n]:
+            try:
+                worker.connection.send_bytes(task)
+            except OSError:  # it died since the last call: its outcome says so
+                continue
+        outcomes = self.collect(n, timeout)
+        if any(o.kind != "returned" for o in outcomes):
+            self.renew()
+        return outcomes
+
+    def collect(self, n: int, timeout: float) -> list[Outcome]:
+        """Wait for every rank, and only for a short while after the first failure."""
+        start = time.monotonic()
+        deadline = start + timeout
+        pending = {worker.connection: rank for rank, worker in enumerate(self.workers[:n])}
+        outcomes: dict[int, Outcome] = {}
+        while pending:
+            ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in ready:
+                rank = pending.pop(connection)  # type: ignore[call-overload]
+                outcomes[rank] = self.workers[rank].outcome()
+                if outcomes[rank].kind != "returned":
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        for rank in pending.values():
+            outcomes[rank] = self.workers[rank].hung(time.monotonic() - start)
+        return [outcomes[rank] for rank in range(n)]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self.folder.cleanup()
+
+
+@functools.cache
+def _pool() -> _Pool:
+    return _Pool()
+
+
+@atexit.register
+def close_pool() -> None:
+    """End every worker; the next call starts a fresh pool."""
+    if _pool.cache_info().currsize:
+        _pool().close()
+        _pool.cache_clear()
+
+
+def run_ranks(n: int, fn: Callable[..., T], *args: Any, timeout: float = 120) -> list[T]:
+    """Call fn(*args) on n ranks and return what they returned, by rank.
+
+    `fn`, its arguments and its result must pickle: a function at the top of a module. Torch's
+    random state is seeded with 0 on every rank.
+
+    Raises what the first failing rank raised, with the tracebacks of all ranks as a note, or
+    RankError when a rank died or ran longer than `timeout` [s].
+    """
+    if not 1 <= n <= MAX_RANKS:
+        raise ValueError(f"run_ranks takes 1 to {MAX_RANKS} ranks, not {n}")
+    outcomes = _pool().run(n, pickle.dumps((fn, args)), timeout)
+    if any(o.kind in ("died", "hung") for o in outcomes):
+        close_pool()
+    if all(o.kind == "returned" for o in outcomes):
+        return [pickle.loads(o.value) for o in outcomes]
+    raise _error(outcomes)
+
+
+def _error(outcomes: list[Outcome]) -> BaseException:
+    report = "\n".join(f"rank {rank}: {o.report or o.kind}" for rank, o in enumerate(outcomes))
+    raised = [o for o in outcomes if o.kind == "raised"]
+    if not raised or any(o.kind == "died" for o in outcomes):
+        return RankError(f"{len(outcomes)} ranks\n{report}")
+    error: BaseException = pickle.loads(min(raised, key=lambda o: o.when).value)
+    error.add_note(report)
+    return error
