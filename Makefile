@@ -1,0 +1,49 @@
+# `make test` and `make demo` are all that a fresh machine with Python >= 3.11 needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Any torch from 2.9 on: `make TORCH=torch` takes the newest.
+TORCH ?= torch==2.13.0
+
+bin := $(VENV)/bin
+ready := $(VENV)/.ready
+
+# The demonstration: small universes, two ranks that each hold half of every one.
+DEMO ?= build/demo
+DEMO_COUNT ?= 100
+DEMO_SIZE ?= 32
+DEMO_RANKS ?= 2
+DEMO_GRID ?= grid.depth=2
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(ready)
+
+$(ready): pyproject.toml Makefile
+	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
+	$(bin)/python -m pip install --quiet "$(TORCH)"
+	$(bin)/python -m pip install --quiet -e ".[dev,universe]"
+	touch $@
+
+demo: $(ready)
+	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE)
+	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
+		data.path=$(DEMO)/universes run=$(DEMO)/run
+	$(bin)/hyperslab evaluate $(DEMO)/run
+	$(bin)/hyperslab report $(DEMO)/run
+
+test: $(ready)
+	$(bin)/python -m pytest
+
+lint: $(ready)
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+	$(bin)/mypy
+	$(bin)/lint-imports
+
+bench: $(ready)
+	$(bin)/python benchmarks/step.py
+	$(bin)/python benchmarks/memory.py
+
+clean:
+	rm -rf build $(VENV)
