@@ -1,0 +1,106 @@
+"""Errors of predicted parameters: plain arrays in, plain numbers out.
+
+Legend: N samples, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What the network said about each sample, beside the truth; float64 throughout.
+
+    ``true`` and ``predicted`` (N, P) are normalised to [-1, 1]; their ``_physical`` twins have
+    each parameter's own unit. ``training_mean`` (P,), normalised, is what one would predict
+    without looking at the sample.
+    """
+
+    names: tuple[str, ...]
+    samples: tuple[str, ...]
+    true: Array
+    predicted: Array
+    true_physical: Array
+    predicted_physical: Array
+    training_mean: Array
+
+
+def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
+    """The errors of each parameter by name: those of :func:`errors_of`."""
+    return {
+        name: errors_of(
+            p.true[:, i],
+            p.predicted[:, i],
+            true_physical=p.true_physical[:, i],
+            predicted_physical=p.predicted_physical[:, i],
+            training_mean=float(p.training_mean[i]),
+        )
+        for i, name in enumerate(p.names)
+    }
+
+
+def errors_of(
+    true: Array,
+    predicted: Array,
+    *,
+    true_physical: Array,
+    predicted_physical: Array,
+    training_mean: float,
+) -> dict[str, float]:
+    """The errors of one parameter over N samples; arrays are (N,).
+
+    ``mse_of_mean`` is the error of always predicting ``training_mean`` and ``ratio`` is
+    ``mse / mse_of_mean``: 1 means that nothing was learnt, 0 is perfect. ``relative_error`` is
+    the mean of |predicted - true| / |true| in physical units. (Mathuriya et al. 2018, section
+    VII-A, divide by the prediction; to first order that is the same.) A number that is not
+    defined, such as the correlation of one sample, is NaN.
+    """
+    mse = float(np.mean((predicted - true) ** 2))
+    mse_of_mean = float(np.mean((training_mean - true) ** 2))
+    off = np.abs(predicted_physical - true_physical)
+    return {
+        **_distances(true, predicted),
+        "r2": 1.0 - _divide(mse, float(np.var(true))),
+        "correlation": correlation(true, predicted),
+        "mse_of_mean": mse_of_mean,
+        "ratio": _divide(mse, mse_of_mean),
+        **{f"{k}_physical": v for k, v in _distances(true_physical, predicted_physical).items()},
+        "relative_error": (
+            float(np.mean(off / np.abs(true_physical))) if np.all(true_physical) else float("nan")
+        ),
+    }
+
+
+def correlation(a: Array, b: Array) -> float:
+    """Pearson's correlation of two arrays (N,); NaN where one of them is constant."""
+    a, b = a - a.mean(), b - b.mean()
+    return _divide(float(a @ b), float(np.sqrt((a @ a) * (b @ b))))
+
+
+def means_over_parameters(errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The normalised errors, averaged over the parameters: the loss that the training saw."""
+    rows: Sequence[Mapping[str, float]] = list(errors.values())
+    means = {k: float(np.mean([row[k] for row in rows])) for k in ("mse", "mae", "mse_of_mean")}
+    return {**means, "ratio": _divide(means["mse"], means["mse_of_mean"])}
+
+
+def _distances(true: Array, predicted: Array) -> dict[str, float]:
+    off = predicted - true
+    mse = float(np.mean(off**2))
+    return {
+        "mse": mse,
+        "mae": float(np.mean(np.abs(off))),
+        "rmse": float(np.sqrt(mse)),
+        "bias": float(np.mean(off)),
+    }
+
+
+def _divide(a: float, b: float) -> float:
+    return a / b if b > 0 else float("nan")
