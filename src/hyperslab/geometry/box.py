@@ -82,6 +82,4 @@ class Box:
         (slice(1, 3, None), slice(2, 3, None))
         """
         base = origin.lo if origin is not None else (0,) * self.ndim
-        return tuple(
-            slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, base, strict=True)
-        )
+        return tuple(slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, base, strict=True))

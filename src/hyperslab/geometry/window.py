@@ -48,12 +48,16 @@ class Window:
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
         """The cut of the outputs: each goes to the rank that owns the centre of its window.
 
-        So strided layers stay aligned with the cut of their input, and halos are symmetric.
+        So strided layers stay aligned with the cut of their input, and halos are symmetric. Where
+        that would leave a rank without outputs although there are enough, the cut is balanced.
         """
         centre = (self.span - 1) // 2 - self.before
         inner = (-((centre - bound) // self.stride) for bound in cut.bounds[1:-1])
         bounds = (0, *(min(max(bound, 0), outputs) for bound in inner), outputs)
-        return Cut(cut.axis, bounds)
+        placed = Cut(cut.axis, bounds)
+        if placed.thin and outputs >= cut.parts:
+            return Cut.balanced(cut.axis, outputs, cut.parts)
+        return placed
 
     def taps(self, output: int, inputs: Interval) -> Interval:
         """The kernel taps with which ``output`` reads ``inputs``, as ``[first, last + 1)``.

@@ -1,0 +1,7 @@
+"""The grid of ranks and the communication between them, each with its adjoint."""
+
+from hyperslab.comm.exchange import Pending, Plan, plan_exchange
+from hyperslab.comm.grid import AXES, Grid
+from hyperslab.comm.reduce import all_reduce_sum
+
+__all__ = ["AXES", "Grid", "Pending", "Plan", "all_reduce_sum", "plan_exchange"]

@@ -1,0 +1,194 @@
+"""Point-to-point exchange of boxes, and its adjoint.
+
+Legend: a *cover* says which box every rank wants, a *partition* which box every rank owns. A
+rank's *plan* is what it sends and receives; it follows from geometry alone, without messages,
+and is made once per (partition, cover).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm.grid import Grid
+from hyperslab.errors import CommError
+from hyperslab.geometry import Box, Cover, Partition, Transfer, transfers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One rank's part of an exchange; all boxes in global indices.
+
+    ``own`` is the box this rank owns, ``wanted`` the box it asks for (which may reach over the
+    edge of the volume: nobody sends what is outside).
+    """
+
+    own: Box
+    wanted: Box
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+
+    @property
+    def kept(self) -> Box:
+        """The part of the wanted box that this rank owns itself."""
+        return self.wanted.intersect(self.own)
+
+
+def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> Plan:
+    """The plan of this rank to get its box of ``cover`` from a tensor cut as ``partition``.
+
+    Along axes that do not cut the tensor every rank has its own copy and needs nobody else's.
+    """
+    plan = grid.plans.get((partition, cover))
+    if not isinstance(plan, Plan):
+        plan = grid.plans[partition, cover] = _make_plan(partition, cover, grid)
+    return plan
+
+
+def _make_plan(partition: Partition, cover: Cover, grid: Grid) -> Plan:
+    mine = grid.coords
+    own, wanted = partition.box(mine), cover.box(mine)
+    peers = [(grid.rank_of(c), c) for c in partition.peers(mine) if c != mine]
+    receives = transfers(wanted, ((peer, partition.box(c)) for peer, c in peers))
+    sends = tuple(t for peer, c in peers for t in transfers(cover.box(c), [(peer, own)]))
+    return Plan(own, wanted, sends, receives)
+
+
+class Pending:
+    """Messages under way: the buffers to fill and the handles to wait for."""
+
+    def __init__(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+        what: str,
+    ) -> None:
+        self._sends = sends  # kept alive until the messages have left
+        self._receives = receives
+        self._what = what
+        ops = [dist.P2POp(dist.irecv, buffer, peer) for peer, buffer in receives]
+        ops += [dist.P2POp(dist.isend, buffer, peer) for peer, buffer in sends]
+        self._peers = [peer for peer, _ in (*receives, *sends)]
+        try:
+            self._works = dist.batch_isend_irecv(ops) if ops else []
+        except RuntimeError as error:
+            raise self._lost(self._peers, error) from error
+
+    def wait(self) -> list[torch.Tensor]:
+        """The received buffers, in the order of the plan.
+
+        Raises:
+            CommError: a peer died or did not answer within the process group's time limit.
+        """
+        for index, work in enumerate(self._works):
+            peers = self._peers if len(self._works) < len(self._peers) else [self._peers[index]]
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._lost(peers, error) from error
+        return [buffer for _, buffer in self._receives]
+
+    def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
+        names = ", ".join(str(peer) for peer in sorted(set(peers)))
+        return CommError(
+            f"rank {dist.get_rank()} lost contact with rank {names} during {self._what}: "
+            f"{str(error).splitlines()[0]}"
+        )
+
+
+def start(x: torch.Tensor, plan: Plan, what: str) -> Pending:
+    """Send the boxes of ``x`` that others want and begin to receive those that this rank wants.
+
+    ``x`` holds ``plan.own``.
+    """
+    sends = [(t.rank, _pack(x, t.box, plan.own)) for t in plan.sends]
+    receives = [(t.rank, x.new_empty(t.box.shape)) for t in plan.receives]
+    return Pending(sends, receives, what)
+
+
+def start_adjoint(
+    pieces: Sequence[torch.Tensor], like: torch.Tensor, plan: Plan, what: str
+) -> Pending:
+    """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
+    sends = [(t.rank, piece.contiguous()) for t, piece in zip(plan.receives, pieces, strict=True)]
+    receives = [(t.rank, like.new_empty(t.box.shape)) for t in plan.sends]
+    return Pending(sends, receives, f"the adjoint of {what}")
+
+
+def add_returned(gradient: torch.Tensor, returned: Sequence[torch.Tensor], plan: Plan) -> None:
+    """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
+    for t, piece in zip(plan.sends, returned, strict=True):
+        gradient[t.box.slices(plan.own)] += piece
+
+
+def _pack(x: torch.Tensor, box: Box, own: Box) -> torch.Tensor:
+    # gloo refuses non-contiguous buffers, and a view of x would pin all of x until it has left.
+    return x[box.slices(own)].clone(memory_format=torch.contiguous_format)
+
+
+def blank(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+    """A tensor for ``box`` to be covered by ``parts``: ``fill`` where they leave a gap."""
+    out = _empty_in_format_of(like, box.shape)
+    if sum(box.intersect(part).size for part in parts) < box.size:
+        out.fill_(fill)
+    return out
+
+
+def place(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:
+    """Copy what ``part``, which holds the box ``at``, has of ``box`` into ``out``."""
+    common = box.intersect(at)
+    if not common.empty:
+        out[common.slices(box)] = part[common.slices(at)]
+
+
+def _empty_in_format_of(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    if like.dim() == 5 and not like.is_contiguous():
+        if like.is_contiguous(memory_format=torch.channels_last_3d):
+            return like.new_empty(shape).to(memory_format=torch.channels_last_3d)
+    elif like.dim() == 4 and not like.is_contiguous():
+        if like.is_contiguous(memory_format=torch.channels_last):
+            return like.new_empty(shape).to(memory_format=torch.channels_last)
+    return like.new_empty(shape)
+
+
+class _Fetch(torch.autograd.Function):
+    """From the own box of a cut tensor to any wanted box of it.
+
+    Distribution scheme, forward: 1. send what others want of the own box, 2. copy what is kept,
+    3. receive the rest. Backward (the adjoint): 1. send received pieces' gradients home, 2. copy
+    the kept part's gradient, 3. add what came home.
+    """
+
+    @staticmethod
+    def forward(ctx, x, plan: Plan, fill: float, what: str):  # type: ignore[no-untyped-def]
+        ctx.plan, ctx.what = plan, what
+        pending = start(x, plan, what)
+        out = blank(plan.wanted, [plan.kept, *(t.box for t in plan.receives)], x, fill)
+        place(out, plan.wanted, x, plan.own)
+        for t, piece in zip(plan.receives, pending.wait(), strict=True):
+            place(out, plan.wanted, piece, t.box)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        plan = ctx.plan
+        pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]
+        pending = start_adjoint(pieces, gradient, plan, ctx.what)
+        own = blank(plan.own, [plan.kept], gradient)
+        place(own, plan.own, gradient, plan.wanted)
+        add_returned(own, pending.wait(), plan)
+        return own, None, None, None
+
+
+def fetch(x: torch.Tensor, plan: Plan, *, fill: float = 0.0, what: str) -> torch.Tensor:
+    """The wanted box of a cut tensor, differentiable; ``x`` is the own box.
+
+    Elements outside the volume are ``fill`` and have no gradient. Where the plan needs no
+    message and stays inside the own box the result is a view.
+    """
+    if not plan.sends and not plan.receives and plan.own.contains(plan.wanted):
+        return x if plan.own == plan.wanted else x[plan.wanted.slices(plan.own)]
+    return _Fetch.apply(x, plan, fill, what)

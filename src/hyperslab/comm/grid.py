@@ -1,0 +1,173 @@
+"""The grid: all ranks, arranged as data x depth x height x width."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm.allocator import keep_freed_memory
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cut, Partition
+
+AXES = ("data", "depth", "height", "width")
+"""Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
+
+log = logging.getLogger("hyperslab")
+
+
+class Grid:
+    """The ranks as a ``data x depth x height x width`` array; every rank builds the same one.
+
+    ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
+    that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
+    group. Under ``torchrun`` the grid starts ``torch.distributed`` if nobody has (NCCL for
+    CUDA, gloo for the CPU); an existing process group is used as it is.
+
+    Raises:
+        LayoutError: the product of the axes is not the number of ranks.
+    """
+
+    def __init__(self, *, data: int = 1, depth: int = 1, height: int = 1, width: int = 1) -> None:
+        self.data, self.depth, self.height, self.width = data, depth, height, width
+        self.extents = dict(zip(AXES, (data, depth, height, width), strict=True))
+        if any(extent < 1 for extent in self.extents.values()):
+            raise LayoutError(f"every axis of a grid needs at least one rank: {self}")
+        start_distributed()
+        distributed = dist.is_initialized()
+        self.size = dist.get_world_size() if distributed else 1
+        self.rank = dist.get_rank() if distributed else 0
+        if math.prod(self.extents.values()) != self.size:
+            raise LayoutError(
+                f"{self} has {math.prod(self.extents.values())} places but there are "
+                f"{self.size} ranks\n    start as many ranks as the grid has places "
+                f"(torchrun --nproc-per-node {math.prod(self.extents.values())} ...), "
+                "or change the grid"
+            )
+        self.device = _device()
+        self.coords = self.coords_of(self.rank)
+        self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
+        self._noticed: set[str] = set()
+        self.random_calls = 0  # how often a random operator ran
+        self.plans: dict[object, object] = {}  # exchanges planned so far: geometry to plan
+        if self.device.type == "cpu":
+            keep_freed_memory()
+
+    def __repr__(self) -> str:
+        return f"Grid({', '.join(f'{axis}={n}' for axis, n in self.extents.items())})"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the rank that prints and writes for all."""
+        return self.rank == 0
+
+    def coords_of(self, rank: int) -> dict[str, int]:
+        """The position of a rank on the grid."""
+        coords: dict[str, int] = {}
+        for axis in reversed(AXES):
+            rank, coords[axis] = divmod(rank, self.extents[axis])
+        return {axis: coords[axis] for axis in AXES}
+
+    def rank_of(self, coords: dict[str, int]) -> int:
+        """The rank at a position of the grid."""
+        rank = 0
+        for axis in AXES:
+            rank = rank * self.extents[axis] + coords[axis]
+        return rank
+
+    def partition(self, shape: Sequence[int]) -> Partition:
+        """How a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
+
+        The batch dim is cut by ``data``; the last dims by ``depth``, ``height``, ``width`` in
+        the order of their names (an image is cut by height and width). A mini-batch smaller than
+        the data axis is not cut: all replicas then compute the same samples.
+
+        Raises:
+            LayoutError: a spatial extent has fewer elements than the axis has ranks.
+        """
+        shape = tuple(shape)
+        axes: list[str | None] = ["data"] + [None] * (len(shape) - 1)
+        spatial = max(0, min(3, len(shape) - 2))
+        if spatial:
+            axes[-spatial:] = AXES[-spatial:]
+        idle = [a for a in AXES[1:] if self.extents[a] > 1 and a not in axes]
+        if idle and spatial:
+            self.notice(f"a {len(shape)}-d tensor has no dim for {idle}: these ranks repeat work")
+        return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
+
+    def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
+        if axis is None or self.extents[axis] == 1:
+            return None
+        cut = Cut.balanced(axis, shape[dim], self.extents[axis])
+        if not cut.thin:
+            return cut
+        if axis == "data":
+            self.notice(f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
+            return None
+        raise LayoutError(
+            f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
+            f"shards along {axis}\n    grid {self}\n    use {axis}<={shape[dim]}"
+        )
+
+    def group(self, axes: Sequence[str]) -> dist.ProcessGroup | None:
+        """The process group of the ranks that differ from this one only along ``axes``.
+
+        ``None`` when that is this rank alone. Every rank must ask for the same axes in the same
+        order (the same program does), because making a group involves all ranks.
+        """
+        key = tuple(axis for axis in AXES if axis in axes and self.extents[axis] > 1)
+        if key not in self._groups:
+            self._groups[key] = self._make_group(key)
+        return self._groups[key]
+
+    def _make_group(self, axes: tuple[str, ...]) -> dist.ProcessGroup | None:
+        if not axes:
+            return None
+        if math.prod(self.extents[axis] for axis in axes) == self.size:
+            return dist.group.WORLD
+        fixed = [axis for axis in AXES if axis not in axes]
+        members = [
+            [
+                self.rank_of(
+                    {**dict(zip(fixed, at, strict=True)), **dict(zip(axes, i, strict=True))}
+                )
+                for i in itertools.product(*(range(self.extents[axis]) for axis in axes))
+            ]
+            for at in itertools.product(*(range(self.extents[axis]) for axis in fixed))
+        ]
+        return dist.new_subgroups_by_enumeration(members)[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+    def notice(self, message: str) -> None:
+        """Log a message once per grid, on the main rank."""
+        if self.is_main and message not in self._noticed:
+            log.warning(message)
+        self._noticed.add(message)
+
+
+def start_distributed() -> None:
+    """Start ``torch.distributed`` from torchrun's environment unless it runs or is not wanted."""
+    if dist.is_initialized() or "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl")
+    else:
+        dist.init_process_group("gloo")
+
+
+def _device() -> torch.device:
+    if dist.is_initialized() and "nccl" not in dist.get_backend():
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

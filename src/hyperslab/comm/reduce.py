@@ -1,0 +1,43 @@
+"""Sums over ranks, and their adjoint."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.errors import CommError
+
+
+def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> torch.Tensor:
+    """Sum ``x`` over the ranks of ``group``, in place.
+
+    Raises:
+        CommError: a rank of the group died or did not answer within the time limit.
+    """
+    try:
+        dist.all_reduce(x, group=group)
+    except RuntimeError as error:
+        ranks = dist.get_process_group_ranks(group)
+        raise CommError(
+            f"rank {dist.get_rank()} lost contact with one of ranks {ranks} during {what}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return x
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """The sum over ranks is its own adjoint: every rank's output depends on every rank's input."""
+
+    @staticmethod
+    def forward(ctx, x, group, what):  # type: ignore[no-untyped-def]
+        ctx.group, ctx.what = group, what
+        return reduce_in_place(x.clone(memory_format=torch.contiguous_format), group, what)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return _AllReduceSum.apply(gradient, ctx.group, f"the adjoint of {ctx.what}"), None, None
+
+
+def all_reduce_sum(x: torch.Tensor, group: dist.ProcessGroup | None, what: str) -> torch.Tensor:
+    """The sum of ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone."""
+    return x if group is None else _AllReduceSum.apply(x, group, what)

@@ -1,0 +1,17 @@
+"""The rules of torch's operators on cut tensors, one family per file."""
+
+from hyperslab.nn import (  # noqa: F401  (importing a family registers its rules)
+    attributes,
+    conv,
+    dropout,
+    linear,
+    loss,
+    norm,
+    pointwise,
+    pool,
+    reduce,
+    shape,
+)
+from hyperslab.nn.parallelize import parallelize
+
+__all__ = ["parallelize"]

@@ -1,0 +1,52 @@
+"""What a cut tensor says about itself: attributes that are the same for block and whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hyperslab.tensor import RULES, Sharded, register
+
+PROPERTIES = """
+dtype device layout requires_grad grad_fn is_leaf is_cpu is_cuda is_meta is_mkldnn is_mps is_nested
+is_quantized is_sparse is_sparse_csr is_xpu itemsize names output_nr retains_grad _version
+_backward_hooks
+""".split()
+
+METHODS = """
+element_size get_device is_complex is_conj is_floating_point is_inference is_neg is_signed
+register_hook requires_grad_ retain_grad register_post_accumulate_grad_hook
+""".split()
+
+
+def _register_all() -> None:
+    for name in PROPERTIES:
+        descriptor = getattr(torch.Tensor, name, None)
+        for accessor in ("__get__", "__set__"):
+            method = getattr(descriptor, accessor, None)
+            if method is not None:
+                register(method, family="attribute")(method)
+    for name in METHODS:
+        for space in (torch.Tensor, torch):
+            function = getattr(space, name, None)
+            if callable(function):
+                register(function, family="attribute")(function)
+
+
+_register_all()
+
+
+@register(torch.Tensor.is_contiguous, family="attribute")
+def is_contiguous(self: Sharded, memory_format: Any = torch.contiguous_format) -> bool:
+    """Of the block, in a memory format."""
+    return self.local.is_contiguous(memory_format=memory_format)
+
+
+@register(torch.is_tensor, family="attribute")
+def is_tensor(obj: Any) -> bool:
+    """Always."""
+    return isinstance(obj, torch.Tensor)
+
+
+assert torch.Tensor.dtype.__get__ in RULES  # type: ignore[attr-defined]

@@ -1,0 +1,138 @@
+"""Convolution: the rule of ``conv1d``, ``conv2d`` and ``conv3d``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import plan_exchange
+from hyperslab.geometry import Window
+from hyperslab.nn.bufferconv import BufferConv
+from hyperslab.nn.convspec import ConvSpec
+from hyperslab.nn.slabconv import SlabConv, aligned, slabs_of
+from hyperslab.nn.windowed import (
+    check_input,
+    output_partition,
+    per_dim,
+    place_outputs,
+    read_cover,
+)
+from hyperslab.tensor import Sharded, register
+
+LOCAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def windows_of(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any) -> list[Window]:
+    """One window per spatial dim of a weight (out, in / groups, *kernel)."""
+    kernel = tuple(weight.shape[2:])
+    n = len(kernel)
+    strides, dilations = per_dim(stride, n), per_dim(dilation, n)
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+        pads = [(total // 2, total - total // 2) for total in totals]
+    else:
+        pads = [(p, p) for p in per_dim(padding, n)]
+    return [
+        Window(k, s, before, after, d)
+        for k, s, (before, after), d in zip(kernel, strides, pads, dilations, strict=True)
+    ]
+
+
+def convolve(
+    n: int,
+    x: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Sharded:
+    """An ``n``-dim convolution of a cut tensor (batch, channel, *spatial).
+
+    Distribution scheme:
+    1. Place every output on the rank that owns the centre of its window.
+    2. Nothing cut in space: the plain local convolution.
+    3. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
+       meanwhile. Otherwise: halo buffer and one convolution of it (`BufferConv`).
+    """
+    name = f"conv{n}d"
+    check_input(x, n, name)
+    weight, bias = cast_for_autocast(weight), bias if bias is None else cast_for_autocast(bias)
+    windows = windows_of(weight, stride, padding, dilation)
+    extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
+    if padding == "same" and any(w.stride != 1 for w in windows):
+        raise ValueError("padding='same' is not supported for strided convolutions")
+    x, cuts = place_outputs(x, windows, extents, name)
+    partition = output_partition(x, weight.shape[0], extents, cuts)
+    if not any(cuts):
+        return x.like(LOCAL[n](x.local, weight, bias, stride, padding, dilation, groups), partition)
+    covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
+    cover = read_cover(x.partition, windows, cuts, extents, covered)
+    spec = ConvSpec(
+        name=f"the halo exchange of {name} {tuple(weight.shape)}",
+        windows=tuple(windows),
+        covered=tuple(covered),
+        groups=groups,
+        plan=plan_exchange(x.partition, cover, x.grid),
+        out=partition.box(x.grid.coords),
+    )
+    local = cast_for_autocast(x.local)
+    if aligned(spec):
+        return x.like(SlabConv.apply(local, weight, bias, spec, slabs_of(spec)), partition)
+    return x.like(BufferConv.apply(local, weight, bias, spec), partition)
+
+
+def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
+    """What autocast does to an argument of a convolution; our autograd functions are unknown to it."""
+    kind = value.device.type
+    eligible = value.is_floating_point() and value.dtype != torch.float64
+    if eligible and torch.is_autocast_enabled(kind):
+        return value.to(torch.get_autocast_dtype(kind))
+    return value
+
+
+@register(F.conv1d, family="convolution")
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Sharded:
+    """Any kernel, stride, padding, dilation, groups."""
+    return convolve(1, input, weight, bias, stride, padding, dilation, groups)
+
+
+@register(F.conv2d, family="convolution")
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Sharded:
+    """Any kernel, stride, padding, dilation, groups."""
+    return convolve(2, input, weight, bias, stride, padding, dilation, groups)
+
+
+@register(F.conv3d, family="convolution")
+def conv3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Sharded:
+    """Any kernel, stride, padding, dilation, groups."""
+    return convolve(3, input, weight, bias, stride, padding, dilation, groups)

@@ -1,0 +1,137 @@
+"""Batch normalisation with statistics over the whole grid, or per replica."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from hyperslab.comm.reduce import reduce_in_place
+from hyperslab.tensor import Sharded, register
+
+
+@register(F.batch_norm, family="normalisation")
+def batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Sharded:
+    """Training and evaluation, with running statistics; over the grid or per replica.
+
+    Distribution scheme: 1. local mean and sum of squared deviations per channel, 2. one
+    all-reduce of both, 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
+    all-reduce of both, 3. the block's gradient.
+    """
+    x: Sharded = input
+    if not training:
+        return x.like(
+            F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
+        )
+    axes = x.partition.axes
+    shape = x.partition.shape
+    if x.policy.batch_norm == "replica":
+        axes = tuple(axis for axis in axes if axis != "data")
+        shape = (x.local.shape[0], *shape[1:])
+    count = math.prod(shape) // shape[1]
+    if count <= 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {shape}"
+        )
+    group = x.grid.group(axes)
+    y, mean, var = _BatchNorm.apply(x.local, weight, bias, eps, count, group)
+    if running_mean is not None:
+        _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
+    return x.like(y)
+
+
+def _update(
+    x: Sharded,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    mean: torch.Tensor,
+    unbiased: torch.Tensor,
+    momentum: float,
+) -> None:
+    """Move the running statistics, on every rank alike: per replica, to the replicas' mean."""
+    new = torch.stack([mean, unbiased])
+    data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
+    if data is not None:
+        new = reduce_in_place(new, data, "the running statistics of batch_norm") / x.grid.data
+    running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
+    running_var.lerp_(new[1].to(running_var.dtype), momentum)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps, count, group):  # type: ignore[no-untyped-def]
+        mean, var = _statistics(x, count, group)
+        y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        ctx.eps, ctx.count, ctx.group = eps, count, group
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.mark_non_differentiable(mean, var)
+        return y, mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient, _mean, _var):  # type: ignore[no-untyped-def]
+        x, weight, mean, var = ctx.saved_tensors
+        invstd = (var + ctx.eps).rsqrt()
+        dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([db, dxhat])
+            if ctx.group is not None:
+                sums = reduce_in_place(sums.clone(), ctx.group, "the gradient of batch_norm")
+            scale = invstd if weight is None else weight.to(invstd.dtype) * invstd
+            slope = -scale * invstd * sums[1] / ctx.count
+            offset = -scale * sums[0] / ctx.count - slope * mean
+            shape = [1, -1] + [1] * (x.dim() - 2)
+            dx.add_(offset.to(dx.dtype).view(shape))
+            dx.addcmul_(x, slope.to(dx.dtype).view(shape))
+        dw = dxhat.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return dx, dw, db.to(weight.dtype) if ctx.needs_input_grad[2] else None, None, None, None
+
+
+def _eval_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With statistics held fixed: gradient of the input, and the sums of dy * xhat and dy."""
+    scale = weight if weight is not None else torch.ones_like(mean)
+    return torch.ops.aten.native_batch_norm_backward(
+        gradient, x, scale, mean, var, None, None, False, eps, [True, True, True]
+    )
+
+
+def _statistics(
+    x: torch.Tensor, count: int, group: dist.ProcessGroup | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance per channel over all ranks of ``group``.
+
+    The local ones take two passes, so that nothing cancels; the ranks' are combined in float64
+    (Chan et al.: sum of squared deviations from the common mean), where the cancellation of the
+    sum of squares is far below float32's resolution.
+    """
+    dims = [0, *range(2, x.dim())]
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    var, mean = torch.var_mean(wide, dims, correction=0)
+    if group is None:
+        return mean, var
+    local = x.numel() // x.shape[1]
+    mean64, var64 = mean.double(), var.double()
+    sums = torch.stack([mean64, var64 + mean64.square()]) * (local / count)
+    sums = reduce_in_place(sums, group, "the statistics of batch_norm")
+    total = sums[0]
+    return total.to(mean.dtype), (sums[1] - total.square()).clamp_min_(0).to(mean.dtype)

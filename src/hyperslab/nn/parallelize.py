@@ -1,0 +1,87 @@
+"""`parallelize`: any module, in place, for cut inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hyperslab.comm import Grid
+from hyperslab.errors import LayoutError
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.sharded import Policy
+
+STATISTICS = ("grid", "replica")
+
+
+def parallelize(
+    module: nn.Module, grid: Grid, *, batch_norm: str = "grid", find_unused_parameters: bool = False
+) -> nn.Module:
+    """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
+
+    Parameters and buffers become equal to those of rank 0, and move to the grid's device. After
+    ``loss.backward()`` every ``.grad`` is the gradient of the one global loss: torch's
+    DistributedDataParallel averages over all ranks, bucketed and overlapped with the backward
+    pass. Names in the state dict do not change. ``module.no_sync()`` is a context in which
+    gradients accumulate without communication, as DistributedDataParallel has it.
+
+    Args:
+        module: any module; its forward takes `Sharded` inputs.
+        grid: the ranks.
+        batch_norm: statistics over the whole ``"grid"``, which is the serial result, or per
+            ``"replica"`` as in Oyama et al. 2020 (the running statistics are the replicas' mean).
+        find_unused_parameters: pass True if some parameters take no part in a step's loss.
+
+    Raises:
+        LayoutError: the module is parallelised already, or ``batch_norm`` is unknown.
+    """
+    if batch_norm not in STATISTICS:
+        raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
+    if "no_sync" in vars(module):
+        raise LayoutError("the module is parallelised already")
+    module.to(grid.device)
+    if batch_norm != "grid":
+        policy = Policy(batch_norm=batch_norm)
+        module.register_forward_pre_hook(_policy_hook(policy), with_kwargs=True)
+    _average_gradients(module, grid, find_unused_parameters)
+    return module
+
+
+class _Body(nn.Module):
+    """A module's own forward, for DistributedDataParallel to wrap."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._forward = module.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:
+    if grid.size == 1 or not any(p.requires_grad for p in module.parameters()):
+        module.no_sync = torch.enable_grad  # type: ignore[assignment]
+        return
+    ddp = DistributedDataParallel(
+        _Body(module),
+        broadcast_buffers=False,  # every rank computes the same running statistics
+        find_unused_parameters=find_unused,
+        gradient_as_bucket_view=True,
+    )
+    module.forward = ddp.forward  # type: ignore[method-assign]
+    module.no_sync = ddp.no_sync  # type: ignore[assignment]
+
+
+def _policy_hook(policy: Policy) -> Any:
+    def apply(value: Any) -> Any:
+        if isinstance(value, Sharded):
+            return Sharded.from_local(value.local, value.partition, value.grid, policy)
+        return value
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(map(apply, args)), {key: apply(value) for key, value in kwargs.items()}
+
+    return hook

@@ -1,0 +1,156 @@
+"""Pointwise operators: the allow-list, and bringing operands to a common cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cut, Partition
+from hyperslab.tensor import Sharded, register
+
+FUNCTIONS = """
+abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
+clamp_max clamp_min clip copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2
+expm1 fix float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt hypot
+isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma log log10
+log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt
+masked_fill maximum minimum mul multiply nan_to_num ne neg negative nextafter not_equal positive
+pow rad2deg reciprocal relu remainder round rrelu rsqrt rsub selu sgn sigmoid sign signbit sin sinc
+sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
+threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
+softplus softshrink softsign tanhshrink
+clone detach ones_like zeros_like full_like
+""".split()
+"""Names looked up in torch, torch.Tensor and torch.nn.functional, also as ``name_`` in place."""
+
+METHODS = """
+__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
+__rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ __ifloordiv__
+__mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
+__rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
+__gt__ __ge__ bfloat16 bool byte char contiguous cpu cuda double fill_ float half int long short
+to type_as zero_
+""".split()
+"""Names looked up in torch.Tensor only."""
+
+RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
+
+
+def apply_pointwise(
+    function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Run a pointwise operator on blocks; its operands are broadcast by their global shapes.
+
+    Distribution scheme: 1. the common partition follows from the cut operands, 2. a `Sharded`
+    that is cut otherwise is redistributed, of an ordinary tensor (equal on all ranks) this rank's
+    part is taken, 3. the operator runs on the blocks.
+    """
+    args = tuple(args)
+    operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    like = next(v for v in operands if isinstance(v, Sharded))
+    target = common_partition(operands, function)
+    in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
+    if in_place and (args[0] is not like or like.partition != target):
+        raise LayoutError(
+            f"{function.__name__} in place would change the cut of its first operand; "
+            "use the operator that returns a new tensor"
+        )
+    local = partial(_operand, target=target, like=like)
+    result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
+    if isinstance(result, Sharded) or not isinstance(result, torch.Tensor):
+        return result
+    return like.like(result, target)
+
+
+def common_partition(operands: list[torch.Tensor], function: Callable[..., Any]) -> Partition:
+    """Broadcast the global shapes; each dim is cut as its first operand that is cut there."""
+    shapes = [tuple(t.shape) for t in operands]
+    try:
+        shape = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        raise LayoutError(
+            f"{function.__name__}: global shapes {shapes} do not broadcast"
+        ) from error
+    cuts: list[Cut | None] = [None] * len(shape)
+    for tensor in operands:
+        if not isinstance(tensor, Sharded):
+            continue
+        shift = len(shape) - tensor.dim()
+        for dim, cut in enumerate(tensor.partition.cuts, start=shift):
+            taken = [c.axis for c in cuts if c is not None]
+            if cut is not None and cuts[dim] is None and cut.axis not in taken:
+                cuts[dim] = cut
+    return Partition(shape, tuple(cuts))
+
+
+def _operand(value: Any, *, target: Partition, like: Sharded) -> Any:
+    """This rank's part of one operand."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    shift = target.ndim - value.dim()
+    if isinstance(value, Sharded):
+        if value.grid is not like.grid and value.grid.extents != like.grid.extents:
+            raise LayoutError(f"operands on two grids: {like.grid} and {value.grid}")
+        return value.redistribute(_restrict(target, value.partition, shift), "aligning operands")
+    box = target.box(like.grid.coords)
+    for dim, extent in enumerate(value.shape):
+        if extent != 1 and target.cuts[dim + shift] is not None:
+            lo, hi = box.interval(dim + shift)
+            value = value.narrow(dim, lo, hi - lo)
+    return value
+
+
+def _restrict(target: Partition, own: Partition, shift: int) -> Partition:
+    """The target's cuts, where this operand has the target's extent."""
+    cuts = [
+        target.cuts[dim + shift] if extent == target.shape[dim + shift] else None
+        for dim, extent in enumerate(own.shape)
+    ]
+    return Partition(own.shape, tuple(cuts))
+
+
+def _is_in_place(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    if name.startswith("__"):
+        return name.startswith("__i") and name != "__invert__"
+    return name.endswith("_")
+
+
+def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        """Block by block; operands are broadcast by global shape, ordinary ones are shared."""
+        if function in RANDOM_IN_TRAINING and kwargs.get("training", len(args) > 3 and args[3]):
+            raise LayoutError(
+                "rrelu draws random slopes in training, which has no rule; use leaky_relu"
+            )
+        if kwargs.get("out") is not None:
+            raise LayoutError(f"{function.__name__}(out=...) has no rule; use its return value")
+        return apply_pointwise(function, args, kwargs)
+
+    return rule
+
+
+def _namespaces(name: str) -> Iterable[Any]:
+    for space in (torch, torch.Tensor, F, torch.special):
+        function = getattr(space, name, None)
+        if callable(function):
+            yield function
+
+
+def _register_all() -> None:
+    for name in FUNCTIONS:
+        for function in (*_namespaces(name), *_namespaces(f"{name}_")):
+            register(function, family="pointwise")(_rule(function))
+    for name in METHODS:
+        function = getattr(torch.Tensor, name, None)
+        if callable(function):
+            register(function, family="pointwise")(_rule(function))
+
+
+_register_all()

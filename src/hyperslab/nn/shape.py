@@ -1,0 +1,169 @@
+"""Reshapes: those that keep the cut dims, and those that leave the spatial world."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cut, Partition
+from hyperslab.tensor import Sharded, gather, register
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Adjacent dims ``source`` that a reshape turns into the adjacent dims ``target``."""
+
+    source: range
+    target: range
+
+
+def groups_of(old: Sequence[int], new: Sequence[int]) -> list[Group]:
+    """The finest way to read a reshape as independent reshapes of neighbouring dims.
+
+    >>> [(list(g.source), list(g.target)) for g in groups_of((2, 3, 4), (2, 12))]
+    [([0], [0]), ([1, 2], [1])]
+    """
+    groups: list[Group] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = i, j
+        if i < len(old) and j < len(new) and old[i] == new[j]:
+            i, j = i + 1, j + 1
+        else:
+            i, j = _match(old, new, i, j)
+        groups.append(Group(range(a, i), range(b, j)))
+    return groups
+
+
+def _match(old: Sequence[int], new: Sequence[int], i: int, j: int) -> tuple[int, int]:
+    """The ends of the shortest runs from ``i`` and ``j`` with equal products."""
+    left = right = 1
+    start = (i, j)
+    while left != right or (i, j) == start:
+        if j == len(new) or (left <= right and i < len(old)):
+            left *= old[i]
+            i += 1
+        else:
+            right *= new[j]
+            j += 1
+    return i, j
+
+
+def resolve(shape: Sequence[int], numel: int, old: Sequence[int]) -> tuple[int, ...]:
+    """Replace a -1 by the extent that fits the global number of elements."""
+    known = math.prod(extent for extent in shape if extent != -1)
+    if (
+        list(shape).count(-1) > 1
+        or known == 0
+        or numel % known
+        or (-1 not in shape and known != numel)
+    ):
+        raise LayoutError(
+            f"cannot reshape the global shape {tuple(old)} to {tuple(shape)}\n"
+            "    shapes of a cut tensor are global: x.shape[0] is the whole mini-batch"
+        )
+    return tuple(numel // known if extent == -1 else extent for extent in shape)
+
+
+def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
+    """Reshape by global shape.
+
+    Distribution scheme: 1. cut spatial dims that merge with others are gathered (leaving space),
+    2. the local reshape, whose kept cut dims have their local extent.
+    """
+    shape = resolve(shape, x.numel(), x.shape)
+    groups = groups_of(x.shape, shape)
+    merged = [
+        cut.axis
+        for group in groups
+        for dim in group.source
+        if (cut := x.partition.cuts[dim]) is not None and not _kept(group, x.shape, shape)
+    ]
+    if "data" in merged:
+        raise LayoutError(
+            f"cannot reshape {x.partition} to {tuple(shape)}: the batch dim is cut and would merge "
+            "with others\n    keep dim 0 as it is, or use hyperslab.gather(x, 'data') before"
+        )
+    if merged:
+        x = gather(x, merged)
+    cuts: list[Cut | None] = [None] * len(shape)
+    for group in groups:
+        if _kept(group, x.shape, shape):
+            cuts[group.target[0]] = x.partition.cuts[group.source[0]]
+    partition = Partition(tuple(shape), tuple(cuts))
+    return x.like(x.local.reshape(partition.box(x.grid.coords).shape), partition)
+
+
+def _kept(group: Group, old: Sequence[int], new: Sequence[int]) -> bool:
+    return (
+        len(group.source) == 1 == len(group.target) and old[group.source[0]] == new[group.target[0]]
+    )
+
+
+def _shape_argument(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    if len(shape) == 1 and isinstance(shape[0], list | tuple | torch.Size):
+        return tuple(shape[0])
+    return shape
+
+
+@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, family="shape")
+def reshape(input: Any, *shape: Any, **kwargs: Any) -> Sharded:
+    """By global shape; cut spatial dims that merge with others are gathered."""
+    given = kwargs.get("shape", kwargs.get("size", _shape_argument(shape)))
+    if isinstance(given, torch.dtype) or (given and isinstance(given[0], torch.dtype)):
+        raise LayoutError("view(dtype) of a cut tensor has no rule; use x.to(dtype)")
+    return reshape_to(input, tuple(given))
+
+
+@register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="shape")
+def reshape_as(input: Any, other: Any) -> Sharded:
+    """By the global shape of the other tensor."""
+    return reshape_to(input, tuple(other.shape))
+
+
+@register(torch.flatten, torch.Tensor.flatten, family="shape")
+def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Sharded:
+    """Leaves space: gathered along the cut dims that merge; the batch dim stays cut."""
+    shape, n = tuple(input.shape), input.dim()
+    start, end = start_dim % n, end_dim % n
+    return reshape_to(input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
+
+
+@register(torch.unflatten, torch.Tensor.unflatten, family="shape")
+def unflatten(input: Any, dim: int, sizes: Any) -> Sharded:
+    """Splits a dim that is not cut."""
+    shape, d = tuple(input.shape), dim % input.dim()
+    sizes = resolve(tuple(sizes), shape[d], (shape[d],))
+    return reshape_to(input, (*shape[:d], *sizes, *shape[d + 1 :]))
+
+
+@register(torch.unsqueeze, torch.Tensor.unsqueeze, family="shape")
+def unsqueeze(input: Any, dim: int) -> Sharded:
+    """Anywhere after the batch dim."""
+    d = dim % (input.dim() + 1)
+    if d == 0:
+        raise LayoutError("unsqueeze(0) would put a new dim before the batch; use unsqueeze(1)")
+    cuts, shape = list(input.partition.cuts), list(input.shape)
+    cuts.insert(d, None)
+    shape.insert(d, 1)
+    return input.like(input.local.unsqueeze(d), Partition(tuple(shape), tuple(cuts)))
+
+
+@register(torch.squeeze, torch.Tensor.squeeze, family="shape")
+def squeeze(input: Any, dim: Any = None) -> Sharded:
+    """Drops dims of global extent 1; the batch dim always stays."""
+    n = input.dim()
+    dims = range(n) if dim is None else [d % n for d in ([dim] if isinstance(dim, int) else dim)]
+    drop = [d for d in dims if input.shape[d] == 1]
+    if 0 in drop:
+        raise LayoutError("squeeze would drop the batch dim; name the dims to squeeze")
+    keep = [d for d in range(n) if d not in drop]
+    partition = Partition(
+        tuple(input.shape[d] for d in keep), tuple(input.partition.cuts[d] for d in keep)
+    )
+    return input.like(input.local.squeeze(drop) if drop else input.local, partition)

@@ -1,0 +1,89 @@
+"""What convolution and pooling share: from windows to cuts, covers and halos.
+
+Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = spatial dim + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cover, Cut, Partition, Window
+from hyperslab.tensor import Sharded, gather
+
+
+def per_dim(value: Any, n: int) -> tuple[int, ...]:
+    """A number or a sequence of one or ``n`` numbers, as ``n`` numbers."""
+    if isinstance(value, int):
+        return (value,) * n
+    values = tuple(value)
+    return values * n if len(values) == 1 else values
+
+
+def check_input(x: Any, n: int, name: str) -> None:
+    """Refuse an unbatched or wrongly shaped input, which would be cut along the wrong dims."""
+    if not isinstance(x, Sharded):
+        raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
+    if x.dim() != n + 2:
+        raise LayoutError(
+            f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n"
+            "    use x.unsqueeze(0) before cutting it"
+        )
+
+
+def place_outputs(
+    x: Sharded, windows: Sequence[Window], extents: Sequence[int], name: str
+) -> tuple[Sharded, tuple[Cut | None, ...]]:
+    """The cut of every spatial dim of the output, and the input it follows from.
+
+    Where an axis has more ranks than the output has elements, the input is gathered along that
+    axis first, so that its ranks repeat the work; the log says so once.
+    """
+    shape = tuple(x.shape)
+    if any(extent < 1 for extent in extents):
+        raise LayoutError(
+            f"{name}: the window is larger than the input {' x '.join(map(str, shape))}"
+        )
+    cuts = tuple(
+        cut and window.cut_outputs(cut, extent)
+        for cut, window, extent in zip(x.partition.cuts[2:], windows, extents, strict=True)
+    )
+    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    if not thin:
+        return x, cuts
+    x.grid.notice(
+        f"{name}: output {' x '.join(map(str, extents))} is too thin for {', '.join(thin)} of "
+        f"{x.grid}; gathered there, its ranks repeat the work from here on"
+    )
+    return place_outputs(gather(x, thin), windows, extents, name)
+
+
+def read_cover(
+    partition: Partition,
+    windows: Sequence[Window],
+    cuts: Sequence[Cut | None],
+    extents: Sequence[int],
+    covered: Sequence[bool],
+) -> Cover:
+    """The box of the input that every rank needs for its box of the output.
+
+    Spatial dims that are ``covered`` reach over the edges of the volume by the padding; the
+    others keep their extent, and the op itself pads them.
+    """
+    cover = partition.cover
+    axes, intervals = list(cover.axes), list(cover.intervals)
+    for dim, (window, cut, extent) in enumerate(zip(windows, cuts, extents, strict=True)):
+        if covered[dim]:
+            outs = cut.intervals if cut is not None else ((0, extent),)
+            axes[dim + 2] = cut.axis if cut is not None else None
+            intervals[dim + 2] = tuple(window.reads(out) for out in outs)
+    return Cover(tuple(axes), tuple(intervals))
+
+
+def output_partition(
+    x: Sharded, channels: int, extents: Sequence[int], cuts: Sequence[Cut | None]
+) -> Partition:
+    """Batch as the input, channels whole, spatial dims as placed."""
+    batch = x.partition
+    return Partition((batch.shape[0], channels, *extents), (batch.cuts[0], batch.cuts[1], *cuts))

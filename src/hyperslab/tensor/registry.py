@@ -1,0 +1,80 @@
+"""The op table: which operators have a rule for cut tensors. No rule, no run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import resolve_name
+
+from hyperslab.errors import UnsupportedOp
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one operator runs on cut tensors; ``family`` and ``doc`` are for the table of ops."""
+
+    run: Callable[..., Any]
+    family: str
+    doc: str
+
+
+RULES: dict[Callable[..., Any], Rule] = {}
+"""The rule of each operator, keyed by the torch function that users' code calls."""
+
+
+def register(*functions: Callable[..., Any], family: str = "user") -> Callable[..., Any]:
+    """Decorator: the decorated function is the rule of these torch functions.
+
+    The rule has the operator's own signature and receives `Sharded` arguments; it computes with
+    their ``.local`` blocks and returns `Sharded` (see `Sharded.like`) or ordinary tensors that
+    are equal on all ranks.
+
+    >>> import torch
+    >>> @register(torch.heaviside)
+    ... def heaviside(x, values):
+    ...     return x.like(torch.heaviside(x.local, values))
+    """
+
+    def add(run: Callable[..., Any]) -> Callable[..., Any]:
+        doc = (run.__doc__ or "").strip().split("\n")[0]
+        for function in functions:
+            RULES[function] = Rule(run, family, doc)
+        return run
+
+    return add
+
+
+def op_name(function: Callable[..., Any]) -> str:
+    """The name under which users know a torch function."""
+    name = resolve_name(function) or getattr(function, "__qualname__", None) or repr(function)
+    return str(name)
+
+
+def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedOp:
+    """The error for an operator without a rule: op, shapes, layout, remedy."""
+    return UnsupportedOp(
+        f"{op_name(function)} has no rule for a cut tensor; nothing was computed\n"
+        f"{describe([*args, *kwargs.values()])}"
+        "    leave the cut with x.full() or hyperslab.gather(x, axes), work on the block with "
+        "x.local,\n    or add a rule with hyperslab.register"
+    )
+
+
+def describe(values: Any) -> str:
+    """One indented line for every tensor among ``values``."""
+    lines = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            lines.append(describe(value))
+        elif isinstance(value, torch.Tensor):
+            partition = getattr(value, "partition", None)
+            text = (
+                f"Sharded {partition} on {value.grid}"
+                if partition is not None
+                else (f"Tensor {' x '.join(map(str, value.shape))}")
+            )
+            lines.append(f"    {text}\n")
+    return "".join(lines)

@@ -1,0 +1,176 @@
+"""`Sharded`: this rank's block of a tensor that is cut over the grid.
+
+[Note: forms of a tensor] A *global* tensor exists only as an idea. A `Sharded` is this rank's
+*local* block of it together with its `Partition`; along axes that do not cut it the ranks hold
+equal copies. An *ordinary* tensor next to a `Sharded` is a global one of which every rank holds
+an equal copy (parameters, constants).
+
+[Note: gradients] A backward pass through cut tensors differentiates the sum of the (equal) losses
+of all ranks, because every communication uses its true adjoint. So a gradient that arrives at a
+block is ``grid.size`` times that of the one loss, and the plain average over ranks of a
+parameter's gradients, which DistributedDataParallel takes, is the serial gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from hyperslab.comm import Grid, plan_exchange
+from hyperslab.comm.exchange import fetch
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Box, Partition
+from hyperslab.tensor.registry import RULES, refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Choices that travel with a tensor through a network.
+
+    ``batch_norm``: statistics over the whole ``"grid"`` (the serial result) or per ``"replica"``.
+    """
+
+    batch_norm: str = "grid"
+
+
+class Sharded(torch.Tensor):
+    """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
+
+    Made by `hyperslab.shard`, by a data set, or by `from_local`. Operators run by the rules of
+    the op table; one without a rule raises `hyperslab.UnsupportedOp`.
+    """
+
+    _partition: Partition
+    _grid: Grid
+    _policy: Policy
+
+    @staticmethod
+    def from_local(
+        local: torch.Tensor, partition: Partition, grid: Grid, policy: Policy = Policy()
+    ) -> Sharded:
+        """Wrap this rank's block; no copy, differentiable.
+
+        Raises:
+            LayoutError: the block has not the shape of this rank's box.
+        """
+        expected = partition.box(grid.coords).shape
+        with DisableTorchFunctionSubclass():
+            if tuple(local.shape) != expected:
+                raise LayoutError(
+                    f"rank {grid.rank} holds a block {tuple(local.shape)} but its box of "
+                    f"{partition} is {expected}"
+                )
+            x = local.as_subclass(Sharded)
+        x._partition, x._grid, x._policy = partition, grid, policy
+        return x
+
+    def like(self, local: torch.Tensor, partition: Partition | None = None) -> Sharded:
+        """Wrap a block on the same grid; ``partition`` defaults to this tensor's own."""
+        return Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
+
+    @property
+    def local(self) -> torch.Tensor:
+        """This rank's block as an ordinary tensor (differentiable view; see the note on gradients)."""
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor)
+
+    @property
+    def partition(self) -> Partition:
+        """Global shape and cuts."""
+        return self._partition
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks over which it is cut."""
+        return self._grid
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def box(self) -> Box:
+        """The region of the global tensor that this rank holds."""
+        return self._partition.box(self._grid.coords)
+
+    def full(self) -> torch.Tensor:
+        """The global tensor, batch included, as an ordinary tensor equal on all ranks.
+
+        Differentiable. Takes the memory of the whole tensor on every rank.
+        """
+        return self.redistribute(Partition.whole(self.shape), "full()").local
+
+    def redistribute(self, partition: Partition, why: str = "a change of the cut") -> Sharded:
+        """The same global tensor, cut otherwise; differentiable.
+
+        Raises:
+            LayoutError: the two partitions are of different global shapes.
+        """
+        if partition == self._partition:
+            return self
+        if partition.shape != self._partition.shape:
+            raise LayoutError(f"cannot cut {self._partition} as {partition}: another shape")
+        plan = plan_exchange(self._partition, partition.cover, self._grid)
+        with DisableTorchFunctionSubclass():
+            return self.like(fetch(self.local, plan, what=why), partition)
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size(self._partition.shape)
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self._partition.ndim
+
+    ndimension = dim
+    ndim = property(dim)  # type: ignore[assignment]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    nelement = numel
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        with DisableTorchFunctionSubclass():
+            kind = f"dtype={self.dtype}, device={self.device}"
+        return f"Sharded({self._partition}, {kind}, box={self.box}, grid={self._grid})"
+
+    @property
+    def grad(self) -> Sharded | None:  # type: ignore[override]
+        """This rank's block of the serial gradient of the loss."""
+        with DisableTorchFunctionSubclass():
+            gradient = torch.Tensor.grad.__get__(self)
+            return None if gradient is None else self.like(gradient / self._grid.size)
+
+    @grad.setter
+    def grad(self, value: None) -> None:
+        if value is not None:
+            raise LayoutError("the gradient of a cut tensor can only be set to None")
+        with DisableTorchFunctionSubclass():
+            torch.Tensor.grad.__set__(self, None)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        rule = RULES.get(func)
+        if rule is None:
+            raise refuse(func, args, kwargs or {})
+        with DisableTorchFunctionSubclass():
+            return rule.run(*args, **(kwargs or {}))
