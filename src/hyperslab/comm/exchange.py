@@ -131,7 +131,9 @@ def _pack(x: torch.Tensor, box: Box, own: Box) -> torch.Tensor:
 
 def blank(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
     """A tensor for ``box`` to be covered by ``parts``: ``fill`` where they leave a gap."""
-    out = _empty_in_format_of(like, box.shape)
+    out = torch.empty(
+        box.shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like)
+    )
     if sum(box.intersect(part).size for part in parts) < box.size:
         out.fill_(fill)
     return out
@@ -144,14 +146,11 @@ def place(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:
         out[common.slices(box)] = part[common.slices(at)]
 
 
-def _empty_in_format_of(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    if like.dim() == 5 and not like.is_contiguous():
-        if like.is_contiguous(memory_format=torch.channels_last_3d):
-            return like.new_empty(shape).to(memory_format=torch.channels_last_3d)
-    elif like.dim() == 4 and not like.is_contiguous():
-        if like.is_contiguous(memory_format=torch.channels_last):
-            return like.new_empty(shape).to(memory_format=torch.channels_last)
-    return like.new_empty(shape)
+def _memory_format(x: torch.Tensor) -> torch.memory_format:
+    for dims, last in ((5, torch.channels_last_3d), (4, torch.channels_last)):
+        if x.dim() == dims and not x.is_contiguous() and x.is_contiguous(memory_format=last):
+            return last
+    return torch.contiguous_format
 
 
 class _Fetch(torch.autograd.Function):

@@ -10,7 +10,7 @@ from hyperslab.geometry.partition import Cut
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Output ``o`` reads inputs ``o * stride - before + j * dilation`` for ``j`` in ``0..kernel-1``.
+    """Output ``o`` reads inputs ``o * stride - before + j * dilation``, ``j = 0..kernel-1``.
 
     ``before`` and ``after`` are the padding at the two ends of the volume.
 

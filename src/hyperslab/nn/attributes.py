@@ -12,12 +12,12 @@ PROPERTIES = """
 dtype device layout requires_grad grad_fn is_leaf is_cpu is_cuda is_meta is_mkldnn is_mps is_nested
 is_quantized is_sparse is_sparse_csr is_xpu itemsize names output_nr retains_grad _version
 _backward_hooks
-""".split()
+""".split()  # noqa: SIM905
 
 METHODS = """
 element_size get_device is_complex is_conj is_floating_point is_inference is_neg is_signed
 register_hook requires_grad_ retain_grad register_post_accumulate_grad_hook
-""".split()
+""".split()  # noqa: SIM905
 
 
 def _register_all() -> None:

@@ -88,7 +88,7 @@ def convolve(
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
-    """What autocast does to an argument of a convolution; our autograd functions are unknown to it."""
+    """What autocast does to a convolution's argument; it does not know our autograd functions."""
     kind = value.device.type
     eligible = value.is_floating_point() and value.dtype != torch.float64
     if eligible and torch.is_autocast_enabled(kind):

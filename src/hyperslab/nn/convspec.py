@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -64,8 +65,8 @@ def conv_backward(
     padding: Sequence[int],
     needs: Sequence[bool],
     stride: Sequence[int] | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of input, weight and bias of `conv_forward`, those that ``needs`` asks for."""
+) -> Any:
+    """Gradients of input, weight and bias of `conv_forward`; None where ``needs`` is false."""
     stride = spec.stride if stride is None else stride
     zero = [0] * len(spec.windows)
     return torch.ops.aten.convolution_backward(

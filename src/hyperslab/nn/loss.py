@@ -15,7 +15,7 @@ from hyperslab.tensor import Sharded, register
 
 
 def _register_loss(function: Callable[..., torch.Tensor], *names: str) -> None:
-    """``names``: the loss's own arguments between the target and the reduction, in their order."""
+    """``names``: the loss's own arguments after the reduction, in their order."""
 
     def rule(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Elementwise losses; mean and sum are global, one ordinary number on all ranks."""
@@ -25,11 +25,15 @@ def _register_loss(function: Callable[..., torch.Tensor], *names: str) -> None:
         if tuple(input.shape) != tuple(target.shape):
             raise LayoutError(
                 f"{function.__name__}: input {tuple(input.shape)} and target "
-                f"{tuple(target.shape)} differ in shape; a broadcast loss is almost always a mistake"
+                f"{tuple(target.shape)} differ in shape\n    reshape one of them; a loss that "
+                "broadcasts is almost always a mistake"
             )
         losses = apply_pointwise(function, (input, target), {**options, "reduction": "none"})
         if reduction == "none":
             return losses
+        weight = options.get("weight")
+        if reduction == "mean" and weight is not None:
+            return sum(losses) / (sum(weight) if isinstance(weight, Sharded) else weight.sum())
         return mean(losses) if reduction == "mean" else sum(losses)
 
     register(function, family="loss")(rule)
@@ -47,6 +51,6 @@ def _reduction(options: dict[str, Any]) -> str:
     return reduction
 
 
-_register_loss(F.mse_loss)
-_register_loss(F.l1_loss)
+_register_loss(F.mse_loss, "weight")
+_register_loss(F.l1_loss, "weight")
 _register_loss(F.smooth_l1_loss, "beta")

@@ -26,7 +26,7 @@ sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
 threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
 softplus softshrink softsign tanhshrink
 clone detach ones_like zeros_like full_like
-""".split()
+""".split()  # noqa: SIM905
 """Names looked up in torch, torch.Tensor and torch.nn.functional, also as ``name_`` in place."""
 
 METHODS = """
@@ -36,7 +36,7 @@ __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __in
 __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
 __gt__ __ge__ bfloat16 bool byte char contiguous cpu cuda double fill_ float half int long short
 to type_as zero_
-""".split()
+""".split()  # noqa: SIM905
 """Names looked up in torch.Tensor only."""
 
 RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)

@@ -22,7 +22,7 @@ from hyperslab.nn.windowed import (
 from hyperslab.tensor import Sharded, register
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+AVG = {2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def pool_windows(n: int, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Window]:

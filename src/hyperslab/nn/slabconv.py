@@ -8,6 +8,7 @@ of the first cut dim spans the halos of the later ones, a slab of the last cut d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -179,7 +180,7 @@ def _slab_backward(
     spec: ConvSpec,
     slab: Slab,
     needs: list[bool],
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+) -> Any:
     """The gradient of one slab and of the kernel taps of each of its planes."""
     dhalo = torch.zeros_like(halo) if needs[0] else None
     taps = []

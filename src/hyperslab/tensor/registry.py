@@ -72,7 +72,7 @@ def describe(values: Any) -> str:
         elif isinstance(value, torch.Tensor):
             partition = getattr(value, "partition", None)
             text = (
-                f"Sharded {partition} on {value.grid}"
+                f"Sharded {partition} on {getattr(value, 'grid', None)}"
                 if partition is not None
                 else (f"Tensor {' x '.join(map(str, value.shape))}")
             )

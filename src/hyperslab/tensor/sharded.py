@@ -37,6 +37,9 @@ class Policy:
     batch_norm: str = "grid"
 
 
+_GRAD: Any = torch.Tensor.grad
+
+
 class Sharded(torch.Tensor):
     """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
 
@@ -74,7 +77,7 @@ class Sharded(torch.Tensor):
 
     @property
     def local(self) -> torch.Tensor:
-        """This rank's block as an ordinary tensor (differentiable view; see the note on gradients)."""
+        """This rank's block as an ordinary tensor: a differentiable view, see the notes."""
         with DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 
@@ -151,15 +154,15 @@ class Sharded(torch.Tensor):
     def grad(self) -> Sharded | None:  # type: ignore[override]
         """This rank's block of the serial gradient of the loss."""
         with DisableTorchFunctionSubclass():
-            gradient = torch.Tensor.grad.__get__(self)
+            gradient = _GRAD.__get__(self)
             return None if gradient is None else self.like(gradient / self._grid.size)
 
     @grad.setter
-    def grad(self, value: None) -> None:
+    def grad(self, value: torch.Tensor | None) -> None:
         if value is not None:
             raise LayoutError("the gradient of a cut tensor can only be set to None")
         with DisableTorchFunctionSubclass():
-            torch.Tensor.grad.__set__(self, None)
+            _GRAD.__set__(self, None)
 
     @classmethod
     def __torch_function__(
