@@ -1,0 +1,86 @@
+"""The repository is consistent with itself (tier: no process)."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("src", "tests", "docs", "benchmarks", "recipes", "examples")
+CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+TEXT = sorted(
+    path
+    for pattern in ("*.py", "*.md", "*.yaml", "*.toml", "*.cff", "Makefile")
+    for folder in (ROOT, *(ROOT / name for name in FOLDERS))
+    for path in (folder.glob(pattern) if folder == ROOT else folder.rglob(pattern))
+)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RUNTIME = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["universe"]]
+IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo"}
+# An absolute path of one machine, as in /home/somebody; the pattern does not match itself.
+MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Top-level packages that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+            if node.module == "torch.utils.tensorboard":
+                yield "tensorboard"
+
+
+def declared(requirements: list[str]) -> set[str]:
+    names = (re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in requirements)
+    return {IMPORT_NAMES.get(name, name) for name in names}
+
+
+@pytest.mark.parametrize("path", CODE, ids=name_of)
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 300
+
+
+@pytest.mark.parametrize("path", TEXT, ids=name_of)
+def test_no_path_of_one_machine(path: Path) -> None:
+    assert MACHINE_PATH.findall(path.read_text()) == []
+
+
+def test_the_pattern_finds_machine_paths() -> None:
+    assert MACHINE_PATH.search("see /" + "home/me/data")
+    assert not MACHINE_PATH.search("https://example.org/home/me, build/tmp/x")
+
+
+def test_imports_and_dependencies_are_the_same() -> None:
+    used = {package for path in (ROOT / "src").rglob("*.py") for package in imports(path)}
+    assert used - sys.stdlib_module_names - {"hyperslab"} == declared(RUNTIME)
+
+
+def test_every_requirement_has_both_ends() -> None:
+    extras = [r for group in PROJECT["optional-dependencies"].values() for r in group]
+    for requirement in [*PROJECT["dependencies"], *extras]:
+        assert re.fullmatch(r"[\w-]+>=[\d.]+,<[\d.]+", requirement), requirement
+
+
+def test_one_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {PROJECT['version']}\n" in citation
+
+
+def test_the_makefile_installs_an_allowed_torch() -> None:
+    (default,) = re.findall(
+        r"^TORCH \?= torch==(\d+)\.(\d+)", (ROOT / "Makefile").read_text(), re.M
+    )
+    assert (2, 9) <= tuple(map(int, default)) < (3, 0)
+    assert "torch>=2.9,<3" in PROJECT["dependencies"]
