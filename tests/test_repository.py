@@ -23,7 +23,7 @@ TEXT = sorted(
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["universe"]]
 IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo"}
-# An absolute path of one machine, as in /home/somebody; the pattern does not match itself.
+# An absolute path of one machine, a home folder say; the pattern does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")
 
 
