@@ -1,0 +1,31 @@
+"""The command line: `hyperslab COMMAND ...`, one file per command."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from hyperslab.cli.errors import DEBUG, clean_errors
+
+app = typer.Typer(
+    help="Train 3D CNNs on volumes larger than one device.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
+def main() -> None:
+    """The entry point of `hyperslab` and of `python -m hyperslab`."""
+    with clean_errors():
+        app(prog_name="hyperslab")
