@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import math
@@ -163,6 +164,13 @@ def start_distributed() -> None:
         dist.init_process_group("nccl")
     else:
         dist.init_process_group("gloo")
+    atexit.register(_stop_distributed)
+
+
+def _stop_distributed() -> None:
+    """What was started here is ended here: gloo's threads abort a process that just exits."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _device() -> torch.device:
