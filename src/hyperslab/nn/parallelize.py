@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,6 +16,10 @@ from hyperslab.tensor import Sharded
 from hyperslab.tensor.sharded import Policy
 
 STATISTICS = ("grid", "replica")
+# torch 2.13 renamed the option; the old name warns.
+_NEW_NAME = "forward_sync_buffers"
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+_SYNC_BUFFERS = _NEW_NAME if _NEW_NAME in _DDP_OPTIONS else "broadcast_buffers"
 
 
 def parallelize(
@@ -62,17 +68,26 @@ class _Body(nn.Module):
 
 
 def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:
+    if grid.size > 1:
+        _make_equal(module)
     if grid.size == 1 or not any(p.requires_grad for p in module.parameters()):
         module.no_sync = torch.enable_grad  # type: ignore[assignment]
         return
     ddp = DistributedDataParallel(
         _Body(module),
-        broadcast_buffers=False,  # every rank computes the same running statistics
         find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
+        **{_SYNC_BUFFERS: False},  # every rank computes the same running statistics
     )
     module.forward = ddp.forward  # type: ignore[method-assign]
     module.no_sync = ddp.no_sync  # type: ignore[assignment]
+
+
+def _make_equal(module: nn.Module) -> None:
+    """What DistributedDataParallel leaves out: buffers, and modules without trainable parameters."""
+    frozen = (p.data for p in module.parameters() if not p.requires_grad)
+    for tensor in (*frozen, *module.buffers()):
+        dist.broadcast(tensor, src=0)
 
 
 def _policy_hook(policy: Policy) -> Any:
