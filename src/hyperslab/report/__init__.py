@@ -1,0 +1,51 @@
+"""A run as one HTML page that needs nothing else: no server, no network, no scripts."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+from hyperslab.errors import DataError
+from hyperslab.report import html
+from hyperslab.report.accuracy import accuracy
+from hyperslab.report.overview import lede, tiles
+from hyperslab.report.run import Run, read_run
+from hyperslab.report.sections import about, losses, slices, speed
+
+__all__ = ["render", "write_report"]
+
+
+def write_report(path: str | Path) -> Path:
+    """Write ``report.html`` into a run's folder and return its path.
+
+    A run that is not finished or not evaluated gives a page that says what is missing and
+    which command makes it.
+
+    Raises:
+        DataError: not a run's folder, a broken file in it, or a folder that cannot be written.
+    """
+    run = read_run(path)
+    page = render(run)
+    target = run.path / "report.html"
+    draft = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise DataError(f"{target} cannot be written: {error.strerror}") from error
+    return target
+
+
+def render(run: Run) -> str:
+    """The page of a run, as text."""
+    chapters = [accuracy(run), losses(run), slices(run), speed(run), about(run)]
+    made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
+    return html.page(
+        title=run.path.resolve().name,
+        lede=lede(run),
+        tiles=tiles(run),
+        sections=chapters,
+        made=made,
+    )

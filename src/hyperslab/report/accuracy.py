@@ -1,0 +1,107 @@
+"""The chapter on what the network predicts: errors, true against predicted, residuals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyperslab.report import html
+from hyperslab.report.figures import residuals, scatter
+from hyperslab.report.html import Section
+from hyperslab.report.run import Run
+from hyperslab.report.words import DASH, MINUS, UNITS, label, number
+
+NORMALISED = {
+    "mse": "MSE",
+    "mse_of_mean": "MSE of the mean",
+    "ratio": "ratio",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "bias": "bias",
+    "r2": "R²",
+    "correlation": "correlation",
+}
+PHYSICAL = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
+Errors = dict[str, Any]
+
+
+def accuracy(run: Run) -> Section:
+    """Tables and figures of the evaluation, or how to make it."""
+    if not run.evaluation:
+        body = html.notice(
+            "This run has not been evaluated yet. The evaluation predicts the test split, which "
+            "the network never saw:",
+            f"hyperslab evaluate {run.path}",
+        )
+        return Section("accuracy", "Accuracy", body)
+    return Section("accuracy", "Accuracy", "\n".join([_tables(run), *_pictures(run)]))
+
+
+def best_ratio(run: Run) -> tuple[str, float] | None:
+    """The parameter that was learnt best, by its ratio."""
+    ratios = [
+        (name, float(row["ratio"]))
+        for name, row in run.evaluation.get("parameters", {}).items()
+        if row.get("ratio") is not None
+    ]
+    return min(ratios, key=lambda pair: pair[1], default=None)
+
+
+def _tables(run: Run) -> str:
+    errors: dict[str, Errors] = run.evaluation["parameters"]
+    about = (
+        f"{run.evaluation.get('samples', DASH)} samples of the {run.evaluation.get('split', 'test')}"
+        f" split, checkpoint {run.evaluation.get('checkpoint', DASH)}. The ratio is the mean squared"
+        " error over that of always predicting the mean of the training split: 1 means nothing"
+        " was learnt, 0 is perfect."
+    )
+    normalised = html.table(
+        f"Normalised parameters, in [{MINUS}1, 1]",
+        ["parameter", *NORMALISED.values()],
+        [[_name(name), *(_cell(key, row) for key in NORMALISED)] for name, row in errors.items()],
+    )
+    physical = html.table(
+        "Physical parameters, each in its own unit",
+        ["parameter", *PHYSICAL.values(), "relative error"],
+        [
+            [_name(name, unit=True), *(_cell(key, row) for key in PHYSICAL), _percent(row)]
+            for name, row in errors.items()
+        ],
+    )
+    return "\n".join([html.paragraph(about), normalised, physical])
+
+
+def _pictures(run: Run) -> list[str]:
+    errors = run.evaluation["parameters"]
+    drawn = [name for name in errors if f"true_{name}" in run.predictions]
+    if not drawn:
+        return [
+            html.notice(
+                "evaluation/predictions.csv is not there, so predictions cannot be drawn:",
+                f"hyperslab evaluate {run.path}",
+            )
+        ]
+    return [
+        html.heading("True against predicted"),
+        html.paragraph("Normalised parameters of the test samples. On the dashed line, right."),
+        html.figures((scatter(n, run.predictions, errors[n]) for n in drawn), small=True),
+        html.heading("Residuals"),
+        html.figures((residuals(n, run.predictions, errors[n]) for n in drawn), small=True),
+    ]
+
+
+def _name(name: str, *, unit: bool = False) -> str:
+    symbol = label(name)
+    remark = UNITS.get(name, "") if unit else name if symbol != name else ""
+    return html.named(symbol, f"[{remark}]" if unit and remark else remark)
+
+
+def _cell(key: str, row: Errors) -> str:
+    value = row.get(key)
+    if key == "ratio" and value is not None:
+        return html.bar(value, number(value))
+    return number(value)
+
+
+def _percent(row: Errors) -> str:
+    value = row.get("relative_error")
+    return f"{number(100 * value)} %" if value is not None else number(None)

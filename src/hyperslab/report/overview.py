@@ -1,0 +1,71 @@
+"""The top of the page: which run this is, and its most important numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hyperslab.report import html, timeline
+from hyperslab.report.accuracy import best_ratio
+from hyperslab.report.run import Run
+from hyperslab.report.words import TIMES, duration, label, number, product, size
+
+Fact = tuple[str, str]
+
+
+def lede(run: Run) -> str:
+    """The run in one sentence."""
+    grid = product(f"{axis} {n}" for axis, n in run.grid.items() if n > 1)
+    ranks = int(np.prod(list(run.grid.values()) or [1]))
+    parts = [
+        " ".join(str(run.setting(k)) for k in ("model.name", "model.variant") if run.setting(k)),
+        f"{ranks} ranks: {grid}" if ranks > 1 else "one rank",
+        f"{len(run.epochs.get('epoch', ()))} epochs",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def tiles(run: Run) -> str:
+    """The numbers one looks for first; those that are not there yet are left out."""
+    return html.tiles([*_learnt(run), *_measured(run)])
+
+
+def facts(run: Run) -> list[Fact]:
+    """Everything that says where the numbers come from."""
+    settings = {
+        "model": "model.name", "variant": "model.variant", "data": "data.path",
+        "batch size": "data.batch_size", "precision": "precision", "seed": "seed",
+    }  # fmt: skip
+    found = [(what, str(run.setting(key))) for what, key in settings.items()]
+    return [(what, value) for what, value in found if value != "None"]
+
+
+def _learnt(run: Run) -> list[tuple[str, str, str]]:
+    found = []
+    if (best := best_ratio(run)) is not None:
+        name, ratio = best
+        found.append(
+            (f"Best learnt: {label(name)}", number(ratio), f"{TIMES} the error of the mean")
+        )
+    loss = run.epochs.get("validation_loss", np.array([]))
+    if np.isfinite(loss).any():
+        at = int(np.nanargmin(loss))
+        found.append(
+            ("Best validation loss", number(loss[at]), f"epoch {run.epochs['epoch'][at] + 1:.0f}")
+        )
+    return found
+
+
+def _measured(run: Run) -> list[tuple[str, str, str]]:
+    if not run.steps:
+        return []
+    rate = float(np.nanmedian(run.steps["samples_per_second"]))
+    found = [("Throughput", number(rate), "samples/s, median")]
+    memory = run.steps.get("memory_bytes", np.array([]))
+    if np.isfinite(memory).any():
+        found.append(("Peak memory", size(float(np.nanmax(memory))), "of one rank"))
+    waited = number(100 * timeline.waiting_share(run.steps))
+    found.append(("Waiting for data", f"{waited} %", "of all step time"))
+    if run.epochs:
+        total = float(np.nansum(run.epochs["seconds"]))
+        found.append(("Training time", duration(total), f"{len(run.epochs['epoch'])} epochs"))
+    return found

@@ -1,0 +1,148 @@
+"""A run's folder, read back: what is there, what is missing, what is broken."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from hyperslab.errors import DataError
+
+Table = dict[str, NDArray[np.float64]]
+"""Columns of a CSV file by name, all equally long."""
+
+STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
+EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one training run left in its folder; a piece that is not there yet is empty."""
+
+    path: Path
+    recipe: dict[str, Any]
+    steps: Table
+    epochs: Table
+    predictions: Table
+    evaluation: dict[str, Any]
+
+    def setting(self, key: str) -> Any:
+        """A value of the recipe, such as ``"data.path"``; None where it is not set."""
+        value: Any = self.recipe
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def grid(self) -> dict[str, int]:
+        """Ranks along each axis of the grid."""
+        axes = self.setting("grid") or {}
+        return {axis: int(axes.get(axis) or 1) for axis in ("data", "depth", "height", "width")}
+
+    @property
+    def epochs_wanted(self) -> int | None:
+        """How many epochs the recipe asks for."""
+        wanted = self.setting("epochs")
+        return int(wanted) if wanted is not None else None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that an evaluation measured."""
+        return tuple(self.evaluation.get("parameters", {}))
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        DataError: it is not a run's folder, or one of its files is broken; names the file.
+    """
+    path = Path(path)
+    if not (path / "recipe.yaml").is_file():
+        raise DataError(
+            f"{path} is not the folder of a run: it has no recipe.yaml\n"
+            "    `hyperslab train RECIPE` makes one and says where"
+        )
+    return Run(
+        path=path,
+        recipe=read_recipe(path / "recipe.yaml"),
+        steps=_latest(read_table(path / "steps.csv", STEPS), "step"),
+        epochs=_latest(read_table(path / "epochs.csv", EPOCHS), "epoch"),
+        predictions=read_table(path / "evaluation" / "predictions.csv", (), text=("sample",)),
+        evaluation=read_json(path / "evaluation" / "metrics.json"),
+    )
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe as plain nested dictionaries."""
+    try:
+        recipe = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise DataError(f"{path} holds no recipe: a mapping was expected")
+    return recipe
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds no JSON object")
+    return value
+
+
+def read_table(path: Path, columns: tuple[str, ...], *, text: tuple[str, ...] = ()) -> Table:
+    """A CSV file's columns of numbers; empty where there is no such file.
+
+    An empty cell is NaN. A last line without its line end is still being written, and is left
+    out. ``text`` names columns that are not numbers and are left out too.
+
+    Raises:
+        DataError: a column is missing, a row is too short or long, or a cell is no number.
+    """
+    if not path.exists():
+        return {}
+    try:
+        complete = path.read_text().rpartition("\n")[0]
+        header, *rows = list(csv.reader(io.StringIO(complete))) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}") from error
+    if missing := [name for name in columns if name not in header]:
+        raise DataError(f"{path} has no column {', '.join(missing)}; it has: {', '.join(header)}")
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise DataError(f"{path}, line {line}: {len(row)} cells where {len(header)} belong")
+    return {
+        name: np.array([_number(row[i], path, line, name) for line, row in enumerate(rows, 2)])
+        for i, name in enumerate(header)
+        if name not in text
+    }
+
+
+def _number(cell: str, path: Path, line: int, name: str) -> float:
+    try:
+        return float(cell) if cell else float("nan")
+    except ValueError:
+        raise DataError(f"{path}, line {line}, column {name}: {cell!r} is no number") from None
+
+
+def _latest(table: Table, key: str) -> Table:
+    """One row per key, in order; a resumed run may have written some steps twice."""
+    if not table or not len(table[key]):
+        return {}
+    keys = table[key][::-1]
+    _, first = np.unique(keys, return_index=True)
+    return {name: column[::-1][first] for name, column in table.items()}

@@ -1,0 +1,84 @@
+"""The other chapters of the page: losses, universe, speed, the run itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import yaml
+
+from hyperslab.errors import HyperslabError
+from hyperslab.report import html, timeline
+from hyperslab.report.figures import loss_by_epoch, loss_by_step
+from hyperslab.report.html import Section
+from hyperslab.report.overview import facts
+from hyperslab.report.run import Run
+from hyperslab.report.slices import cuts_of, halo_words, universe
+from hyperslab.report.universe import first_window, middle_planes
+from hyperslab.report.words import product
+
+
+def losses(run: Run) -> Section:
+    """Loss curves, and what is left to train."""
+    parts = []
+    wanted, done = run.epochs_wanted, len(run.epochs.get("epoch", ()))
+    if wanted is not None and done < wanted:
+        parts.append(
+            html.notice(
+                f"This run is not finished: {done} of {wanted} epochs are done. To go on:",
+                f"hyperslab train {run.path / 'recipe.yaml'} --resume",
+            )
+        )
+    pictures = []
+    if run.epochs:
+        means = [
+            row["mse_of_mean"]
+            for row in run.evaluation.get("parameters", {}).values()
+            if row.get("mse_of_mean") is not None
+        ]
+        pictures.append(loss_by_epoch(run.epochs, of_mean=np.mean(means) if means else None))
+    if run.steps:
+        pictures.append(loss_by_step(run.steps))
+    parts.append(html.figures(pictures) if pictures else html.paragraph("No step is done yet."))
+    return Section("losses", "Losses", "\n".join(parts))
+
+
+def slices(run: Run) -> Section:
+    """The middle planes of one universe with the cuts of the grid."""
+    return Section("universe", "A universe, and how it is cut", _slices(run))
+
+
+def _slices(run: Run) -> str:
+    try:
+        planes = middle_planes(run)
+    except HyperslabError as error:
+        return html.notice(f"No universe of this run can be shown: {error}")
+    window = first_window(run, planes.shape)
+    cuts = cuts_of(planes.shape, run.grid)
+    boxes = product(cut.parts for cut in cuts.values())
+    text = (
+        f"{planes.sample}, log(1 + count) of the first channel. Every sample of "
+        f"{product(planes.shape)} voxels is cut into {boxes} boxes "
+        f"({product(cuts)}); each rank reads, keeps and computes its own."
+    )
+    if window is not None and (halo := halo_words(cuts, window)):
+        text += f" For the first convolution neighbours exchange a halo of {halo} (shaded)."
+    pictures = universe(planes, cuts, window)
+    return html.paragraph(text) + html.figures(pictures, small=True)
+
+
+def speed(run: Run) -> Section:
+    """Throughput, memory and waiting, by step."""
+    if not run.steps:
+        body = html.paragraph("No step is done yet, so nothing has been measured.")
+        return Section("speed", "Speed and memory", body)
+    pictures = [timeline.throughput(run.steps)]
+    if np.isfinite(run.steps.get("memory_bytes", np.array([]))).any():
+        pictures.append(timeline.memory(run.steps))
+    pictures.append(timeline.waiting(run.steps))
+    return Section("speed", "Speed and memory", html.figures(pictures))
+
+
+def about(run: Run) -> Section:
+    """What was run, on what, and the whole recipe."""
+    recipe = yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True)
+    body = html.facts(facts(run)) + html.details("The whole recipe", recipe)
+    return Section("run", "The run", body)

@@ -1,0 +1,119 @@
+"""matplotlib figures as inline SVG that takes its colours from the page.
+
+[Note: themed colours] A figure is drawn once, in marker colours that mean something (``INK``,
+``FIRST`` ...). In the SVG each marker is replaced by a CSS variable, so the browser picks the
+real colour, and one figure is legible on a light page, on a dark one and on paper.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, MUTED, RULE = "#0a0b01", "#0a0b02", "#0a0b03"
+FIRST, SECOND, THIRD = "#0a0b04", "#0a0b05", "#0a0b06"
+VARIABLES = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    RULE: "var(--rule)",
+    FIRST: "var(--first)",
+    SECOND: "var(--second)",
+    THIRD: "var(--third)",
+}
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: it can be found, read aloud and scaled
+    "font.size": 12,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "text.color": INK,
+    "path.simplify": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One figure of the page: its SVG, what it shows in words, and the text below it."""
+
+    svg: str
+    alt: str
+    title: str
+    caption: str = ""
+
+
+class Canvas:
+    """Axes to draw on, in the report's style; ``picture`` turns them into a Picture.
+
+    ``width`` and ``height`` are the SVG's own units [px]; the page scales them.
+    """
+
+    def __init__(self, name: str, *, width: int = 480, height: int = 300) -> None:
+        self.name = name
+        with mpl.rc_context(STYLE):
+            self.figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+            self.axes: Axes = self.figure.subplots()
+
+    def log(self) -> None:
+        """A logarithmic vertical axis, labelled with plain numbers."""
+        self.axes.set_yscale("log")
+        decimal = ticker.FuncFormatter(lambda value, _: f"{value:g}")
+        self.axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+        self.axes.yaxis.set_major_formatter(decimal)
+        self.axes.yaxis.set_minor_locator(ticker.NullLocator())
+
+    def legend(self, **options: Any) -> None:
+        """A legend in the page's ink, above the axes so that it covers nothing."""
+        with mpl.rc_context(STYLE):
+            self.axes.legend(
+                loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2,
+                handlelength=1.4, columnspacing=1.2, fontsize=11.5, **options,
+            )  # fmt: skip
+
+    def picture(self, *, title: str, alt: str, caption: str = "") -> Picture:
+        """The finished Picture; ``alt`` says in words what a reader would see."""
+        text = io.StringIO()
+        with mpl.rc_context({**STYLE, "svg.hashsalt": self.name}):
+            self.figure.savefig(text, format="svg", transparent=True)
+        return Picture(inline(text.getvalue(), self.name, alt), alt, title, caption)
+
+
+def inline(svg: str, name: str, alt: str) -> str:
+    """An SVG document as an element of an HTML page: own ids, page's colours and fonts."""
+    body = re.search(r"<svg[^>]*>(.*)</svg>", svg, re.S)
+    box = re.search(r'viewBox="([^"]*)"', svg)
+    if body is None or box is None:
+        raise AssertionError("matplotlib wrote no SVG")
+    inner = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body[1], flags=re.S
+    )
+    inner = re.sub(r'<g id="[^"]*"', "<g", inner)
+    inner = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', inner)
+    inner = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", inner)
+    inner = inner.replace('xlink:href="#', f'href="#{name}-').replace("xlink:href", "href")
+    inner = re.sub(r" font-family: [^;\"]*;", "", inner)
+    for marker, variable in VARIABLES.items():
+        inner = inner.replace(marker, variable)
+    inner = re.sub(r"\n\s*", "\n", inner)
+    return f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(alt)}">{inner}</svg>'

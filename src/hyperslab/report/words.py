@@ -1,0 +1,59 @@
+"""Numbers and names as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+LABELS = {"Omega_m": "Ωₘ", "sigma_8": "σ₈", "n_s": "nₛ", "N_spec": "nₛ", "H_0": "H₀"}
+UNITS = {"H_0": "km/s/Mpc"}
+MINUS, DASH, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+SCALES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def label(name: str) -> str:
+    """A parameter's usual symbol; the name itself where none is known."""
+    return LABELS.get(name, name)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number to so many significant digits; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa}·10{_superscript(int(exponent))}".replace("-", MINUS)
+    places = digits - 1 - (math.floor(math.log10(abs(value))) if value else 0)
+    return f"{value:.{max(places, 0)}f}".replace("-", MINUS)
+
+
+def duration(seconds: float) -> str:
+    """``75`` as ``1 min 15 s``: the two largest units that matter."""
+    if seconds < 60:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def scale_of(size: float) -> tuple[float, str]:
+    """The unit that suits a size [B]: how many bytes it has, and its name."""
+    power = 0 if size < 1 else min(int(math.log(size, 1024)), len(SCALES) - 1)
+    return 1024.0**power, SCALES[power]
+
+
+def size(value: float) -> str:
+    """A number of bytes, such as ``1.50 GiB``."""
+    scale, unit = scale_of(value)
+    return f"{number(value / scale)} {unit}"
+
+
+def _superscript(value: int) -> str:
+    return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def product(values: Iterable[object]) -> str:
+    """``2 x 3 x 4``, with the right sign between."""
+    return f" {TIMES} ".join(map(str, values))
