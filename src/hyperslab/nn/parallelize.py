@@ -19,7 +19,10 @@ STATISTICS = ("grid", "replica")
 # torch 2.13 renamed the option; the old name warns.
 _NEW_NAME = "forward_sync_buffers"
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
-_SYNC_BUFFERS = _NEW_NAME if _NEW_NAME in _DDP_OPTIONS else "broadcast_buffers"
+# Every rank computes the same running statistics: nobody's have to be sent.
+_KEEP_BUFFERS: dict[str, Any] = {
+    _NEW_NAME if _NEW_NAME in _DDP_OPTIONS else "broadcast_buffers": False
+}
 
 
 def parallelize(
@@ -77,7 +80,7 @@ def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None
         _Body(module),
         find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
-        **{_SYNC_BUFFERS: False},  # every rank computes the same running statistics
+        **_KEEP_BUFFERS,
     )
     module.forward = ddp.forward  # type: ignore[method-assign]
     module.no_sync = ddp.no_sync  # type: ignore[assignment]
