@@ -87,7 +87,7 @@ def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None
 
 
 def _make_equal(module: nn.Module) -> None:
-    """What DistributedDataParallel leaves out: buffers, and modules without trainable parameters."""
+    """What DistributedDataParallel leaves out: buffers and frozen parameters."""
     frozen = (p.data for p in module.parameters() if not p.requires_grad)
     for tensor in (*frozen, *module.buffers()):
         dist.broadcast(tensor, src=0)

@@ -35,7 +35,7 @@ __rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ _
 __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
 __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
 __gt__ __ge__ bfloat16 bool byte char contiguous cpu cuda double fill_ float half int long short
-to type_as zero_
+zero_
 """.split()  # noqa: SIM905
 """Names looked up in torch.Tensor only."""
 
@@ -134,6 +134,17 @@ def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
         return apply_pointwise(function, args, kwargs)
 
     return rule
+
+
+@register(torch.Tensor.to, torch.Tensor.type_as, family="pointwise")
+def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """To another dtype, device or memory format, or to those of another tensor."""
+    other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+    if other is not None:
+        args, kwargs = (other.device, other.dtype), {}
+    if not isinstance(self, Sharded):
+        return self.to(*args, **kwargs)
+    return self.like(self.local.to(*args, **kwargs))
 
 
 def _namespaces(name: str) -> Iterable[Any]:
