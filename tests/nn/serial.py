@@ -1,0 +1,148 @@
+"""Compare an operator on cut tensors with plain torch on whole ones.
+
+An operator under test is a function of plain torch calls, ``op(x, *weights, **options)``. The
+same function runs on the whole tensors (the reference, in which hyperslab takes no part) and on
+the cut ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import hyperslab as hs
+
+RANKS = (1, 2, 3, 4, 6, 8)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+AXES = ("data", "depth", "height", "width")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of an operator: where it runs and on what."""
+
+    grid: Mapping[str, int]
+    shape: tuple[int, ...]
+    weights: tuple[tuple[int, ...] | None, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
+    channels_last: bool = False
+    mean: float = 0.0
+    seed: int = 0
+
+
+def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+    """The same ``count`` examples on every run, to be sent to the ranks in one call."""
+    found: list[Any] = []
+
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(example: Any) -> None:
+        found.append(example)
+
+    collect()
+    return found
+
+
+def grids(ranks: int) -> st.SearchStrategy[dict[str, int]]:
+    """Every way to arrange the ranks on four axes."""
+    extents = itertools.product(range(1, ranks + 1), repeat=4)
+    found = [dict(zip(AXES, e, strict=True)) for e in extents if e[0] * e[1] * e[2] * e[3] == ranks]
+    return st.sampled_from(found)
+
+
+def parts_of(grid: Mapping[str, int], n: int) -> tuple[int, ...]:
+    """How often each of ``n`` spatial dims is cut."""
+    return tuple(grid[axis] for axis in AXES[-n:])
+
+
+dtypes = st.sampled_from([torch.float64, torch.float64, torch.float32])
+
+
+def compare(op: Callable[..., Any], examples: list[Example]) -> None:
+    """Run all examples on this rank; the failures of all of them make one error."""
+    failures = [
+        f"{op.__name__} {example}: {failure}"
+        for example in examples
+        for failure in differences(op, example)
+    ]
+    assert not failures, "\n".join([f"{len(failures)} differences", *failures[:10]])
+
+
+def differences(op: Callable[..., Any], example: Example) -> list[str]:
+    """What is not equal to the serial run."""
+    grid = hs.Grid(**example.grid)
+    expected = run(op, example, lambda x: x)
+    found = run(op, example, lambda x: hs.shard(x, grid))
+    return [
+        f"{name}: {distance(found[name], value):.1e}"
+        for name, value in expected.items()
+        if not distance(found[name], value) <= TOLERANCE[example.dtype]
+    ]
+
+
+def distance(found: torch.Tensor | None, expected: torch.Tensor | None) -> float:
+    """Relative L2; infinite where one is missing or the shapes or types differ."""
+    if found is None or expected is None:
+        return 0.0 if found is expected else float("inf")
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return float("inf")
+    error, norm = (found - expected).norm().item(), expected.norm().item()
+    return error / norm if norm > 0 else error
+
+
+def run(
+    op: Callable[..., Any], example: Example, cut: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor | None]:
+    """Output, input gradient and the weights' gradients averaged over ranks."""
+    x, weights = inputs(example)
+    given = cut(x)
+    y = op(given, *weights, **example.options)
+    parallel = isinstance(given, hs.Sharded)
+    whole = y.full() if isinstance(y, hs.Sharded) else y
+    generator = torch.Generator().manual_seed(example.seed + 1)
+    functional = torch.randn(whole.shape, generator=generator, dtype=whole.dtype)
+    (whole * functional).sum().backward()
+    found = {"output": whole.detach(), "input gradient": x.grad}
+    for index, weight in enumerate(w for w in weights if w is not None):
+        found[f"gradient of weight {index}"] = average(weight.grad) if parallel else weight.grad
+    return found
+
+
+def average(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Over all ranks, as DistributedDataParallel does."""
+    if gradient is None or not dist.is_initialized():
+        return gradient
+    total = gradient.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def inputs(example: Example) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """Leaves that require gradients, equal on all ranks."""
+    generator = torch.Generator().manual_seed(example.seed)
+
+    def leaf(shape: tuple[int, ...], mean: float = 0.0) -> torch.Tensor:
+        value = torch.randn(shape, generator=generator, dtype=torch.float64) + mean
+        return value.to(example.dtype)
+
+    x = leaf(example.shape, example.mean)
+    if example.channels_last:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        x = x.to(memory_format=formats[x.dim()])
+    weights = [None if shape is None else leaf(shape).requires_grad_() for shape in example.weights]
+    return x.requires_grad_(), weights
