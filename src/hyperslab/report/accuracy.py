@@ -11,9 +11,9 @@ from hyperslab.report.run import Run
 from hyperslab.report.words import DASH, MINUS, UNITS, label, number
 
 NORMALISED = {
+    "ratio": "ratio",
     "mse": "MSE",
     "mse_of_mean": "MSE of the mean",
-    "ratio": "ratio",
     "mae": "MAE",
     "rmse": "RMSE",
     "bias": "bias",
@@ -48,11 +48,11 @@ def best_ratio(run: Run) -> tuple[str, float] | None:
 
 def _tables(run: Run) -> str:
     errors: dict[str, Errors] = run.evaluation["parameters"]
+    of = run.evaluation
     about = (
-        f"{run.evaluation.get('samples', DASH)} samples of the {run.evaluation.get('split', 'test')}"
-        f" split, checkpoint {run.evaluation.get('checkpoint', DASH)}. The ratio is the mean squared"
-        " error over that of always predicting the mean of the training split: 1 means nothing"
-        " was learnt, 0 is perfect."
+        f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
+        f"{of.get('checkpoint', DASH)}. The ratio is the mean squared error over that of always "
+        "predicting the mean of the training split: 1 means nothing was learnt, 0 is perfect."
     )
     normalised = html.table(
         f"Normalised parameters, in [{MINUS}1, 1]",
@@ -82,10 +82,12 @@ def _pictures(run: Run) -> list[str]:
         ]
     return [
         html.heading("True against predicted"),
-        html.paragraph("Normalised parameters of the test samples. On the dashed line, right."),
-        html.figures((scatter(n, run.predictions, errors[n]) for n in drawn), small=True),
+        html.paragraph(
+            "Normalised parameters of the test samples; a point on the dashed line is exact."
+        ),
+        html.figures((scatter(n, run.predictions, errors[n]) for n in drawn), size="small"),
         html.heading("Residuals"),
-        html.figures((residuals(n, run.predictions, errors[n]) for n in drawn), small=True),
+        html.figures((residuals(n, run.predictions, errors[n]) for n in drawn), size="small"),
     ]
 
 

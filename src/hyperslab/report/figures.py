@@ -16,10 +16,11 @@ DRAWN = 1000
 """More points than this only make a page heavy: an even choice of them is drawn."""
 
 
-def loss_by_epoch(epochs: Table, *, of_mean: float | None) -> Picture:
+def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Picture:
     """Training and validation loss by epoch (Oyama et al. 2020, figure 9).
 
-    ``of_mean`` is the error of predicting the training mean, if an evaluation measured it.
+    ``measure`` says what the loss is; ``of_mean`` is that of predicting the training mean, if
+    an evaluation measured it.
     """
     canvas = Canvas("loss-epoch")
     axes, epoch = canvas.axes, epochs["epoch"] + 1
@@ -28,22 +29,22 @@ def loss_by_epoch(epochs: Table, *, of_mean: float | None) -> Picture:
         values = epochs[f"{name}_loss"]
         axes.plot(epoch, values, style, color=color, label=name, marker=marker, markersize=4)
     if of_mean is not None:
-        axes.axhline(of_mean, color=MUTED, linewidth=1, linestyle=":", label="training mean")
+        axes.axhline(of_mean, color=MUTED, linewidth=1.5, linestyle=":", label="training mean")
     _log_if_wide(canvas, epochs["train_loss"], epochs["validation_loss"])
     whole_numbers(canvas)
-    axes.set(xlabel="epoch", ylabel="mean squared error")
+    axes.set(xlabel="epoch", ylabel=measure)
     canvas.legend()
     best, at = _best(epochs)
     return canvas.picture(
         title="Loss by epoch",
         alt=f"Training and validation loss over {len(epoch)} epochs; "
         f"the training loss ends at {number(epochs['train_loss'][-1])}, {best}.",
-        caption=f"Mean squared error of the normalised parameters; {best}{at}."
+        caption=f"{measure.capitalize()} of the normalised parameters; {best}{at}."
         + (" Dotted: predicting the training mean (test split)." if of_mean is not None else ""),
     )
 
 
-def loss_by_step(steps: Table) -> Picture:
+def loss_by_step(steps: Table, *, measure: str) -> Picture:
     """The loss of every mini-batch, and its running median."""
     canvas = Canvas("loss-step")
     step, loss = steps["step"], steps["loss"]
@@ -56,7 +57,7 @@ def loss_by_step(steps: Table) -> Picture:
         )
     _log_if_wide(canvas, loss)
     whole_numbers(canvas)
-    canvas.axes.set(xlabel="step", ylabel="mean squared error")
+    canvas.axes.set(xlabel="step", ylabel=measure)
     canvas.legend()
     return canvas.picture(
         title="Loss by step",
@@ -67,7 +68,7 @@ def loss_by_step(steps: Table) -> Picture:
 
 def scatter(name: str, predictions: Table, errors: dict[str, float | None]) -> Picture:
     """True against predicted, normalised, with the line y = x (figure 10, top)."""
-    canvas = Canvas(f"scatter-{_slug(name)}", width=300, height=292)
+    canvas = Canvas(f"scatter-{_slug(name)}", width=240, height=250)
     true, predicted = predictions[f"true_{name}"], predictions[f"predicted_{name}"]
     chosen = thin(len(true))
     reach = _reach(true, predicted)
@@ -77,7 +78,8 @@ def scatter(name: str, predictions: Table, errors: dict[str, float | None]) -> P
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xlabel="true", ylabel="predicted")
     axes.set_aspect("equal")
     r2 = number(errors.get("r2"))
-    axes.text(0.04, 0.96, f"R² = {r2}", transform=axes.transAxes, va="top", fontsize=13, color=INK)
+    axes.set_title(f"R² = {r2}", loc="left", fontsize=12, color=INK)
+    axes.locator_params(nbins=5)
     some = "" if len(chosen) == len(true) else f" {len(chosen)} of {len(true)} samples are drawn."
     return canvas.picture(
         title=label(name),
@@ -89,7 +91,7 @@ def scatter(name: str, predictions: Table, errors: dict[str, float | None]) -> P
 
 def residuals(name: str, predictions: Table, errors: dict[str, float | None]) -> Picture:
     """Distribution of predicted − true, normalised (figure 10, bottom)."""
-    canvas = Canvas(f"residual-{_slug(name)}", width=300, height=230)
+    canvas = Canvas(f"residual-{_slug(name)}", width=240, height=190)
     off = predictions[f"predicted_{name}"] - predictions[f"true_{name}"]
     reach = _reach(off)
     bins = np.linspace(-reach, reach, 2 * int(np.clip(np.sqrt(len(off)), 5, 30)) + 2)
@@ -98,6 +100,7 @@ def residuals(name: str, predictions: Table, errors: dict[str, float | None]) ->
     canvas.axes.axvline(float(off.mean()), color=SECOND, linewidth=2, linestyle="--")
     canvas.axes.set(xlim=(-reach, reach), xlabel=f"predicted {MINUS} true", ylabel="samples")
     canvas.axes.grid(visible=False, axis="x")
+    canvas.axes.locator_params(axis="x", nbins=5)
     whole_numbers(canvas, axis="y")
     bias, rmse = number(errors.get("bias")), number(errors.get("rmse"))
     return canvas.picture(

@@ -73,14 +73,14 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
     return f'<dl class="facts">{cells}</dl>'
 
 
-def figures(pictures: Iterable[Picture], *, small: bool = False) -> str:
-    """Figures side by side, as many as fit."""
+def figures(pictures: Iterable[Picture], *, size: str = "large") -> str:
+    """Figures side by side, as many as fit; ``size`` is "small", "medium" or "large"."""
     shown = "\n".join(
         f"<figure><h3>{escape(p.title)}</h3>{p.svg}<figcaption>{escape(p.caption)}</figcaption>"
         "</figure>"
         for p in pictures
     )
-    return f'<div class="figures{" small" if small else ""}">{shown}</div>'
+    return f'<div class="figures {size}">{shown}</div>'
 
 
 def paragraph(text: str) -> str:

@@ -15,6 +15,8 @@ from hyperslab.report.slices import cuts_of, halo_words, universe
 from hyperslab.report.universe import first_window, middle_planes
 from hyperslab.report.words import product
 
+MEASURES = {"mse": "mean squared error", "l1": "mean absolute error"}
+
 
 def losses(run: Run) -> Section:
     """Loss curves, and what is left to train."""
@@ -28,17 +30,20 @@ def losses(run: Run) -> Section:
             )
         )
     pictures = []
+    measure = MEASURES.get(str(run.setting("loss")), "loss")
     if run.epochs:
-        means = [
-            row["mse_of_mean"]
-            for row in run.evaluation.get("parameters", {}).values()
-            if row.get("mse_of_mean") is not None
-        ]
-        pictures.append(loss_by_epoch(run.epochs, of_mean=np.mean(means) if means else None))
+        pictures.append(loss_by_epoch(run.epochs, measure=measure, of_mean=_of_mean(run)))
     if run.steps:
-        pictures.append(loss_by_step(run.steps))
+        pictures.append(loss_by_step(run.steps, measure=measure))
     parts.append(html.figures(pictures) if pictures else html.paragraph("No step is done yet."))
     return Section("losses", "Losses", "\n".join(parts))
+
+
+def _of_mean(run: Run) -> float | None:
+    """The squared error of predicting the training mean, where the loss is one too."""
+    errors = run.evaluation.get("parameters", {}).values()
+    values = [row["mse_of_mean"] for row in errors if row.get("mse_of_mean") is not None]
+    return float(np.mean(values)) if values and run.setting("loss") == "mse" else None
 
 
 def slices(run: Run) -> Section:
@@ -62,7 +67,7 @@ def _slices(run: Run) -> str:
     if window is not None and (halo := halo_words(cuts, window)):
         text += f" For the first convolution neighbours exchange a halo of {halo} (shaded)."
     pictures = universe(planes, cuts, window)
-    return html.paragraph(text) + html.figures(pictures, small=True)
+    return html.paragraph(text) + html.figures(pictures, size="small")
 
 
 def speed(run: Run) -> Section:
@@ -74,7 +79,7 @@ def speed(run: Run) -> Section:
     if np.isfinite(run.steps.get("memory_bytes", np.array([]))).any():
         pictures.append(timeline.memory(run.steps))
     pictures.append(timeline.waiting(run.steps))
-    return Section("speed", "Speed and memory", html.figures(pictures))
+    return Section("speed", "Speed and memory", html.figures(pictures, size="medium"))
 
 
 def about(run: Run) -> Section:

@@ -112,7 +112,7 @@ def _enlarged(planes: Planes, cut: Cut, window: Window) -> Picture:
 
 
 def _image(name: str, values: NDArray[np.float64], rows: str, columns: str) -> Canvas:
-    canvas = Canvas(name, width=300, height=300)
+    canvas = Canvas(name, width=240, height=240)
     low, high = np.percentile(values, [1, 99.8])
     canvas.axes.imshow(
         values, cmap="magma", vmin=low, vmax=max(high, low + 1e-6), interpolation="none"

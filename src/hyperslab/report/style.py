@@ -49,19 +49,23 @@ nav { display: flex; flex-wrap: wrap; gap: 0.3rem 1.25rem; margin-top: 1.5rem; }
   border-radius: 8px; overflow: hidden; }
 .tiles div { background: var(--panel); padding: 0.9rem 1.1rem; }
 .tiles dt { font-size: 0.85rem; color: var(--muted); }
-.tiles dd { font-size: 1.5rem; font-weight: 600; line-height: 1.3;
+.tiles dd { font-size: 1.35rem; font-weight: 600; line-height: 1.35; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
-.tiles small { display: block; font-size: 0.82rem; font-weight: 400; color: var(--muted); }
+.tiles small { display: block; font-size: 0.82rem; font-weight: 400; color: var(--muted);
+  white-space: normal; line-height: 1.35; }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr));
   gap: 0.9rem 2rem; }
 .facts dt { font-size: 0.85rem; color: var(--muted); }
 .facts dd { overflow-wrap: anywhere; }
 .figures { display: grid; gap: 2rem 2.5rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-.figures.small { gap: 1.75rem 1.75rem;
+.figures.medium { gap: 1.75rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); }
+.figures.small { gap: 1.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 14rem), 1fr)); }
 figure { break-inside: avoid; max-width: 40rem; }
-.small figure { max-width: 24rem; }
+.medium figure { max-width: 28rem; }
+.small figure { max-width: 20rem; }
 figcaption { color: var(--muted); font-size: 0.88rem; line-height: 1.45; }
 svg { display: block; width: 100%; height: auto; margin: 0.35rem 0 0.25rem;
   stroke-linejoin: round; stroke-linecap: butt; font-family: inherit; }
@@ -93,7 +97,8 @@ footer { margin-top: 3rem; color: var(--muted); font-size: 0.85rem; }
   section { break-inside: auto; margin-top: 1.5rem; }
   h2 { break-after: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
-  .figures.small { grid-template-columns: repeat(3, 1fr); }
+  .figures.medium { grid-template-columns: repeat(3, 1fr); }
+  .figures.small { grid-template-columns: repeat(4, 1fr); gap: 1rem; }
   .scroll { overflow: visible; }
   table { font-size: 8.5pt; }
 }

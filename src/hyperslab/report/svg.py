@@ -69,7 +69,7 @@ class Canvas:
     ``width`` and ``height`` are the SVG's own units [px]; the page scales them.
     """
 
-    def __init__(self, name: str, *, width: int = 480, height: int = 300) -> None:
+    def __init__(self, name: str, *, width: int = 440, height: int = 290) -> None:
         self.name = name
         with mpl.rc_context(STYLE):
             self.figure = Figure(figsize=(width / 72, height / 72), layout="constrained")

@@ -63,7 +63,7 @@ def _over_steps(
     name: str, step: NDArray[np.float64], values: NDArray[np.float64], *, color: str
 ) -> Canvas:
     """Every step faintly and the running median on top, from zero up."""
-    canvas = Canvas(name, width=480, height=260)
+    canvas = Canvas(name, width=360, height=230)
     chosen = thin(len(step))
     marker = "o" if len(step) < 20 else ""
     canvas.axes.plot(
