@@ -1,0 +1,24 @@
+"""From files to `Sharded`: what exists, who needs which box, reading ahead, decoding.
+
+The way of a voxel: `catalog` lists the files, `schedule` says which samples make a mini-batch,
+`reader` works out this rank's box and reads it from a `Source` (files: `hdf5`), `prefetch` does so
+ahead of the step, `device` moves it in its storage type, `decode` makes the network's input of it.
+"""
+
+from hyperslab.data.hdf5 import Hdf5Folder
+from hyperslab.data.loader import Dataset
+from hyperslab.data.opening import open
+from hyperslab.data.parameters import Parameters
+from hyperslab.data.reader import os_bytes_read
+from hyperslab.data.source import Source
+from hyperslab.data.subvolumes import Subvolumes
+
+__all__ = [
+    "Dataset",
+    "Hdf5Folder",
+    "Parameters",
+    "Source",
+    "Subvolumes",
+    "open",
+    "os_bytes_read",
+]

@@ -1,0 +1,100 @@
+"""The catalogue of a folder: which files there are, and all of them but the volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numpy as np
+import torch.distributed as dist
+
+from hyperslab.comm import Grid
+from hyperslab.data.header import Channels, Header, Layout, read_header
+from hyperslab.data.parameters import Floats, Parameters
+from hyperslab.errors import DataError
+
+SUFFIXES = (".hdf5", ".h5")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """N files of one layout below ``folder``, in sorted order, with their targets (N, P)."""
+
+    folder: Path
+    files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
+    layout: Layout
+    unit: Floats
+    parameters: Parameters
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The samples' names: the relative paths without their suffix."""
+        return tuple(file.rpartition(".")[0] for file in self.files)
+
+
+def scan(folder: Path, channels: Channels | None) -> Catalog:
+    """List the folder and its sub-folders and check the header of every file.
+
+    Raises:
+        DataError: the folder is missing or holds no HDF5 file, a file is not what it should be,
+            or a file is not stored like the first one.
+    """
+    files = _list(folder)
+    headers = [read_header(folder / file, channels) for file in files]
+    for file, header in zip(files, headers, strict=True):
+        _check_alike(folder, files[0], headers[0].layout, file, header.layout)
+    unit = np.array([header.unit for header in headers])
+    return Catalog(folder, files, headers[0].layout, unit, _parameters(headers, unit))
+
+
+def from_main(grid: Grid, make: Callable[[], T]) -> T:
+    """What ``make`` returns or raises on the main rank, on every rank.
+
+    So a folder that changes meanwhile is the same for all, and is scanned once.
+    """
+    if grid.size == 1:
+        return make()
+    result: list[T | Exception | None] = [None]
+    if grid.is_main:
+        try:
+            result[0] = make()
+        except Exception as error:
+            result[0] = error
+    dist.broadcast_object_list(result, src=0)
+    if isinstance(result[0], Exception):
+        raise result[0]
+    return cast(T, result[0])
+
+
+def _list(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        state = "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder}: {state}; give the folder that holds the HDF5 files")
+    found = (p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    relative = [p.relative_to(folder) for p in found]
+    files = sorted(p.as_posix() for p in relative if not any(q[0] == "." for q in p.parts))
+    if not files:
+        raise DataError(f"{folder}: no file *{' or *'.join(SUFFIXES)} in it or below")
+    return tuple(files)
+
+
+def _check_alike(folder: Path, first: str, one: Layout, file: str, other: Layout) -> None:
+    for field in fields(Layout):
+        ours, theirs = getattr(one, field.name), getattr(other, field.name)
+        if ours != theirs:
+            raise DataError(
+                f"{folder / file}: {field.name} is {theirs} but {ours} in {first}; "
+                "all files of a data set are stored alike"
+            )
+
+
+def _parameters(headers: list[Header], unit: Floats) -> Parameters:
+    names = headers[0].layout.names
+    physical = [header.physical for header in headers if header.physical is not None]
+    if len(physical) < len(headers):
+        return Parameters.normalised(names)
+    return Parameters.fit(names, unit, np.array(physical))

@@ -1,0 +1,107 @@
+"""`open`: from a path and a few words to a `Dataset`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from hyperslab.comm import Grid
+from hyperslab.data.decode import TRANSFORMS
+from hyperslab.data.hdf5 import Hdf5Folder
+from hyperslab.data.loader import Dataset
+from hyperslab.data.parameters import Parameters
+from hyperslab.data.schedule import Schedule, samples_of
+from hyperslab.data.source import Source
+from hyperslab.data.subvolumes import Subvolumes
+from hyperslab.errors import DataError, LayoutError
+
+NONLINEAR = 1e-3
+"""The share of its range by which a physical value may be off the line without a word."""
+
+
+def open(
+    path: str | os.PathLike[str] | Source,
+    grid: Grid,
+    *,
+    batch_size: int,
+    split: str = "train",
+    seed: int = 0,
+    shuffle: bool | None = None,
+    channels: Literal["first", "last"] | None = None,
+    transform: str | None = "log1p",
+    augment: bool = False,
+    subvolume: int | None = None,
+    prefetch: int = 2,
+    fractions: Sequence[float] = (0.8, 0.1, 0.1),
+    dtype: torch.dtype = torch.float32,
+) -> Dataset:
+    """Open a folder of HDF5 universes (or a `Source`); every rank calls this alike.
+
+    Args:
+        batch_size: samples per step over the whole grid.
+        split: ``"train"``, ``"validation"``, ``"test"`` (dealt out by ``seed`` and ``fractions``,
+            whole volumes at a time) or ``"all"``.
+        shuffle: a new order each epoch; by default for ``"train"`` only.
+        channels: where the channel dim is stored; needed only where the shape does not tell.
+        transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``.
+        augment: flip and permute the axes at random. Meant for training.
+        subvolume: cut each volume into cubes of this width, see `Subvolumes`.
+        prefetch: mini-batches read ahead; each rank holds one more of its boxes for each.
+        dtype: of ``x``.
+
+    Raises:
+        DataError: the folder or a file in it is not what it should be, or an argument.
+        LayoutError: the volumes are too small to be cut for this grid, or into sub-volumes.
+    """
+    if transform not in TRANSFORMS or channels not in ("first", "last", None):
+        raise DataError(f"transform={transform!r}, channels={channels!r}: see hyperslab.open")
+    if batch_size < 1 or prefetch < 0 or seed < 0:
+        raise DataError(f"{batch_size=}, {prefetch=}, {seed=}: need >= 1, >= 0, >= 0")
+    source = path if isinstance(path, Source) else Hdf5Folder.scan(os.fspath(path), grid, channels)
+    if subvolume is not None:
+        source = Subvolumes(source, subvolume)
+    _check_cut(source, grid, batch_size)
+    _check_line(source.parameters, grid)
+    return Dataset(
+        source,
+        grid,
+        _schedule(source, split, fractions, batch_size, seed, shuffle),
+        transform=transform,
+        augment=augment,
+        prefetch=prefetch,
+        dtype=dtype,
+    )
+
+
+def _schedule(
+    source: Source,
+    which: str,
+    fractions: Sequence[float],
+    batch_size: int,
+    seed: int,
+    shuffle: bool | None,
+) -> Schedule:
+    volumes = [source.volume(sample) for sample in range(len(source.names))]
+    samples = samples_of(volumes, which, fractions, seed)
+    return Schedule(
+        tuple(samples), batch_size, seed, which == "train" if shuffle is None else shuffle
+    )
+
+
+def _check_cut(source: Source, grid: Grid, batch_size: int) -> None:
+    """Fail now and not in the background."""
+    try:
+        grid.partition((batch_size, *source.shape))
+    except LayoutError as error:
+        raise LayoutError(f"{source.where(0)}: {error}") from error
+
+
+def _check_line(parameters: Parameters, grid: Grid) -> None:
+    if parameters.misfit > NONLINEAR:
+        grid.notice(
+            f"physical parameters are not linear in the targets (off by {parameters.misfit:.1%} of "
+            "their range): errors in physical units are approximate"
+        )

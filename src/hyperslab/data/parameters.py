@@ -1,0 +1,66 @@
+"""What the targets are: their names and the way back from [-1, 1] to physical units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """P targets; ``physical = centre + scale * unit``, where unit is what the network is shown.
+
+    ``misfit`` is the largest deviation of the files' physical values from that line, as a share
+    of the values' range: 0 where the line is exact.
+    """
+
+    names: tuple[str, ...]
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    misfit: float = 0.0
+
+    @classmethod
+    def normalised(cls, names: Sequence[str]) -> Parameters:
+        """No physical values are known: they are taken to be the targets themselves."""
+        return cls(tuple(names), (0.0,) * len(names), (1.0,) * len(names))
+
+    @classmethod
+    def fit(cls, names: Sequence[str], unit: Floats, physical: Floats) -> Parameters:
+        """The line through (unit, physical), both (N, P), of a catalogue, parameter by parameter.
+
+        The range of a production run is not published, so it is found and never assumed. A
+        parameter that does not vary is given its constant value: scale 0.
+        """
+        lines = [_line(u, p) for u, p in zip(unit.T, physical.T, strict=True)]
+        centre, scale, misfit = zip(*lines, strict=True)
+        return cls(tuple(names), centre, scale, max(misfit))
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """By name, the physical values at unit = -1 and +1."""
+        return {
+            name: (centre - scale, centre + scale)
+            for name, centre, scale in zip(self.names, self.centre, self.scale, strict=True)
+        }
+
+    def physical(self, unit: NDArray[np.floating]) -> Floats:
+        """Normalised values (..., P) in each parameter's own unit.
+
+        >>> Parameters(("a", "b"), (0.3, 70.0), (0.03, 7.0)).physical(np.array([-1.0, 0.5]))
+        array([ 0.27, 73.5 ])
+        """
+        return np.asarray(self.centre) + np.asarray(self.scale) * unit
+
+
+def _line(unit: Floats, physical: Floats) -> tuple[float, float, float]:
+    """Least squares: centre, scale, largest relative deviation."""
+    u, p = unit - unit.mean(), physical - physical.mean()
+    scale = float(u @ p / (u @ u)) if np.ptp(unit) > 0 else 0.0
+    off = float(np.abs(p - scale * u).max())
+    spread = float(np.ptp(physical))
+    return float(physical.mean() - scale * unit.mean()), scale, off / spread if spread else 0.0
