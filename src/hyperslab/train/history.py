@@ -1,0 +1,57 @@
+"""The history of a run as CSV files that survive a stop: no step appears twice."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+STEPS = (
+    "step",
+    "epoch",
+    "loss",
+    "learning_rate",
+    "step_seconds",
+    "wait_seconds",
+    "samples_per_second",
+    "memory_bytes",
+)
+EPOCHS = ("epoch", "train_loss", "validation_loss", "validation_mae", "seconds")
+
+
+class Table:
+    """A CSV file that grows by rows; its first column counts."""
+
+    def __init__(self, path: Path, columns: tuple[str, ...], *, before: int) -> None:
+        """Go on with an existing file after dropping the rows that count ``before`` or more.
+
+        A checkpoint is older than the last rows of a run that was killed; the resumed run writes
+        these steps again.
+        """
+        self.columns = columns
+        kept = [row for row in _rows(path, columns) if int(row[columns[0]]) < before]
+        new = path.with_name(f".{path.name}.new")
+        with new.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(kept)
+        os.replace(new, path)
+        self.file = path.open("a", newline="", buffering=1)  # a row is on disk when it is written
+        self.writer = csv.DictWriter(self.file, columns, lineterminator="\n")
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """Append one row; None becomes an empty cell."""
+        self.writer.writerow(row)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The whole rows: the last one may be half-written."""
+    if not path.exists():
+        return []
+    complete = path.read_text().rpartition("\n")[0]
+    rows = csv.DictReader(complete.splitlines())
+    return [row for row in rows if set(row) == set(columns) and None not in row.values()]

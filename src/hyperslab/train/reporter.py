@@ -1,0 +1,100 @@
+"""What the main rank writes and shows: CSV files, TensorBoard, a progress bar or log lines."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+from hyperslab.train.history import EPOCHS, STEPS, Table
+
+log = logging.getLogger("hyperslab")
+
+LOG_EVERY = 30.0
+"""Seconds between two log lines within an epoch where there is no terminal."""
+
+
+class Reporter:
+    """The history of one run, on the main rank only.
+
+    Without a terminal the progress bar is silent and a line is logged instead, at the end of
+    every epoch and now and then within one.
+    """
+
+    def __init__(
+        self, run: Path, *, step: int, epoch: int, total_steps: int, console: Console | None = None
+    ) -> None:
+        """Go on after ``step`` steps, in ``epoch``; both are 0 at first."""
+        self.steps = Table(run / "steps.csv", STEPS, before=step + 1)
+        self.epochs = Table(run / "epochs.csv", EPOCHS, before=epoch)
+        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        console = console or Console()
+        self.live = console.is_terminal
+        self.bar = _bar(console, disable=not self.live)
+        self.task = self.bar.add_task("train", total=total_steps, completed=step, note="")
+        self.bar.start()
+        self.logged = time.monotonic()
+
+    def step(self, row: dict[str, float]) -> None:
+        """Record one step, counted from 1."""
+        self.steps.add({name: _cell(row[name]) for name in STEPS})
+        step = int(row["step"])
+        for name in STEPS[2:]:
+            self.board.add_scalar(f"step/{name}", row[name], step)
+        note = _note(row)
+        self.bar.update(self.task, completed=step, note=note)
+        if not self.live and time.monotonic() - self.logged > LOG_EVERY:
+            self._log(f"step {step}  {note}")
+
+    def epoch(self, row: dict[str, float | None], step: int) -> None:
+        """Record one epoch, counted from 0, that ended with ``step``."""
+        self.epochs.add({name: _cell(row[name]) for name in EPOCHS})
+        for name in EPOCHS[1:]:
+            if row[name] is not None:
+                self.board.add_scalar(f"epoch/{name}", row[name], step)
+        self.board.flush()
+        shown = [f"{name.replace('_', ' ')} {row[name]:.4g}" for name in EPOCHS[1:-1] if row[name]]
+        self._log(f"epoch {row['epoch']}  {'  '.join(shown)}  {row['seconds']:.1f} s")
+
+    def _log(self, line: str) -> None:
+        self.logged = time.monotonic()
+        if self.live:
+            self.bar.console.print(line, highlight=False)
+        else:
+            log.info(line)
+
+    def close(self) -> None:
+        self.bar.stop()
+        self.steps.close()
+        self.epochs.close()
+        self.board.close()
+
+
+def _bar(console: Console, *, disable: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        disable=disable,
+    )
+
+
+def _note(row: dict[str, float]) -> str:
+    waiting = 100 * row["wait_seconds"] / row["step_seconds"] if row["step_seconds"] else 0.0
+    return (
+        f"loss {row['loss']:.4g}  {row['samples_per_second']:.3g} samples/s  "
+        f"{row['memory_bytes'] / 2**30:.2f} GiB  {waiting:.0f} % waiting for data"
+    )
+
+
+def _cell(value: float | None) -> object:
+    if value is None:
+        return ""
+    return value if isinstance(value, int) else f"{value:.9g}"
