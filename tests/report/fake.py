@@ -44,10 +44,10 @@ EPOCHS = ("epoch", "train_loss", "validation_loss", "validation_mae", "seconds")
 
 
 def step_rows(epochs: int, rng: np.random.Generator) -> Iterable[Sequence[float]]:
-    for step in range(10 * epochs):
-        seconds = 0.4 + 0.05 * rng.random() + (2.0 if step == 0 else 0)
+    for step in range(1, 10 * epochs + 1):
+        seconds = 0.4 + 0.05 * rng.random() + (2.0 if step == 1 else 0)
         loss = 0.08 + 0.35 * np.exp(-step / 60) * (1 + 0.3 * rng.standard_normal())
-        yield (step, step // 10, abs(loss), 1e-3, seconds, 0.01 * rng.random() * seconds,
+        yield (step, (step - 1) // 10, abs(loss), 1e-3, seconds, 0.01 * rng.random() * seconds,
                8 / seconds, 3.1e8 + 1e6 * rng.random() + 2e6 * min(step, 20))  # fmt: skip
 
 

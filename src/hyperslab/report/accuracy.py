@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hyperslab.report import html
 from hyperslab.report.figures import residuals, scatter
 from hyperslab.report.html import Section
@@ -21,7 +19,7 @@ NORMALISED = {
     "correlation": "correlation",
 }
 PHYSICAL = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
-Errors = dict[str, Any]
+Errors = dict[str, float | None]
 
 
 def accuracy(run: Run) -> Section:
@@ -39,16 +37,13 @@ def accuracy(run: Run) -> Section:
 def best_ratio(run: Run) -> tuple[str, float] | None:
     """The parameter that was learnt best, by its ratio."""
     ratios = [
-        (name, float(row["ratio"]))
-        for name, row in run.evaluation.get("parameters", {}).items()
-        if row.get("ratio") is not None
+        (name, ratio) for name, row in run.errors.items() if (ratio := row.get("ratio")) is not None
     ]
     return min(ratios, key=lambda pair: pair[1], default=None)
 
 
 def _tables(run: Run) -> str:
-    errors: dict[str, Errors] = run.evaluation["parameters"]
-    of = run.evaluation
+    errors, of = run.errors, run.evaluation
     about = (
         f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
         f"{of.get('checkpoint', DASH)}. The ratio is the mean squared error over that of always "
@@ -71,9 +66,8 @@ def _tables(run: Run) -> str:
 
 
 def _pictures(run: Run) -> list[str]:
-    errors = run.evaluation["parameters"]
-    drawn = [name for name in errors if f"true_{name}" in run.predictions]
-    if not drawn:
+    errors = run.errors
+    if not run.predictions:
         return [
             html.notice(
                 "evaluation/predictions.csv is not there, so predictions cannot be drawn:",
@@ -85,9 +79,9 @@ def _pictures(run: Run) -> list[str]:
         html.paragraph(
             "Normalised parameters of the test samples; a point on the dashed line is exact."
         ),
-        html.figures((scatter(n, run.predictions, errors[n]) for n in drawn), size="small"),
+        html.figures((scatter(n, run.predictions, errors[n]) for n in errors), size="small"),
         html.heading("Residuals"),
-        html.figures((residuals(n, run.predictions, errors[n]) for n in drawn), size="small"),
+        html.figures((residuals(n, run.predictions, errors[n]) for n in errors), size="small"),
     ]
 
 

@@ -62,7 +62,7 @@ def _measured(run: Run) -> list[tuple[str, str, str]]:
     found = [("Throughput", number(rate), "samples/s, median")]
     memory = run.steps.get("memory_bytes", np.array([]))
     if np.isfinite(memory).any():
-        found.append(("Peak memory", size(float(np.nanmax(memory))), "of one rank"))
+        found.append(("Peak memory", size(float(np.nanmax(memory))), "of any one rank"))
     waited = number(100 * timeline.waiting_share(run.steps))
     found.append(("Waiting for data", f"{waited} %", "of all step time"))
     if run.epochs:

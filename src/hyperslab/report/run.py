@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ class Run:
     @property
     def grid(self) -> dict[str, int]:
         """Ranks along each axis of the grid."""
-        axes = self.setting("grid") or {}
-        return {axis: int(axes.get(axis) or 1) for axis in ("data", "depth", "height", "width")}
+        axes = ("data", "depth", "height", "width")
+        return {axis: int(self.setting(f"grid.{axis}") or 1) for axis in axes}
 
     @property
     def epochs_wanted(self) -> int | None:
@@ -53,9 +54,9 @@ class Run:
         return int(wanted) if wanted is not None else None
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that an evaluation measured."""
-        return tuple(self.evaluation.get("parameters", {}))
+    def errors(self) -> dict[str, dict[str, float | None]]:
+        """The errors of each parameter that an evaluation measured; None where not defined."""
+        return dict(self.evaluation.get("parameters", {}))
 
 
 def read_run(path: str | Path) -> Run:
@@ -70,13 +71,19 @@ def read_run(path: str | Path) -> Run:
             f"{path} is not the folder of a run: it has no recipe.yaml\n"
             "    `hyperslab train RECIPE` makes one and says where"
         )
+    evaluation = read_evaluation(path / "evaluation" / "metrics.json")
+    needed = [
+        f"{kind}_{name}"
+        for name in evaluation.get("parameters", ())
+        for kind in ("true", "predicted")
+    ]
     return Run(
         path=path,
         recipe=read_recipe(path / "recipe.yaml"),
         steps=_latest(read_table(path / "steps.csv", STEPS), "step"),
         epochs=_latest(read_table(path / "epochs.csv", EPOCHS), "epoch"),
-        predictions=read_table(path / "evaluation" / "predictions.csv", (), text=("sample",)),
-        evaluation=read_json(path / "evaluation" / "metrics.json"),
+        predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=("sample",)),
+        evaluation=evaluation,
     )
 
 
@@ -91,20 +98,21 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return recipe
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """What an evaluation measured; empty where there is no such file."""
     if not path.exists():
         return {}
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} holds no JSON object")
-    return value
+    errors = value.get("parameters") if isinstance(value, dict) else None
+    if not isinstance(errors, dict) or not all(isinstance(row, dict) for row in errors.values()):
+        raise DataError(f"{path} holds no errors of parameters")
+    return dict(value)
 
 
-def read_table(path: Path, columns: tuple[str, ...], *, text: tuple[str, ...] = ()) -> Table:
+def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Table:
     """A CSV file's columns of numbers; empty where there is no such file.
 
     An empty cell is NaN. A last line without its line end is still being written, and is left

@@ -41,8 +41,8 @@ def losses(run: Run) -> Section:
 
 def _of_mean(run: Run) -> float | None:
     """The squared error of predicting the training mean, where the loss is one too."""
-    errors = run.evaluation.get("parameters", {}).values()
-    values = [row["mse_of_mean"] for row in errors if row.get("mse_of_mean") is not None]
+    found = [row.get("mse_of_mean") for row in run.errors.values()]
+    values = [value for value in found if value is not None]
     return float(np.mean(values)) if values and run.setting("loss") == "mse" else None
 
 

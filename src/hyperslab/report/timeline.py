@@ -28,7 +28,7 @@ def throughput(steps: Table) -> Picture:
 
 
 def memory(steps: Table) -> Picture:
-    """Memory of one rank after each step."""
+    """The most memory that any rank has held, up to each step."""
     used = steps["memory_bytes"]
     peak = float(np.nanmax(used))
     scale, unit = scale_of(peak)
@@ -36,27 +36,27 @@ def memory(steps: Table) -> Picture:
     canvas.axes.set(ylabel=f"memory [{unit}]")
     return canvas.picture(
         title="Memory",
-        alt=f"Memory of one rank over {len(used)} steps; the peak is {size(peak)}.",
-        caption=f"Of one rank; peak {size(peak)}.",
+        alt=f"Highest memory of all ranks over {len(used)} steps; the peak is {size(peak)}.",
+        caption=f"The most that any rank has held up to then; {size(peak)} in the end.",
     )
 
 
 def waiting(steps: Table) -> Picture:
-    """Share of each step that was spent waiting for data."""
-    share = 100 * steps["wait_seconds"] / steps["step_seconds"]
+    """Share of each step that the slowest rank spent waiting for data."""
+    share = 100 * steps["wait_seconds"] / np.maximum(steps["step_seconds"], 1e-9)
     canvas = _over_steps("waiting", steps["step"], share, color=SECOND)
     canvas.axes.set(ylabel="waiting for data [%]")
     overall = number(100 * waiting_share(steps))
     return canvas.picture(
         title="Waiting for data",
         alt=f"Share of each of {len(share)} steps spent waiting for data; {overall} % overall.",
-        caption=f"Share of the step in which the device had no data; {overall} % overall.",
+        caption=f"Share of the step that the slowest rank had no data; {overall} % overall.",
     )
 
 
 def waiting_share(steps: Table) -> float:
     """Time spent waiting for data over the time of all steps."""
-    return float(np.nansum(steps["wait_seconds"]) / np.nansum(steps["step_seconds"]))
+    return float(np.nansum(steps["wait_seconds"]) / max(np.nansum(steps["step_seconds"]), 1e-9))
 
 
 def _over_steps(

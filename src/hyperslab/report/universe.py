@@ -4,35 +4,58 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import h5py
 import numpy as np
 
+from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
+from hyperslab.data.catalog import SUFFIXES, Catalog
+from hyperslab.data.header import read_header
 from hyperslab.errors import DataError
-from hyperslab.geometry import Window
+from hyperslab.geometry import Box, Window
 from hyperslab.models.variants import variant_of
 from hyperslab.report.run import Run
 from hyperslab.report.slices import AXES, Planes
 
 
 def middle_planes(run: Run) -> Planes:
-    """The three middle planes of the first universe, first channel, as log(1 + count).
+    """The three middle planes of one sample, first channel, as log(1 + count).
 
     Raises:
-        DataError: the folder of universes is not there, or holds none.
+        DataError: the folder of universes is not there, holds none, or the file is broken.
     """
-    folder = Path(str(run.setting("data.path")))
-    file = next(iter(sorted(folder.rglob("*.hdf5"))), None)
-    if file is None:
-        raise DataError(f"{folder} holds no universe any more")
-    with h5py.File(file) as f:
-        full = f["full"]
-        shape = full.shape[:3]
-        values = {}
+    source = _one_sample(run)
+    _, *extents = source.shape
+    planes = {}
+    try:
         for i, axis in enumerate(AXES):
-            index = [slice(None)] * 3
-            index[i] = shape[i] // 2
-            values[axis] = np.log1p(full[(*index, 0)].astype(np.float64))
-    return Planes(file.name, shape, values)
+            lo, hi = [0, 0, 0, 0], [1, *extents]
+            lo[i + 1] = extents[i] // 2
+            hi[i + 1] = lo[i + 1] + 1
+            values = source.read(0, Box(tuple(lo), tuple(hi))).squeeze((0, i + 1))
+            planes[axis] = np.log1p(values.astype(np.float64))
+    finally:
+        source.close()
+    return Planes(source.names[0], (extents[0], extents[1], extents[2]), planes)
+
+
+def _one_sample(run: Run) -> Source:
+    """The first file of the run's folder as a source of its own: the others are not opened."""
+    folder = Path(str(run.setting("data.path")))
+    files = [p for p in folder.rglob("*") if p.suffix in SUFFIXES] if folder.is_dir() else []
+    if not files:
+        raise DataError(f"{folder} is not a folder of universes (any more)")
+    file = min(files)
+    header = read_header(file, run.setting("data.channels"))
+    names = header.layout.names
+    catalog = Catalog(
+        folder,
+        (file.relative_to(folder).as_posix(),),
+        header.layout,
+        np.array([header.unit]),
+        Parameters.normalised(names),
+    )
+    width = run.setting("data.subvolume")
+    source = Hdf5Folder(catalog)
+    return Subvolumes(source, int(width)) if width else source
 
 
 def first_window(run: Run, shape: tuple[int, int, int]) -> Window | None:
