@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from hyperslab.comm.reduce import reduce_in_place
+from hyperslab.comm.reduce import gather_rows, reduce_in_place
 from hyperslab.tensor import Sharded, register
 
 
@@ -27,8 +27,8 @@ def batch_norm(
 ) -> Sharded:
     """Training and evaluation, with running statistics; over the grid or per replica.
 
-    Distribution scheme: 1. local mean and sum of squared deviations per channel, 2. one
-    all-reduce of both, 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
+    Distribution scheme: 1. local mean and variance per channel, 2. one gather of both from all
+    ranks, combined, 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
     all-reduce of both, 3. the block's gradient.
     """
     x: Sharded = input
@@ -96,8 +96,8 @@ class _BatchNorm(torch.autograd.Function):
             shape = [1, -1] + [1] * (x.dim() - 2)
             dx.add_(offset.to(dx.dtype).view(shape))
             dx.addcmul_(x, slope.to(dx.dtype).view(shape))
-        dw = dxhat.to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return dx, dw, db.to(weight.dtype) if ctx.needs_input_grad[2] else None, None, None, None
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        return dx, dxhat if needs_weight else None, db if needs_bias else None, None, None, None
 
 
 def _eval_backward(
@@ -120,9 +120,8 @@ def _statistics(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance per channel over all ranks of ``group``.
 
-    The local ones take two passes, so that nothing cancels; the ranks' are combined in float64
-    (Chan et al.: sum of squared deviations from the common mean), where the cancellation of the
-    sum of squares is far below float32's resolution.
+    The local ones take two passes; the ranks' are gathered and combined in float64 around the
+    common mean (Chan et al. 1979), so that nothing cancels however far the mean is from zero.
     """
     dims = [0, *range(2, x.dim())]
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -130,8 +129,10 @@ def _statistics(
     if group is None:
         return mean, var
     local = x.numel() // x.shape[1]
-    mean64, var64 = mean.double(), var.double()
-    sums = torch.stack([mean64, var64 + mean64.square()]) * (local / count)
-    sums = reduce_in_place(sums, group, "the statistics of batch_norm")
-    total = sums[0]
-    return total.to(mean.dtype), (sums[1] - total.square()).clamp_min_(0).to(mean.dtype)
+    mean64 = mean.double()
+    row = torch.stack([mean64, var.double(), torch.full_like(mean64, local / count)])
+    rows = gather_rows(row, group, "the statistics of batch_norm")
+    means, variances, shares = rows.unbind(1)
+    total = (shares * means).sum(0)
+    spread = (shares * (variances + (means - total).square())).sum(0)
+    return total.to(mean.dtype), spread.to(mean.dtype)
