@@ -1,0 +1,56 @@
+"""`hyperslab simulate`: a folder of N-body universes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hyperslab.universe import NAMES
+from hyperslab.universe import simulate as make
+
+
+def simulate(
+    out: Annotated[Path, typer.Argument(help="Folder of the universes; made if missing.")],
+    count: Annotated[int, typer.Option(help="Universes in the folder, those there included.")],
+    size: Annotated[int, typer.Option(help="Voxels per side.")],
+    box_size: Annotated[
+        float | None,
+        typer.Option(help="Side [Mpc/h] at H_0 = 70; it grows with H_0. Default: 2 per voxel."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Universe i depends on this and i alone.")] = 0,
+    parameters: Annotated[
+        str, typer.Option(help="Those that vary, with commas; the others stay fiducial.")
+    ] = ",".join(NAMES),
+    particles: Annotated[
+        int | None, typer.Option(help="Particles per side. Default: as many as voxels.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Time steps of the particle mesh.")] = 10,
+) -> None:
+    """Make N-body universes in the public HDF5 layout; run it again to go on after a stop."""
+    with _progress() as progress:
+        task = progress.add_task("universes", total=count)
+        make(
+            out,
+            count=count,
+            size=size,
+            box_size=box_size,
+            seed=seed,
+            parameters=[name.strip() for name in parameters.split(",") if name.strip()],
+            particles=particles,
+            steps=steps,
+            done=lambda path: progress.advance(task),
+        )
+    typer.echo(f"{count} universes in {out}")
+
+
+def _progress() -> Progress:
+    """A bar on the terminal; nothing where the output goes to a file."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )

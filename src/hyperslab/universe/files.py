@@ -1,0 +1,111 @@
+"""One universe in one HDF5 file of the public layout; a final name means a finished file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import DataError
+from hyperslab.universe.parameters import NAMES, Draw
+
+Attributes = Mapping[str, int | float | str]
+
+PARTIAL = ".partial"
+"""What a file that is being written has after its final name; no reader looks for such files."""
+
+
+def path_of(folder: Path, index: int) -> Path:
+    return folder / f"univ_ics_{index:06d}.hdf5"
+
+
+def chunk_side(size: int) -> int:
+    """The side of a chunk: a power of two that is at most a quarter of the cube and at most 32.
+
+    >>> [chunk_side(size) for size in (1, 6, 32, 100, 512)]
+    [1, 1, 8, 16, 32]
+    """
+    quarter = max(1, min(size // 4, 32))
+    return 1 << (quarter.bit_length() - 1)
+
+
+def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
+    """The counts in the storage type.
+
+    Raises:
+        DataError: if one does not fit, which would otherwise wrap around silently.
+    """
+    most, limit = int(counts.max()), np.iinfo(np.int16).max
+    if most > limit:
+        raise DataError(
+            f"universe {index}: a voxel holds {most} particles and int16 ends at {limit};"
+            " take fewer particles or more voxels"
+        )
+    return counts.astype(np.int16)
+
+
+def write(
+    path: Path,
+    counts: NDArray[np.int16],
+    draw: Draw,
+    redshifts: tuple[float, ...],
+    attributes: Attributes,
+) -> None:
+    """Write ``full`` (S, S, S, 4) and the parameters, under a temporary name until complete.
+
+    Raises:
+        DataError: if the folder cannot be written or the disk is full.
+    """
+    image = _image(counts, draw, redshifts, attributes)
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        partial.write_bytes(image)
+        os.replace(partial, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check(path: Path, attributes: Attributes) -> None:
+    """Nothing, if ``path`` is the universe that these attributes describe.
+
+    Raises:
+        DataError: if it is another one, or no readable universe at all.
+    """
+    remedy = "delete it or simulate into another folder"
+    try:
+        with h5py.File(path, "r") as file:
+            found = dict(file.attrs)
+            shape = file["full"].shape
+    except (OSError, KeyError) as error:
+        raise DataError(f"{path} is not a simulated universe ({error}): {remedy}") from error
+    for name, wanted in attributes.items():
+        if name not in found or found[name] != wanted:
+            raise DataError(
+                f"{path} was made with {name} = {found.get(name)}, not {wanted}: {remedy}"
+            )
+    size = attributes["size"]
+    if shape != (size, size, size, 4):
+        raise DataError(
+            f"{path} holds counts of shape {shape}, not {(size, size, size, 4)}: {remedy}"
+        )
+
+
+def _image(
+    counts: NDArray[np.int16], draw: Draw, redshifts: tuple[float, ...], attributes: Attributes
+) -> bytes:
+    """The file's bytes, made in memory: what fails later is one plain write."""
+    side = chunk_side(counts.shape[0])
+    with h5py.File("image", "w", driver="core", backing_store=False) as file:
+        file.create_dataset("full", data=counts, chunks=(side, side, side, counts.shape[3]))
+        file["unitPar"] = draw.unit
+        file["physPar"] = draw.physical
+        file["namePar"] = np.array(NAMES, dtype="S")
+        file["redshifts"] = np.array(redshifts)
+        file.attrs.update(attributes)
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    return image

@@ -1,0 +1,173 @@
+"""Gravity: initial conditions, particle-mesh steps, particle counts; through `jaxpm`.
+
+Legend: P particles and mesh cells per side, S voxels per side, a scale factor. Positions are in
+mesh cells, in [0, P) up to the periodic wrap; momenta are a² dx/dt in cells times H_0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.universe.library import load, quiet
+
+REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
+"""The four channels, in the order of the published generator."""
+
+FIRST_A = 0.1
+"""Where second-order Lagrangian perturbation theory hands over to the particle-mesh steps."""
+
+OMEGA_B = 0.05
+"""Baryons, in the initial power spectrum only; kept at this value as Omega_m varies."""
+
+STATE = 3  # arrays of a state: positions, momenta, forces, each (P, P, P, 3)
+
+
+def scale_factors(steps: int) -> list[NDArray[np.float64]]:
+    """The edges of the time steps from FIRST_A to today, one array up to each redshift in turn.
+
+    Steps are even between two redshifts and at most ``(1 - FIRST_A) / steps`` long.
+    """
+    longest = (1.0 - FIRST_A) / steps
+    stops = [FIRST_A, *(1.0 / (1.0 + z) for z in sorted(REDSHIFTS, reverse=True))]
+    return [
+        np.linspace(a, b, int(np.ceil((b - a) / longest - 1e-9)) + 1)
+        for a, b in itertools.pairwise(stops)
+    ]
+
+
+class Nbody:
+    """A universe of particles³ particles counted in size³ voxels at four redshifts.
+
+    Compiled once; the parameters, the box and the noise are arguments, so that every further
+    universe only computes.
+    """
+
+    def __init__(self, *, size: int, particles: int, steps: int) -> None:
+        self._segments = scale_factors(steps)
+        edges = np.concatenate([np.stack([s[:-1], s[1:]], 1) for s in self._segments])
+        with quiet():
+            code = _Code(load(), size, particles, edges)
+            self._start, self._step, self._count = code.compile()
+
+    def __call__(
+        self, physical: NDArray[np.float64], box_size: float, noise: NDArray[np.uint32]
+    ) -> NDArray[np.int32]:
+        """Counts (S, S, S, 4), the last dim over REDSHIFTS, each summing to P³.
+
+        ``physical`` is (Omega_m, sigma_8, n_s, H_0), ``box_size`` this universe's side [Mpc/h],
+        ``noise`` (2,) the key of the initial white noise.
+        """
+        state, factors = self._start(
+            np.asarray(physical, np.float32), np.float32(box_size), np.asarray(noise, np.uint32)
+        )
+        channels, done = [], 0
+        for segment in self._segments:
+            for i in range(done, done + len(segment) - 1):
+                state = self._step(*state, factors[i])
+            done += len(segment) - 1
+            channels.append(np.asarray(self._count(state[0])))
+        return np.stack(channels[::-1], axis=-1)
+
+
+class _Code:
+    """The three programs that a universe is made of, for fixed S, P and time steps (a, a')."""
+
+    def __init__(
+        self, lib: SimpleNamespace, size: int, particles: int, edges: NDArray[np.float64]
+    ) -> None:
+        self.lib, self.size, self.particles, self.edges = lib, size, particles, edges
+
+    def compile(self) -> tuple[Any, Any, Any]:
+        jax, P = self.lib.jax, self.particles
+        vectors = jax.ShapeDtypeStruct((P, P, P, 3), np.float32)
+        triple = jax.ShapeDtypeStruct((3,), np.float32)
+        start = jax.jit(self.start).lower(
+            jax.ShapeDtypeStruct((4,), np.float32),
+            jax.ShapeDtypeStruct((), np.float32),
+            jax.ShapeDtypeStruct((2,), np.uint32),
+        )
+        step = jax.jit(self.step, donate_argnums=range(STATE)).lower(*[vectors] * STATE, triple)
+        return start.compile(), step.compile(), jax.jit(self.count).lower(vectors).compile()
+
+    def start(self, physical: Any, box_size: Any, noise: Any) -> tuple[Any, Any]:
+        """The state at FIRST_A by second-order Lagrangian theory, and all steps' factors (n, 3)."""
+        jax, jnp, pm = self.lib.jax, self.lib.jnp, self.lib.pm
+        mesh = (self.particles,) * 3
+        field = pm.linear_field(
+            mesh,
+            (box_size,) * 3,
+            self.power(physical),
+            jax.random.wrap_key_data(noise, impl="threefry2x32"),
+        )
+        axis = jnp.arange(self.particles, dtype=jnp.float32)
+        lattice = jnp.stack(jnp.meshgrid(axis, axis, axis, indexing="ij"), -1)
+        cosmo = self.cosmology(physical)
+        shift, momenta, _ = pm.lpt(cosmo, field, particles=lattice, a=FIRST_A, order=2)
+        positions = lattice + shift
+        return (positions, momenta, self.forces(positions)), self.factors(cosmo)
+
+    def step(self, x: Any, p: Any, force: Any, factors: Any) -> tuple[Any, Any, Any]:
+        """Kick, drift, kick (Feng et al. 2016, section 2)."""
+        p = p + factors[0] * force
+        x = x + factors[1] * p
+        force = self.forces(x)
+        return x, p + factors[2] * force, force
+
+    def count(self, x: Any) -> Any:
+        """Particles per voxel (S, S, S): the nearest voxel centre, voxel 0's being cell 0's."""
+        jnp, S = self.lib.jnp, self.size
+        i = jnp.floor((x + 0.5) * (S / self.particles)).astype(jnp.int32) % S
+        flat = (i[..., 0] * S + i[..., 1]) * S + i[..., 2]
+        return jnp.bincount(flat.ravel(), length=S**3).reshape(S, S, S)
+
+    def forces(self, x: Any) -> Any:
+        return self.lib.pm.pm_forces(x, mesh_shape=(self.particles,) * 3)
+
+    def cosmology(self, physical: Any) -> Any:
+        """A new object for each library: both keep growth tables in it, of different contents."""
+        omega_m, sigma_8, n_s, h_0 = physical
+        return self.lib.jc.Cosmology(
+            Omega_c=omega_m - OMEGA_B,
+            Omega_b=OMEGA_B,
+            h=h_0 / 100.0,
+            n_s=n_s,
+            sigma8=sigma_8,
+            Omega_k=0.0,
+            w0=-1.0,
+            wa=0.0,
+        )
+
+    def power(self, physical: Any) -> Any:
+        """The linear power spectrum [(Mpc/h)³] today as a function of k [h/Mpc], 0 at k = 0."""
+        jnp = self.lib.jnp
+        k = jnp.logspace(-4.0, 2.5, 512)
+        table = self.lib.jc.power.linear_matter_power(self.cosmology(physical), k)
+
+        def power(x: Any) -> Any:
+            log_x = jnp.log(jnp.where(x > 0, x, 1.0))
+            return jnp.where(x > 0, jnp.exp(jnp.interp(log_x, jnp.log(k), jnp.log(table))), 0.0)
+
+        return power
+
+    def factors(self, cosmo: Any) -> Any:
+        """(n, 3): the factors of kick, drift, kick of every step (Feng et al. 2016, section 2).
+
+        They make linear growth exact for any step length, which a plain leapfrog does not.
+        """
+        lib, jnp = self.lib, self.lib.jnp
+        a, b = jnp.asarray(self.edges.T, jnp.float32)
+        middle = jnp.sqrt(a * b)
+
+        def kick(since: Any, until: Any, at: Any) -> Any:
+            growth = lib.growth.Gf(cosmo, until) - lib.growth.Gf(cosmo, since)
+            expansion = at**2 * jnp.sqrt(lib.jc.background.Esqr(cosmo, at))
+            return 1.5 * cosmo.Omega_m * growth / (expansion * lib.growth.dGfa(cosmo, at))
+
+        grown = lib.growth.growth_factor(cosmo, b) - lib.growth.growth_factor(cosmo, a)
+        drift = grown / lib.growth.Gf(cosmo, middle)
+        return jnp.stack([kick(a, middle, a), drift, kick(middle, b, b)], -1)
