@@ -1,0 +1,60 @@
+"""What the ranks tell each other: the catalogue and means (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import hyperslab as hs
+from hyperslab.data import open
+from tests.data.universes import folder
+from tests.ranks import run_ranks
+
+
+def names_seen(path: Path) -> list[str]:
+    """Only the first rank is given a folder that exists, so only it can have looked."""
+    grid = hs.Grid(data=dist.get_world_size())
+    mine = path if grid.is_main else path / "elsewhere"
+    data = open(mine, grid, batch_size=2, split="all")
+    assert len(list(data.epoch(0))) == 2
+    return data.names()
+
+
+def test_every_rank_has_the_catalogue_of_the_first(tmp_path: Path) -> None:
+    folder(tmp_path, 3)
+    assert run_ranks(3, names_seen, tmp_path) == [["a/univ_000", "a/univ_001", "b/univ_000"]] * 3
+
+
+def opens(path: Path) -> str:
+    with pytest.raises(hs.DataError) as caught:
+        open(path, hs.Grid(depth=2), batch_size=1)
+    return str(caught.value)
+
+
+def test_every_rank_raises_what_the_first_found(tmp_path: Path) -> None:
+    folder(tmp_path, 3)
+    (tmp_path / "b/z.hdf5").write_text("nothing")
+    one, other = run_ranks(2, opens, tmp_path)
+    assert one == other
+    assert "b/z.hdf5: cannot be read" in one
+
+
+def means(path: Path, extents: dict[str, int]) -> torch.Tensor:
+    data = open(path, hs.Grid(**extents), batch_size=3, split="all", transform="mean")
+    ((x, y),) = data.epoch(0)
+    assert y.full().shape == (3, 4)
+    return x.full()
+
+
+@pytest.mark.parametrize(
+    "extents", [{"depth": 3}, {"data": 2, "width": 2}, {"data": 4, "height": 2}], ids=str
+)
+def test_a_mean_is_that_of_the_whole_sample(tmp_path: Path, extents: dict[str, int]) -> None:
+    volumes = np.stack(folder(tmp_path, 3)).astype("f8")
+    expected = volumes / volumes.mean((1, 2, 3, 4), keepdims=True)
+    for x in run_ranks(int(np.prod([*extents.values()])), means, tmp_path, extents):
+        torch.testing.assert_close(x, torch.from_numpy(expected).float())
