@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.grid import Grid
 from hyperslab.errors import CommError
@@ -172,6 +173,7 @@ class _Fetch(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         plan = ctx.plan
         pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]

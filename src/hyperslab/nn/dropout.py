@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from hyperslab.errors import CommError
+from hyperslab.errors import CommError, LayoutError
 from hyperslab.nn.counter import uniform_bits
 from hyperslab.tensor import Sharded, register
 
@@ -71,7 +71,7 @@ def check_random_state(x: Sharded) -> None:
         )
 
 
-@register(F.dropout, torch.dropout, torch.dropout_, family="random")
+@register(F.dropout, torch.dropout, family="random")
 def dropout(
     input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, train: Any = None
 ) -> Sharded:
@@ -85,11 +85,19 @@ def dropout(
     return dropout_shape(input, tuple(input.shape), p, inplace)
 
 
-def _register_feature(function: Callable[..., Any]) -> None:
+@register(torch.dropout_, family="random")
+def dropout_(input: Any, p: float, train: bool) -> Sharded:
+    """The same in place."""
+    return dropout(input, p, train, inplace=True)
+
+
+def _register_feature(function: Callable[..., Any], *dims: int) -> None:
     def rule(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Sharded:
         """Whole channels: torch's own mask, the same on every grid."""
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        if input.dim() not in dims:
+            raise LayoutError(f"{function.__name__} needs a batched input, got {input.partition}")
         if not training or p == 0.0:
             return input
         shape = (*input.shape[:2], *[1] * (input.dim() - 2))
@@ -98,5 +106,7 @@ def _register_feature(function: Callable[..., Any]) -> None:
     register(function, family="random")(rule)
 
 
-for _function in (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout):
-    _register_feature(_function)
+_register_feature(F.dropout1d, 3)
+_register_feature(F.dropout2d, 4)
+_register_feature(F.dropout3d, 5)
+_register_feature(torch.feature_dropout, 2, 3, 4, 5)

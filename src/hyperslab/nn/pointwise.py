@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.registry import refuse
 
 FUNCTIONS = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -63,7 +64,9 @@ def apply_pointwise(
         )
     local = partial(_operand, target=target, like=like)
     result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
-    if isinstance(result, Sharded) or not isinstance(result, torch.Tensor):
+    if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
+        raise refuse(function, args, kwargs)
+    if isinstance(result, Sharded):
         return result
     return like.like(result, target)
 

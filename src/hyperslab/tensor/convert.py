@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from hyperslab.comm import Grid
 from hyperslab.comm.reduce import reduce_in_place
@@ -41,6 +42,7 @@ class _Shard(torch.autograd.Function):
         return block.clone() if grid.size > 1 else block.view_as(block)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         grid = ctx.grid
         if grid.size == 1:

@@ -150,6 +150,9 @@ class Sharded(torch.Tensor):
             kind = f"dtype={self.dtype}, device={self.device}"
         return f"Sharded({self._partition}, {kind}, box={self.box}, grid={self._grid})"
 
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
     @property
     def grad(self) -> Sharded | None:  # type: ignore[override]
         """This rank's block of the serial gradient of the loss."""
