@@ -1,9 +1,9 @@
 """One checkpoint: a folder that is there whole or not at all, and loads on any grid.
 
-    step-00000123/
-        .metadata, __0_0.distcp, ...   torch.distributed.checkpoint: tensors under their names
-        extra.pt                       whatever else was given, by rank 0
-        manifest.json                  the SHA-256 of every file above; written last
+step-00000123/
+    .metadata, __0_0.distcp, ...   torch.distributed.checkpoint: tensors under their names
+    extra.pt                       whatever else was given, by rank 0
+    manifest.json                  the SHA-256 of every file above; written last
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as read_parts
+from torch.distributed.checkpoint.state_dict_saver import save as write_parts
 
 from hyperslab.errors import HyperslabError
 from hyperslab.train.ranks import on_main, reason
@@ -62,7 +64,7 @@ def save(
     failing = f"cannot write the checkpoint {path}"
     try:
         on_main(lambda: _clear(partial), failing, CheckpointError)
-        _transfer(dcp.save, _state(model, optimizer), partial, failing)
+        _transfer(write_parts, _state(model, optimizer), partial, failing)
         on_main(lambda: _finish(partial, path, extra), failing, CheckpointError)
     except CheckpointError:
         if _rank() == 0:
@@ -82,7 +84,7 @@ def load(
     path = Path(path).absolute()
     on_main(lambda: verify(path), f"cannot read the checkpoint {path}", CheckpointError)
     state = _state(model, optimizer)
-    _transfer(dcp.load, state, path, f"the checkpoint {path} does not fit this model")
+    _transfer(read_parts, state, path, f"the checkpoint {path} does not fit this model")
     set_model_state_dict(model, state["model"])
     if optimizer is not None:
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
@@ -122,7 +124,7 @@ def _transfer(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that one process is one process
             function(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    except dcp.api.CheckpointException as error:
+    except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
         raise CheckpointError(f"{failing}: {reason(cause)} (rank {rank})") from error
 

@@ -35,7 +35,8 @@ def start_ranks(device: str, timeout: float) -> bool:
         dist.init_process_group(backend, timeout=limit)
         return True
     if not cuda and torch.cuda.is_available():
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
         return True
     return False
 

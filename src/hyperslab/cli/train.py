@@ -1,0 +1,96 @@
+"""`hyperslab train`: start the ranks, or be one of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hyperslab.errors import LayoutError
+from hyperslab.train.agree import Stopped
+from hyperslab.train.config import Recipe
+from hyperslab.train.launch import adopt_slurm, end_with_parent, launch, settle_environment
+from hyperslab.train.recipe import load_recipe
+from hyperslab.train.run import prepare_folder
+from hyperslab.train.run import train as train_rank
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has some.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, such as grid.depth=2 epochs=10.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes to start; the grid must have as many places.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, on any grid.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="The run's folder. Default: the recipe's.")
+    ] = None,
+) -> None:
+    """Train a network; also under torchrun and srun, where every rank runs this command."""
+    config = load_recipe(recipe, overrides or [])
+    if output is not None:
+        config = config.model_copy(update={"output": output})
+    adopt_slurm(os.environ)
+    check_ranks(config, ranks)
+    try:
+        if "RANK" in os.environ or config.grid.size == 1:
+            be_rank(config, resume=resume)
+            return
+        prepare_folder(config, resume=resume)
+        settle_environment(os.environ, config.grid.size)
+        arguments = ["-m", "hyperslab", "train", str(recipe), *(overrides or [])]
+        arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
+        launch(config.grid.size, arguments, config.output / "logs")
+    except Stopped as stopped:
+        raise SystemExit(stopped.code) from None
+
+
+@record
+def be_rank(config: Recipe, *, resume: bool) -> None:
+    """Train as one rank; what goes wrong is also written down for the process that started it."""
+    if "RANK" in os.environ:
+        end_with_parent()
+    main = os.environ.get("RANK", "0") == "0"
+    handler = _Terminal()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logging.getLogger("hyperslab").addHandler(handler)
+    logging.getLogger("hyperslab").setLevel(logging.INFO if main else logging.WARNING)
+    try:
+        train_rank(config, resume=resume)
+    except Stopped as stopped:
+        if main:
+            typer.echo(str(stopped))
+        raise SystemExit(stopped.code) from None
+
+
+class _Terminal(logging.Handler):
+    """Writes to what is standard output now: a progress bar may have put itself in front of it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stdout, flush=True)
+
+
+def check_ranks(config: Recipe, ranks: int | None) -> None:
+    """Compare the grid with the ranks that there are or shall be, before any work is done.
+
+    Raises:
+        LayoutError: with both numbers.
+    """
+    grid, world = config.grid, os.environ.get("WORLD_SIZE")
+    places = " x ".join(f"{axis} {extent}" for axis, extent in grid.model_dump().items())
+    wanted = [("--ranks", ranks), ("WORLD_SIZE", int(world) if world else None)]
+    for name, count in wanted:
+        if count is not None and count != grid.size:
+            raise LayoutError(
+                f"{name} is {count} but the grid has {grid.size} places ({places})\n"
+                f"    use --ranks {grid.size}, or change the grid, such as grid.depth={count}"
+            )

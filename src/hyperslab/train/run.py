@@ -1,0 +1,143 @@
+"""One training run from its recipe: what to build, where to go on from, how it may end."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm import Grid
+from hyperslab.data import Dataset
+from hyperslab.errors import CommError, HyperslabError, RecipeError
+from hyperslab.train.checkpoints import folder_of, latest
+from hyperslab.train.config import Recipe
+from hyperslab.train.optim import build_optimizer, build_schedule
+from hyperslab.train.ranks import on_main, reason, start_ranks
+from hyperslab.train.recipe import save_recipe
+from hyperslab.train.reporter import Reporter
+from hyperslab.train.setup import build_model, open_data
+from hyperslab.train.state import Position, restore
+from hyperslab.train.trainer import Trainer
+
+log = logging.getLogger("hyperslab")
+
+LOST = re.compile(r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE)
+
+
+def train(recipe: Recipe, *, resume: bool = False) -> None:
+    """Train as the recipe says, into its ``output``; every rank calls it.
+
+    With ``resume``, from the newest intact checkpoint there, which any grid may have written; from
+    the start if there is none.
+
+    Raises:
+        RecipeError: the recipe does not go with the data, or the folder holds another run.
+        LayoutError: the grid does not match the ranks or the volumes.
+        CommError: another rank died or did not answer in time.
+        HyperslabError: whatever else ended it; the checkpoints written so far stay.
+    """
+    started = start_ranks(recipe.device, recipe.timeout)
+    try:
+        with ExitStack() as stack:
+            grid = Grid(**recipe.grid.model_dump())
+            stack.enter_context(_clear_errors(grid, recipe))
+            prepare_folder(recipe, resume=resume)
+            trainer = build(recipe, grid, stack, resume=resume)
+            trainer.fit()
+    finally:
+        if started:
+            dist.destroy_process_group()
+
+
+def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trainer:
+    """Everything that a step needs; ``stack`` closes what must be closed."""
+    torch.manual_seed(recipe.seed)
+    data = stack.enter_context(open_data(recipe, grid, split="train"))
+    validation = stack.enter_context(open_data(recipe, grid, split="validation"))
+    model = build_model(recipe, data, grid)
+    optimizer = build_optimizer(recipe.optimizer, model.parameters())
+    steps = -(-data.steps // recipe.optimizer.accumulate)
+    schedule = build_schedule(recipe.optimizer, optimizer, steps)
+    at, path = Position(), latest(recipe.output) if resume else None
+    if path is not None:
+        at = restore(
+            path,
+            grid,
+            batch_size=recipe.data.batch_size,
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+        )
+    if grid.is_main:
+        log.info("%s", _opening_words(grid, data, validation, path))
+    return Trainer(
+        recipe,
+        grid,
+        model,
+        data=data,
+        validation=validation,
+        optimizer=optimizer,
+        schedule=schedule,
+        at=at,
+        reporter=_reporter(recipe, at, steps, stack) if grid.is_main else None,
+    )
+
+
+def prepare_folder(recipe: Recipe, *, resume: bool) -> None:
+    """Make the run's folder with its recipe; every rank calls it.
+
+    Raises:
+        RecipeError: it holds another run, or cannot be written.
+    """
+    run = recipe.output
+    on_main(lambda: _prepare(recipe, resume), f"cannot write into output {run}", RecipeError)
+
+
+def _prepare(recipe: Recipe, resume: bool) -> None:
+    run = recipe.output
+    if not resume and any(folder_of(run).glob("step-*")):
+        raise RecipeError(
+            f"output {run} holds a run already\n    go on with --resume, or choose another --output"
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    save_recipe(recipe, run / "recipe.yaml")
+
+
+def _reporter(recipe: Recipe, at: Position, steps: int, stack: ExitStack) -> Reporter:
+    reporter = Reporter(
+        recipe.output, step=at.step, epoch=at.epoch, total_steps=steps * recipe.epochs
+    )
+    stack.callback(reporter.close)
+    return reporter
+
+
+def _opening_words(grid: Grid, data: Dataset, validation: Dataset, path: Path | None) -> str:
+    start = f"going on from {path}" if path else "from the start"
+    return (
+        f"{grid} on {grid.device.type}: {len(data)} samples of {list(data.shape)} to train, "
+        f"{len(validation)} to validate, {start}"
+    )
+
+
+@contextmanager
+def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
+    """Say in the user's words what torch and the operating system say in theirs."""
+    try:
+        yield
+    except HyperslabError:
+        raise
+    except OSError as error:
+        raise HyperslabError(f"run {recipe.output}: {reason(error)}") from error
+    except RuntimeError as error:
+        if grid.size == 1 or not LOST.search(str(error)):
+            raise
+        first = str(error).strip().splitlines()[0]
+        raise CommError(
+            f"rank {grid.rank} lost another rank, or waited for it longer than timeout="
+            f"{recipe.timeout:g} s: {first}\n    go on from the last checkpoint with --resume"
+        ) from error

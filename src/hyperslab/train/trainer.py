@@ -1,0 +1,254 @@
+"""The training loop: mini-batches in, a trained model, a history and checkpoints out."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch.optim.lr_scheduler import LRScheduler
+
+from hyperslab.comm import Grid
+from hyperslab.tensor import Sharded
+from hyperslab.train.agree import DivergedError, Stopped, StopRequest, Verdict, Vote
+from hyperslab.train.checkpoints import folder_of, save_step
+from hyperslab.train.config import Recipe
+from hyperslab.train.reporter import Reporter
+from hyperslab.train.state import Position, state_of
+
+LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss}
+
+Batches = Iterator[tuple[Sharded, Sharded]]
+
+
+class Source(Protocol):
+    """What the trainer needs of data: `hyperslab.data.Dataset` has it."""
+
+    wait_seconds: float
+
+    def __len__(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def epoch(self, epoch: int, start: int = 0) -> Batches: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step that is done and whose agreement is under way."""
+
+    vote: Vote
+    step: int
+    epoch: int
+    rate: float
+    samples: int
+    seconds: float
+
+
+class Trainer:
+    """Trains a parallelised model on one rank of the grid; every rank runs the same one.
+
+    Only the main rank has a ``reporter``.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        grid: Grid,
+        model: torch.nn.Module,
+        *,
+        data: Source,
+        validation: Source,
+        optimizer: torch.optim.Optimizer,
+        schedule: LRScheduler,
+        at: Position,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.recipe, self.grid, self.model = recipe, grid, model
+        self.data, self.validation = data, validation
+        self.optimizer, self.schedule = optimizer, schedule
+        self.at, self.reporter = at, reporter
+        self.loss = LOSSES[recipe.loss]
+        self.no_sync: Callable[[], AbstractContextManager[None]] = model.no_sync  # type: ignore
+        self.stop = StopRequest()
+        self.pending: Pending | None = None
+
+    def fit(self) -> None:
+        """Train to the recipe's last epoch.
+
+        Raises:
+            Stopped: after a signal, with a checkpoint written.
+            DivergedError: the loss is not finite; the last checkpoint is from before.
+            CheckpointError: one cannot be written.
+        """
+        with self.stop.listening():
+            while self.at.epoch < self.recipe.epochs:
+                self.train_epoch()
+                self.finish_epoch()
+
+    def train_epoch(self) -> None:
+        """The rest of an epoch, from the position on."""
+        self.model.train()
+        self.since, self.waited = time.perf_counter(), self.data.wait_seconds
+        batches = iter(self.data.epoch(self.at.epoch, self.at.batch))
+        while self.at.batch < self.data.steps:
+            count = min(self.recipe.optimizer.accumulate, self.data.steps - self.at.batch)
+            rate = self.optimizer.param_groups[0]["lr"]
+            loss, prediction, samples = self.train_step(batches, count)
+            self.at.batch += count
+            self.at.step += 1
+            self.record(loss, prediction, samples, rate)
+        if number := self.settle():
+            self.leave(number)
+
+    def train_step(self, batches: Batches, count: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """One step of the optimizer over ``count`` mini-batches.
+
+        Returns the loss, this rank's last prediction and the number of samples; waits for nothing.
+        """
+        samples, losses = self.samples_of(count), []
+        for i in range(count):
+            x, y = next(batches)
+            with torch.enable_grad() if i == count - 1 else self.no_sync():
+                with self.autocast():
+                    prediction = self.model(x)
+                    loss = self.loss(prediction, y) * (x.shape[0] / samples)
+                loss.backward()
+            losses.append(loss.detach())
+        if self.recipe.optimizer.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        return torch.stack(losses).sum(), prediction.local.detach(), samples
+
+    def samples_of(self, count: int) -> int:
+        """Samples in the next mini-batches; the last one of an epoch may be smaller."""
+        size, done = self.recipe.data.batch_size, self.at.batch
+        return min((done + count) * size, len(self.data)) - done * size
+
+    def autocast(self) -> torch.autocast:
+        """bf16 where the recipe says so."""
+        return torch.autocast(
+            self.grid.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"
+        )
+
+    def record(
+        self, loss: torch.Tensor, prediction: torch.Tensor, samples: int, rate: float
+    ) -> None:
+        """Start the agreement about this step, finish that of the step before."""
+        now, waited = time.perf_counter(), self.data.wait_seconds
+        vote = Vote(self.grid, loss, prediction, stop=self.stop.signal, wait=waited - self.waited)
+        new = Pending(vote, self.at.step, self.at.epoch, rate, samples, now - self.since)
+        before, self.pending = self.pending, new
+        if number := self.finish(before):
+            self.leave(number)
+        every = self.recipe.checkpoint.every_steps
+        if every is not None and self.at.step % every == 0:
+            self.checkpoint()
+            now = time.perf_counter()
+        self.since, self.waited = now, waited
+
+    def settle(self) -> int:
+        """Finish the agreement that is under way."""
+        done, self.pending = self.pending, None
+        return self.finish(done)
+
+    def finish(self, done: Pending | None) -> int:
+        """Record an agreed step; returns the signal that any rank got, or 0.
+
+        Every rank reads the same verdict, so all go on or none does.
+        """
+        if done is None:
+            return 0
+        verdict = done.vote.result()
+        if not verdict.finite:
+            raise DivergedError(self.diverged(done, verdict))
+        self.at.loss += verdict.loss * done.samples
+        self.at.samples += done.samples
+        self.at.seconds += done.seconds
+        if self.reporter is not None:
+            self.reporter.step(_row(done, verdict))
+        return verdict.signal
+
+    def leave(self, number: int) -> None:
+        """Write a checkpoint and end, because of a signal."""
+        path = self.checkpoint()
+        name = signal.Signals(number).name
+        raise Stopped(number, f"stopped by {name} after {path}\n    go on with --resume")
+
+    def diverged(self, done: Pending, verdict: Verdict) -> str:
+        """The words of the error, with the rank where one can be told."""
+        where = "" if verdict.culprit is None else f"; the first is rank {verdict.culprit}"
+        return (
+            f"the loss is not a finite number in step {done.step} (epoch {done.epoch}){where}\n"
+            f"    the checkpoints in {folder_of(self.recipe.output)} are from before\n"
+            "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
+        )
+
+    @torch.no_grad()
+    def validate(self) -> tuple[float | None, float | None]:
+        """Loss and mean absolute error over the validation split; None where it is empty."""
+        self.model.eval()
+        sums, samples = torch.zeros(2, dtype=torch.float64, device=self.grid.device), 0
+        for x, y in self.validation.epoch(0):
+            with self.autocast():
+                prediction = self.model(x)
+                both = torch.stack([self.loss(prediction, y), F.l1_loss(prediction, y)])
+            sums += both * x.shape[0]
+            samples += x.shape[0]
+            vote = Vote(self.grid, both[0], prediction.local, stop=self.stop.signal, wait=0.0)
+            if number := vote.result().signal:
+                self.leave(number)
+        loss, mae = sums.tolist()
+        return (loss / samples, mae / samples) if samples else (None, None)
+
+    def finish_epoch(self) -> None:
+        """Validate, record, go to the next epoch, and write a checkpoint where one is due."""
+        at, begin = self.at, time.perf_counter()
+        validation, mae = self.validate()
+        train = at.loss / at.samples if at.samples else None
+        row = {"train_loss": train, "validation_loss": validation, "validation_mae": mae}
+        seconds = at.seconds + time.perf_counter() - begin
+        if self.reporter is not None:
+            self.reporter.epoch({"epoch": at.epoch, **row, "seconds": seconds}, at.step)
+        self.at = Position(step=at.step, epoch=at.epoch + 1, best=at.best)
+        if self.at.epoch % self.recipe.checkpoint.every == 0 or self.at.epoch == self.recipe.epochs:
+            self.checkpoint(train if validation is None else validation)
+
+    def checkpoint(self, score: float | None = None) -> Path:
+        """Write the state of the run; the lowest ``score`` is the best."""
+        self.settle()
+        best = score is not None and score < (math.inf if self.at.best is None else self.at.best)
+        if best:
+            self.at.best = score
+        return save_step(
+            self.recipe.output,
+            self.at.step,
+            self.model,
+            self.optimizer,
+            best=best,
+            keep=self.recipe.checkpoint.keep,
+            **state_of(self.at, self.schedule, self.recipe.data.batch_size, self.grid.device),
+        )
+
+
+def _row(done: Pending, verdict: Verdict) -> dict[str, float]:
+    return {
+        "step": done.step,
+        "epoch": done.epoch,
+        "loss": verdict.loss,
+        "learning_rate": done.rate,
+        "step_seconds": done.seconds,
+        "wait_seconds": verdict.wait_seconds,
+        "samples_per_second": done.samples / done.seconds,
+        "memory_bytes": verdict.memory_bytes,
+    }
