@@ -190,6 +190,6 @@ def fetch(x: torch.Tensor, plan: Plan, *, fill: float = 0.0, what: str) -> torch
     Elements outside the volume are ``fill`` and have no gradient. Where the plan needs no
     message and stays inside the own box the result is a view.
     """
-    if not plan.sends and not plan.receives and plan.own.contains(plan.wanted):
+    if not plan.sends and not plan.receives and plan.kept == plan.wanted:
         return x if plan.own == plan.wanted else x[plan.wanted.slices(plan.own)]
     return _Fetch.apply(x, plan, fill, what)

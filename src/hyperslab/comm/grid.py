@@ -92,7 +92,7 @@ class Grid:
             LayoutError: a spatial extent has fewer elements than the axis has ranks.
         """
         shape = tuple(shape)
-        axes: list[str | None] = ["data"] + [None] * (len(shape) - 1)
+        axes: list[str | None] = ["data", *[None] * (len(shape) - 1)][: len(shape)]
         spatial = max(0, min(3, len(shape) - 2))
         if spatial:
             axes[-spatial:] = AXES[-spatial:]

@@ -1,0 +1,193 @@
+"""Fetch, redistribute, gather, shard: values and adjoints (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
+
+import hyperslab as hs
+from hyperslab.comm import plan_exchange
+from hyperslab.comm.exchange import fetch
+from hyperslab.geometry import Cover, Cut, Partition
+from tests.nn.serial import AXES, RANKS, draw_examples, grids
+from tests.ranks import run_ranks
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Boxes of ``partition`` become those of ``wanted``; ``fill`` beyond the volume's edge."""
+
+    grid: dict[str, int]
+    partition: Partition
+    wanted: Cover
+    fill: float = 0.0
+    seed: int = 0
+
+
+@st.composite
+def partitions(draw: st.DrawFn, grid: dict[str, int], shape: tuple[int, ...]) -> Partition:
+    """Any dim by any axis or none; shards of any extent, empty ones too."""
+    axes = list(draw(st.permutations([*AXES, None, None])))[: len(shape)]
+    cuts: list[Cut | None] = []
+    for extent, axis in zip(shape, axes, strict=True):
+        if axis is None or grid[axis] == 1:
+            cuts.append(None)
+            continue
+        inner = sorted(draw(st.integers(0, extent)) for _ in range(grid[axis] - 1))
+        cuts.append(Cut(axis, (0, *inner, extent)))
+    return Partition(shape, tuple(cuts))
+
+
+@st.composite
+def covers(draw: st.DrawFn, grid: dict[str, int], shape: tuple[int, ...]) -> Cover:
+    """Any interval for every rank of an axis, over the edges as well."""
+    axes = [a if a and grid[a] > 1 else None for a in draw(st.permutations([*AXES, None, None]))]
+    chosen, intervals = tuple(axes[: len(shape)]), []
+    for extent, axis in zip(shape, chosen, strict=True):
+        lows = [draw(st.integers(-3, extent)) for _ in range(grid[axis] if axis else 1)]
+        intervals.append(tuple((low, low + draw(st.integers(1, extent + 3))) for low in lows))
+    return Cover(chosen, tuple(intervals))
+
+
+@st.composite
+def exchanges(draw: st.DrawFn, ranks: int) -> Exchange:
+    grid = draw(grids(ranks))
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(draw(st.integers(1, 5))))
+    partition = draw(partitions(grid, shape))
+    wanted = draw(st.one_of(covers(grid, shape), partitions(grid, shape)))
+    return Exchange(
+        grid,
+        partition,
+        wanted.cover if isinstance(wanted, Partition) else wanted,
+        draw(st.sampled_from([0.0, -2.5])),
+        draw(st.integers(0, 999)),
+    )
+
+
+def whole(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def expected_box(full: torch.Tensor, lo: Any, hi: Any, fill: float) -> torch.Tensor:
+    """By explicit indexing of the whole tensor."""
+    for dim, (a, b) in enumerate(zip(lo, hi, strict=True)):
+        index = torch.arange(a, b)
+        inside = (index >= 0) & (index < full.shape[dim])
+        taken = full.index_select(dim, index.clamp(0, full.shape[dim] - 1))
+        mask = inside.view([-1 if d == dim else 1 for d in range(full.dim())])
+        full = torch.where(mask, taken, torch.tensor(fill, dtype=full.dtype))
+    return full
+
+
+def total(value: torch.Tensor) -> float:
+    """The sum over all ranks."""
+    value = value.detach().clone()
+    dist.all_reduce(value)
+    return value.item()
+
+
+def check_exchanges(cases: list[Exchange]) -> None:
+    for case in cases:
+        grid = hs.Grid(**case.grid)
+        full = whole(case.partition.shape, case.seed)
+        own, box = case.partition.box(grid.coords), case.wanted.box(grid.coords)
+        x = full[own.slices()].clone().requires_grad_()
+        y = fetch(x, plan_exchange(case.partition, case.wanted, grid), fill=case.fill, what="test")
+        expected = expected_box(full, box.lo, box.hi, case.fill)
+        assert torch.equal(y, expected), case
+        # Adjoint: with other numbers in every copy of a replicated box, and a linear F (fill 0).
+        v = whole(tuple(x.shape), 100 + grid.rank)
+        y0 = fetch(v, plan_exchange(case.partition, case.wanted, grid), what="test")
+        w = whole(tuple(y.shape), 200 + grid.rank)
+        (xt,) = torch.autograd.grad(y, x, w)
+        left, right = total((y0 * w).sum()), total((v * xt).sum())
+        assert abs(left - right) <= 1e-11 * (1 + abs(left)), (case, left, right)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_fetch_and_its_adjoint(ranks: int) -> None:
+    run_ranks(ranks, check_exchanges, draw_examples(exchanges(ranks), 60))
+
+
+@st.composite
+def changes(draw: st.DrawFn, ranks: int) -> tuple[dict[str, int], Partition, Partition, int]:
+    grid = draw(grids(ranks))
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(draw(st.integers(1, 5))))
+    return (
+        grid,
+        draw(partitions(grid, shape)),
+        draw(partitions(grid, shape)),
+        draw(st.integers(0, 9)),
+    )
+
+
+def check_changes(cases: list[tuple[dict[str, int], Partition, Partition, int]]) -> None:
+    for axes, old, new, seed in cases:
+        grid, full = hs.Grid(**axes), whole(old.shape, seed)
+        x = hs.Sharded.from_local(full[old.box(grid.coords).slices()].clone(), old, grid)
+        y = x.redistribute(new)
+        assert y.partition == new
+        assert torch.equal(y.local, full[new.box(grid.coords).slices()])
+        assert torch.equal(y.full(), full)
+        for axis in axes:
+            z = hs.gather(y, axis)
+            assert axis not in z.partition.axes
+            assert torch.equal(z.full(), full)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_redistribution_gather_and_full(ranks: int) -> None:
+    run_ranks(ranks, check_changes, draw_examples(changes(ranks), 40))
+
+
+def messages() -> list[tuple[int, tuple[int, ...]]]:
+    """A halo of one plane on three cut dims of 8 ranks: what rank 0 receives, from whom."""
+    grid = hs.Grid(depth=2, height=2, width=2)
+    partition = grid.partition((1, 1, 8, 8, 8))
+    intervals = (((0, 1),), ((0, 1),), *[((-1, 5), (3, 9))] * 3)
+    cover = Cover((None, None, "depth", "height", "width"), intervals)
+    plan = plan_exchange(partition, cover, grid)
+    return [(t.rank, t.box.shape[2:]) for t in plan.receives]
+
+
+def test_a_halo_is_faces_edges_and_the_corner() -> None:
+    received = dict(run_ranks(8, messages)[0])
+    assert received == {
+        1: (4, 4, 1),
+        2: (4, 1, 4),
+        3: (4, 1, 1),
+        4: (1, 4, 4),
+        5: (1, 4, 1),
+        6: (1, 1, 4),
+        7: (1, 1, 1),
+    }
+
+
+def plans_are_kept() -> bool:
+    grid = hs.Grid(width=2)
+    partition = grid.partition((1, 1, 6))
+    cover = Partition.whole((1, 1, 6)).cover
+    return plan_exchange(partition, cover, grid) is plan_exchange(partition, cover, grid)
+
+
+def test_a_plan_is_made_once() -> None:
+    assert run_ranks(2, plans_are_kept) == [True, True]
+
+
+def double_backward(name: str) -> None:
+    x = torch.randn(2, 2, 6, dtype=torch.float64, requires_grad=True)
+    y = hs.shard(x, hs.Grid(width=2))
+    loss = (y.full() ** 2).sum() if name == "full" else (y.local**2).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    gradient.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["full", "shard"])
+def test_a_second_backward_is_an_error_and_not_a_wrong_gradient(name: str) -> None:
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        run_ranks(2, double_backward, name)

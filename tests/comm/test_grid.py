@@ -1,0 +1,145 @@
+"""Ranks, coordinates, partitions and groups of a grid (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hyperslab as hs
+from tests.ranks import run_ranks
+
+
+def test_alone_it_needs_no_process_group() -> None:
+    grid = hs.Grid()
+    assert not dist.is_initialized()
+    assert (grid.size, grid.rank, grid.is_main) == (1, 0, True)
+    assert grid.group(("data", "depth", "height", "width")) is None
+    assert grid.partition((4, 2, 5, 6, 7)).axes == ()
+    grid.barrier()
+
+
+def test_wrong_product_says_both_numbers() -> None:
+    with pytest.raises(hs.LayoutError, match="has 6 places but there are 1 ranks"):
+        hs.Grid(depth=2, width=3)
+
+
+def wrong() -> None:
+    hs.Grid(data=3)
+
+
+def test_wrong_product_of_several_ranks() -> None:
+    with pytest.raises(hs.LayoutError, match="has 3 places but there are 2 ranks"):
+        run_ranks(2, wrong)
+
+
+@pytest.mark.parametrize("axes", [{"data": 0}, {"depth": -1, "width": -1}])
+def test_every_axis_has_ranks(axes: dict[str, int]) -> None:
+    with pytest.raises(hs.LayoutError, match="at least one rank"):
+        hs.Grid(**axes)
+
+
+def coordinates() -> tuple[int, int, int, int]:
+    grid = hs.Grid(data=2, height=2, width=2)
+    for rank in range(8):
+        assert grid.rank_of(grid.coords_of(rank)) == rank
+    c = grid.coords
+    return c["data"], c["depth"], c["height"], c["width"]
+
+
+def test_data_is_outermost_and_width_innermost() -> None:
+    assert run_ranks(8, coordinates) == [
+        (d, 0, h, w) for d in (0, 1) for h in (0, 1) for w in (0, 1)
+    ]
+
+
+def members() -> dict[str, list[int]]:
+    grid = hs.Grid(data=2, depth=2, width=2)
+    found = {}
+    for axes in [("data",), ("depth",), ("width",), ("width", "depth"), ("height", "data")]:
+        group = grid.group(axes)
+        assert group is not None
+        assert grid.group(axes) is group
+        found[" ".join(axes)] = dist.get_process_group_ranks(group)
+    assert grid.group(("height",)) is None
+    assert grid.group(("data", "depth", "width")) is dist.group.WORLD
+    return found
+
+
+def test_group_members() -> None:
+    found = run_ranks(8, members)
+    assert found[0] == {
+        "data": [0, 4],
+        "depth": [0, 2],
+        "width": [0, 1],
+        "width depth": [0, 1, 2, 3],
+        "height data": [0, 4],
+    }
+    assert found[7] == {
+        "data": [3, 7],
+        "depth": [5, 7],
+        "width": [6, 7],
+        "width depth": [4, 5, 6, 7],
+        "height data": [3, 7],
+    }
+
+
+def bounds(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
+    grid = hs.Grid(data=2, depth=3)
+    return [None if cut is None else cut.bounds for cut in grid.partition(shape).cuts]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((5, 2, 7, 4, 4), [(0, 3, 5), None, (0, 3, 5, 7), None, None]),
+        ((5, 2, 7, 4), [(0, 3, 5), None, None, None]),
+        ((4, 9), [(0, 2, 4), None]),
+        ((3,), [(0, 2, 3)]),
+        ((1, 2, 3, 4, 4), [None, None, (0, 1, 2, 3), None, None]),
+        ((), []),
+    ],
+)
+def test_how_a_tensor_is_cut(shape: tuple[int, ...], expected: list[object]) -> None:
+    assert run_ranks(6, bounds, shape)[0] == expected
+
+
+def too_small() -> None:
+    hs.Grid(height=4).partition((2, 1, 8, 3, 8))
+
+
+def test_an_extent_too_small_to_cut() -> None:
+    with pytest.raises(hs.LayoutError) as caught:
+        run_ranks(4, too_small)
+    message = str(caught.value)
+    assert "cannot cut dim 3 (extent 3)" in message
+    assert "into 4 shards along height" in message
+    assert "use height<=3" in message
+
+
+def notices() -> int:
+    """A notice is logged once, on the main rank."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("hyperslab").addHandler(handler)
+    grid = hs.Grid(data=2)
+    for _ in range(3):
+        grid.partition((1, 3))
+    logging.getLogger("hyperslab").removeHandler(handler)
+    return len(records)
+
+
+def test_a_notice_comes_once() -> None:
+    assert run_ranks(2, notices) == [1, 0]
+
+
+def where() -> tuple[str, bool]:
+    grid = hs.Grid(data=2)
+    return grid.device.type, torch.cuda.is_available()
+
+
+def test_gloo_means_the_cpu() -> None:
+    assert [device for device, _ in run_ranks(2, where)] == ["cpu", "cpu"]
