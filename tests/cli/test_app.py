@@ -1,41 +1,59 @@
-"""The command line as a whole (tier: no process group, a few child processes)."""
+"""The command line as a whole (tier: no process group, two child processes)."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from hyperslab.cli import app
 from hyperslab.cli.errors import DEBUG, clean_errors
 from hyperslab.errors import DataError
 
 MESSAGE = "a.hdf5 has no key 'full' [see the docs]\n    convert it first"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hyperslab", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+COMMANDS = ("simulate", "train", "evaluate", "report")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), prog_name="hyperslab")
 
 
 def test_help_lists_the_commands() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    for command in ("simulate", "train", "evaluate", "report"):
-        assert command in done.stdout
+    listed = run("--help").stdout
+    assert [name for name in COMMANDS if name not in listed] == []
 
 
-@pytest.mark.parametrize("command", ["simulate", "train", "evaluate", "report"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
     done = run(command, "--help")
-    assert done.returncode == 0
+    assert done.exit_code == 0
     assert f"hyperslab {command}" in done.stdout
 
 
 def test_an_unknown_command_is_refused() -> None:
     done = run("trian")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "trian" in done.stderr
+
+
+@pytest.mark.parametrize(("debug", "shown"), [((), False), (("--debug",), True)])
+def test_a_process_ends_with_the_error_and_not_with_a_traceback(
+    tmp_path: Path, debug: tuple[str, ...], shown: bool
+) -> None:
+    command = [sys.executable, "-m", "hyperslab", *debug, "evaluate", str(tmp_path / "nowhere")]
+    environment = {name: value for name, value in os.environ.items() if name != DEBUG}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr
+    assert ("Traceback" in done.stderr) is shown
+    assert done.stderr.startswith("error: ") is not shown
 
 
 def test_an_error_is_one_message(

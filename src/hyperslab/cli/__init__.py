@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from hyperslab.cli.errors import DEBUG, clean_errors
+from hyperslab.cli.evaluate import evaluate
+from hyperslab.cli.report import report
+from hyperslab.cli.simulate import simulate
+from hyperslab.cli.train import train
 
 app = typer.Typer(
     help="Train 3D CNNs on volumes larger than one device.",
@@ -23,6 +27,10 @@ def options(
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
+
+
+for command in (simulate, train, evaluate, report):
+    app.command()(command)
 
 
 def main() -> None:
