@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -150,7 +151,7 @@ def test_transforms(tmp_path: Path, dtype: torch.dtype, stored: str, transform: 
 
 
 class Recorder(Source):
-    """Says which samples were asked for; waits at a sample until it is let go."""
+    """Says which samples were asked for, and may fail at one."""
 
     def __init__(self) -> None:
         self.names = [str(i) for i in range(10)]
@@ -211,6 +212,20 @@ def test_the_thread_ends_however_the_epoch_is_left() -> None:
             raise KeyboardInterrupt
     assert threads() == 0
     assert len(list(data.epoch(1))) == 10
+
+
+def test_an_interrupt_while_waiting_ends_the_thread() -> None:
+    class Slow(Recorder):
+        def read(self, sample: int, box: Box) -> Any:
+            main = threading.main_thread().ident
+            assert main is not None
+            if sample == 0:
+                signal.pthread_kill(main, signal.SIGINT)
+            return super().read(sample, box)
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the loop is what is interrupted
+        for _ in open(Slow(), Seat(), batch_size=1, split="all").epoch(0):
+            threading.Event().wait(10)  # had it come late, it comes now
 
 
 BAD_VALUES = [
