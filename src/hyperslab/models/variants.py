@@ -42,7 +42,8 @@ def paper2020(width: int) -> Variant:
     Poolings follow the first log2(width) - 2 convolutions and the fourth convolution has stride 2,
     so the last map is 256 x 2^3 at every width and so is the number of parameters. At 128, 256 and
     512 this is the paper's table; below 128 the same rule drops poolings from the end. The paper
-    does not state the initialisation: He normal for the leaky ReLU.
+    does not state the initialisation: He normal for the leaky ReLU, and zero for the last dense
+    layer, so that training starts from the middle of every parameter's range.
     """
     poolings = _log2(width) - 2
     channels = (16, 32, 64, 128, 256, 256, 256)
@@ -58,6 +59,7 @@ def paper2020(width: int) -> Variant:
         dropout=0.2,
         initialise=functools.partial(nn.init.kaiming_normal_, a=0.01),
         bias=False,
+        zero_last=True,
     )
 
 
