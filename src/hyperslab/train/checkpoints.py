@@ -74,13 +74,14 @@ def _tidy(new: Path, *, best: bool, keep: int) -> None:
     steps = sorted(new.parent.glob("step-*"))
     earlier = [path for path in steps if path.name <= new.name]
     kept = {path.name for path in earlier[-keep:]} | {os.readlink(link)}
-    for path in [*steps, *new.parent.glob(".step-*")]:
+    for path in [*steps, *new.parent.glob(".step-*")]:  # the hidden ones: killed while writing
         if path.name not in kept:
             shutil.rmtree(path)
 
 
 def _point(link: Path, name: str) -> None:
-    temporary = link.with_name(".best")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(name)
-    temporary.replace(link)
+    temporary = link.with_name(".step-best")
+    temporary.mkdir(exist_ok=True)
+    (temporary / name).unlink(missing_ok=True)
+    (temporary / name).symlink_to(name)
+    (temporary / name).replace(link)

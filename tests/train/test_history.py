@@ -1,0 +1,91 @@
+"""The CSV history across stops (tier: no process)."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hyperslab.train.history import EPOCHS, STEPS, Table
+from hyperslab.train.reporter import Reporter
+
+COLUMNS = ("step", "loss")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fill(path: Path, *, before: int, steps: range) -> None:
+    table = Table(path, COLUMNS, before=before)
+    for step in steps:
+        table.add({"step": step, "loss": step / 8})
+    table.close()
+
+
+def test_steps_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    fill(path, before=1, steps=range(1, 8))
+    fill(path, before=5, steps=range(5, 10))
+    assert [int(row["step"]) for row in rows(path)] == list(range(1, 10))
+    assert float(rows(path)[8]["loss"]) == 9 / 8
+
+
+def test_a_half_written_row_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    fill(path, before=1, steps=range(1, 4))
+    path.write_text(path.read_text() + "4,0.")
+    fill(path, before=5, steps=range(4, 5))
+    assert [row["loss"] for row in rows(path)] == ["0.125", "0.25", "0.375", "0.5"]
+
+
+def test_a_row_is_on_disk_at_once(tmp_path: Path) -> None:
+    table = Table(tmp_path / "steps.csv", COLUMNS, before=1)
+    table.add({"step": 1, "loss": None})
+    assert rows(tmp_path / "steps.csv") == [{"step": "1", "loss": ""}]
+    table.close()
+
+
+def row(step: int) -> dict[str, float]:
+    return {**dict.fromkeys(STEPS, 0.5), "step": step, "epoch": 0, "memory_bytes": 2**30}
+
+
+def test_without_a_terminal_nothing_is_drawn_and_epochs_are_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4)
+    reporter.step(row(1))
+    with caplog.at_level("INFO", "hyperslab"):
+        reporter.epoch({**dict.fromkeys(EPOCHS, 0.25), "epoch": 0, "validation_loss": None}, 1)
+    reporter.close()
+    assert capsys.readouterr().out == ""
+    assert "epoch 0  train loss 0.25  validation mae 0.25" in caplog.text
+    assert rows(tmp_path / "epochs.csv")[0]["validation_loss"] == ""
+    assert rows(tmp_path / "steps.csv")[0]["memory_bytes"] == str(2**30)
+
+
+def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
+    console = Console(force_terminal=True, width=200, record=True, file=open("/dev/null", "w"))
+    with console.file:
+        reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4, console=console)
+        reporter.step(row(3))
+        reporter.close()
+        text = console.export_text()
+    assert "3/4" in text
+    assert "100 % waiting for data" in text
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4)
+    for step in (1, 2):
+        reporter.step({**row(step), "loss": step / 4})
+    reporter.close()
+    events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("step/loss")]
+    assert shown == [(1, 0.25), (2, 0.5)]
