@@ -215,17 +215,16 @@ def test_the_thread_ends_however_the_epoch_is_left() -> None:
 
 
 def test_an_interrupt_while_waiting_ends_the_thread() -> None:
-    class Slow(Recorder):
+    class Interrupting(Recorder):
         def read(self, sample: int, box: Box) -> Any:
             main = threading.main_thread().ident
             assert main is not None
-            if sample == 0:
+            if sample == 1:
                 signal.pthread_kill(main, signal.SIGINT)
             return super().read(sample, box)
 
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the loop is what is interrupted
-        for _ in open(Slow(), Seat(), batch_size=1, split="all").epoch(0):
-            threading.Event().wait(10)  # had it come late, it comes now
+    with pytest.raises(KeyboardInterrupt):
+        list(open(Interrupting(), Seat(), batch_size=1, split="all", prefetch=0).epoch(0))
 
 
 BAD_VALUES = [
@@ -309,3 +308,16 @@ def test_a_closed_data_set_holds_no_file(universes: Any) -> None:
         list(data.epoch(0))
         assert source._open
     assert not source._open
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_device_gets_what_the_processor_gets(universes: Any) -> None:
+    how: Any = {"batch_size": 2, "split": "all", "augment": True}
+    seat = Seat(height=2)
+    on_cpu = list(open(universes[0], seat, **how).epoch(0))
+    seat.device = torch.device("cuda", torch.cuda.current_device())
+    for expected, got in zip(on_cpu, open(universes[0], seat, **how).epoch(0), strict=True):
+        for a, b in zip(expected, got, strict=True):
+            assert b.local.device.type == "cuda"
+            torch.testing.assert_close(a.local, b.local.cpu())
