@@ -2,6 +2,7 @@
 
 from hyperslab.nn import (  # noqa: F401  (importing a family registers its rules)
     attributes,
+    checkpoint,
     conv,
     dropout,
     linear,

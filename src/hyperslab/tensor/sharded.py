@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from hyperslab.comm import Grid, plan_exchange
+from hyperslab.comm import Grid, all_reduce_sum, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Partition
@@ -155,10 +155,18 @@ class Sharded(torch.Tensor):
 
     @property
     def grad(self) -> Sharded | None:  # type: ignore[override]
-        """This rank's block of the serial gradient of the loss."""
+        """This rank's block of the serial gradient of the loss.
+
+        All ranks ask together: copies along axes that do not cut the tensor are summed.
+        """
         with DisableTorchFunctionSubclass():
             gradient = _GRAD.__get__(self)
-            return None if gradient is None else self.like(gradient / self._grid.size)
+            # Inside a backward pass it is re-entrant checkpointing that hands the block's on.
+            if gradient is None or torch._C._current_graph_task_id() != -1:
+                return gradient
+            copies = [a for a in self._grid.extents if a not in self._partition.axes]
+            total = all_reduce_sum(gradient, self._grid.group(copies), "the gradient of a leaf")
+            return self.like(total / self._grid.size)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:

@@ -1,0 +1,159 @@
+"""The tensor itself: forms, gradients, refusals (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import hyperslab as hs
+from hyperslab.geometry import Box, Cut, Partition
+from tests.ranks import run_ranks
+
+GRIDS = [
+    {"width": 1},
+    {"depth": 2},
+    {"data": 2, "width": 2},
+    {"depth": 3, "height": 2},
+    {"data": 2, "depth": 2, "height": 2},
+]
+
+
+def speaks_globally() -> None:
+    x = hs.shard(torch.arange(2.0 * 3 * 7 * 4 * 5).view(2, 3, 7, 4, 5), hs.Grid(depth=3))
+    assert x.shape == x.size() == (2, 3, 7, 4, 5)
+    assert (x.size(2), x.size(-1), x.dim(), x.ndim, x.ndimension()) == (7, 5, 5, 5, 5)
+    assert (x.numel(), x.nelement(), len(x)) == (840, 840, 2)
+    assert isinstance(x, torch.Tensor)
+    assert type(x.local) is torch.Tensor
+    assert (
+        tuple(x.local.shape) == x.box.shape == ((2, 3, 3, 4, 5), (2, 3, 2, 4, 5))[x.grid.rank > 0]
+    )
+    assert x.box == Box((0, 0, [0, 3, 5][x.grid.rank], 0, 0), (2, 3, [3, 5, 7][x.grid.rank], 4, 5))
+    assert x.local.data_ptr() == x.local.data_ptr()
+    for text in (repr(x), str(x), f"{x}"):
+        assert "2 x 3 x 7 x 4 x 5 (dim 2 in 3 by depth)" in text
+    assert (x.dtype, x.device.type, x.is_floating_point()) == (torch.float32, "cpu", True)
+    assert {x: 1}[x] == 1
+
+
+def test_it_speaks_globally() -> None:
+    run_ranks(3, speaks_globally)
+
+
+def round_trip(axes: dict[str, int], shape: tuple[int, ...]) -> None:
+    full = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    r = torch.randn(shape, dtype=torch.float64)
+    x = hs.shard(full, hs.Grid(**axes))
+    assert torch.equal(x.full(), full)
+    (x.full() * r).sum().backward()
+    assert full.grad is not None
+    assert torch.allclose(full.grad, r, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7, 5, 4), (4, 5, 6, 9), (2, 3, 8), (4, 7), (3,), ()])
+@pytest.mark.parametrize("axes", GRIDS, ids=str)
+def test_shard_and_full(axes: dict[str, int], shape: tuple[int, ...]) -> None:
+    run_ranks(math.prod(axes.values()), round_trip, axes, shape)
+
+
+def leaf_gradient(axes: dict[str, int], shape: tuple[int, ...]) -> None:
+    """A leaf's ``.grad`` is this rank's block of the serial gradient, replicated axes or not."""
+    full = torch.randn(shape, dtype=torch.float64)
+    x = hs.shard(full, hs.Grid(**axes)).requires_grad_()
+    assert x.is_leaf
+    assert x.grad is None
+    (x.full() ** 3).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    assert torch.allclose(x.grad.full(), 3 * full**2)
+    x.grad = None
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7, 5, 4), (4, 5, 6, 9), (4, 7)])
+@pytest.mark.parametrize("axes", GRIDS, ids=str)
+def test_gradient_of_a_leaf(axes: dict[str, int], shape: tuple[int, ...]) -> None:
+    run_ranks(math.prod(axes.values()), leaf_gradient, axes, shape)
+
+
+def gathered_gradient() -> None:
+    """Gather, work that repeats, and cut again: the gradient stays the serial one."""
+    full = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64, requires_grad=True)
+    x = hs.shard(full, hs.Grid(depth=2, height=2))
+    y = hs.gather(x, "depth") * 2
+    z = (y.redistribute(x.partition) + x).sin()
+    z.full().sum().backward()
+    assert full.grad is not None
+    assert torch.allclose(full.grad, 3 * torch.cos(3 * full.detach()))
+
+
+def test_gradient_through_gather() -> None:
+    run_ranks(4, gathered_gradient)
+
+
+def refused(case: str) -> None:
+    grid = hs.Grid(depth=2)
+    x = hs.shard(torch.randn(2, 2, 6, 4, 4), grid)
+    if case == "block":
+        hs.Sharded.from_local(torch.zeros(2, 2, 4, 4, 4), x.partition, grid)
+    elif case == "shape":
+        x.redistribute(Partition.whole((2, 2, 6, 4, 5)))
+    elif case == "axis":
+        hs.gather(x, "deep")
+    elif case == "twice":
+        hs.shard(x, grid)
+    elif case == "thin":
+        hs.shard(torch.randn(2, 2, 1, 4, 4), grid)
+    elif case == "grad":
+        x.grad = torch.zeros(2, 2, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("block", r"rank 0 holds a block \(2, 2, 4, 4, 4\) but its box .* is \(2, 2, 3, 4, 4\)"),
+        ("shape", "another shape"),
+        ("axis", r"no axis \['deep'\] in Grid"),
+        ("twice", "already cut"),
+        ("thin", r"cannot cut dim 2 \(extent 1\)"),
+        ("grad", "can only be set to None"),
+    ],
+)
+def test_what_is_refused(case: str, message: str) -> None:
+    with pytest.raises(hs.LayoutError, match=message):
+        run_ranks(2, refused, case)
+
+
+def uneven() -> None:
+    """Any bounds, not only balanced ones."""
+    grid = hs.Grid(width=3)
+    partition = Partition((2, 2, 7), (None, None, Cut("width", (0, 1, 6, 7))))
+    full = torch.randn(2, 2, 7, dtype=torch.float64)
+    x = hs.Sharded.from_local(full[partition.box(grid.coords).slices()], partition, grid)
+    weight = torch.randn(3, 2, 5, dtype=torch.float64)
+    y = torch.nn.functional.conv1d(x, weight, padding=2)
+    assert torch.allclose(y.full(), torch.nn.functional.conv1d(full, weight, padding=2))
+
+
+def test_uneven_cuts() -> None:
+    run_ranks(3, uneven)
+
+
+def own_rule() -> Any:
+    @hs.register(torch.heaviside)
+    def heaviside(x: hs.Sharded, values: torch.Tensor) -> hs.Sharded:
+        return x.like(torch.heaviside(x.local, values))
+
+    full = torch.randn(2, 2, 6, 4, 4)
+    try:
+        y = torch.heaviside(hs.shard(full, hs.Grid(depth=2)), torch.tensor(1.0))
+    finally:
+        del hs.tensor.RULES[torch.heaviside]
+    return torch.equal(y.full(), torch.heaviside(full, torch.tensor(1.0)))
+
+
+def test_users_register_rules() -> None:
+    assert run_ranks(2, own_rule) == [True, True]
