@@ -114,9 +114,10 @@ def test_killed_between_write_and_rename(
             raise Killed
         return original(path, target)
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, at, die)
-        save_step(tmp_path, 2, model, optimizer, best=True, keep=2)
+        with pytest.raises(Killed):
+            save_step(tmp_path, 2, model, optimizer, best=True, keep=2)
     assert latest(tmp_path) == (first if at == "rename" else second)
     assert os.readlink(first.with_name("best")) == first.name
     last = save_step(tmp_path, 3, model, optimizer, best=False, keep=2)

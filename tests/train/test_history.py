@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import pytest
@@ -68,14 +69,13 @@ def test_without_a_terminal_nothing_is_drawn_and_epochs_are_logged(
 
 
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
-    console = Console(force_terminal=True, width=200, record=True, file=open("/dev/null", "w"))
-    with console.file:
-        reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4, console=console)
-        reporter.step(row(3))
-        reporter.close()
-        text = console.export_text()
-    assert "3/4" in text
-    assert "100 % waiting for data" in text
+    screen = io.StringIO()
+    console = Console(force_terminal=True, width=200, file=screen)
+    reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4, console=console)
+    reporter.step(row(3))
+    reporter.close()
+    assert "3/4" in screen.getvalue()
+    assert "100 % waiting for data" in screen.getvalue()
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
