@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyperslab.report import html
-from hyperslab.report.figures import residuals, scatter
+from hyperslab.report.figures import reach_of, residuals, scatter
 from hyperslab.report.html import Section
 from hyperslab.report.run import Run
 from hyperslab.report.words import DASH, MINUS, UNITS, label, number
@@ -74,6 +74,7 @@ def _pictures(run: Run) -> list[str]:
                 f"hyperslab evaluate {run.path}",
             )
         ]
+    reach = reach_of(errors, run.predictions)
     return [
         html.heading("True against predicted"),
         html.paragraph(
@@ -81,7 +82,9 @@ def _pictures(run: Run) -> list[str]:
         ),
         html.figures((scatter(n, run.predictions, errors[n]) for n in errors), size="small"),
         html.heading("Residuals"),
-        html.figures((residuals(n, run.predictions, errors[n]) for n in errors), size="small"),
+        html.figures(
+            (residuals(n, run.predictions, errors[n], reach=reach) for n in errors), size="small"
+        ),
     ]
 
 

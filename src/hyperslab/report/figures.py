@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -29,7 +30,7 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
         values = epochs[f"{name}_loss"]
         axes.plot(epoch, values, style, color=color, label=name, marker=marker, markersize=4)
     if of_mean is not None:
-        axes.axhline(of_mean, color=MUTED, linewidth=1.5, linestyle=":", label="training mean")
+        axes.axhline(of_mean, color=MUTED, linewidth=1.5, linestyle=":", label="the mean")
     _log_if_wide(canvas, epochs["train_loss"], epochs["validation_loss"])
     whole_numbers(canvas)
     axes.set(xlabel="epoch", ylabel=measure)
@@ -40,7 +41,11 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
         alt=f"Training and validation loss over {len(epoch)} epochs; "
         f"the training loss ends at {number(epochs['train_loss'][-1])}, {best}.",
         caption=f"{measure.capitalize()} of the normalised parameters; {best}{at}."
-        + (" Dotted: predicting the training mean (test split)." if of_mean is not None else ""),
+        + (
+            " Dotted: always predicting the training mean (test split)."
+            if of_mean is not None
+            else ""
+        ),
     )
 
 
@@ -71,7 +76,7 @@ def scatter(name: str, predictions: Table, errors: dict[str, float | None]) -> P
     canvas = Canvas(f"scatter-{_slug(name)}", width=240, height=250)
     true, predicted = predictions[f"true_{name}"], predictions[f"predicted_{name}"]
     chosen = thin(len(true))
-    reach = _reach(true, predicted)
+    reach = max(1.1, _reach(true, predicted))
     axes = canvas.axes
     axes.plot([-reach, reach], [-reach, reach], color=MUTED, linewidth=1, linestyle="--")
     axes.plot(true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.65, markersize=5, mew=0)
@@ -89,12 +94,17 @@ def scatter(name: str, predictions: Table, errors: dict[str, float | None]) -> P
     )
 
 
-def residuals(name: str, predictions: Table, errors: dict[str, float | None]) -> Picture:
-    """Distribution of predicted − true, normalised (figure 10, bottom)."""
+def residuals(
+    name: str, predictions: Table, errors: dict[str, float | None], *, reach: float
+) -> Picture:
+    """Distribution of predicted - true, normalised (figure 10, bottom).
+
+    ``reach`` ends the horizontal axis on both sides: one for all parameters, so that a narrow
+    distribution looks narrow.
+    """
     canvas = Canvas(f"residual-{_slug(name)}", width=240, height=190)
-    off = predictions[f"predicted_{name}"] - predictions[f"true_{name}"]
-    reach = _reach(off)
-    bins = np.linspace(-reach, reach, 2 * int(np.clip(np.sqrt(len(off)), 5, 30)) + 2)
+    off = off_by(name, predictions)
+    bins = np.linspace(-reach, reach, 2 * int(np.clip(1.5 * np.sqrt(len(off)), 7, 30)) + 2)
     canvas.axes.hist(off, bins=list(bins), color=FIRST, alpha=0.75)
     canvas.axes.axvline(0, color=INK, linewidth=1)
     canvas.axes.axvline(float(off.mean()), color=SECOND, linewidth=2, linestyle="--")
@@ -109,6 +119,16 @@ def residuals(name: str, predictions: Table, errors: dict[str, float | None]) ->
         f"root mean square error {rmse}.",
         caption=f"Bias {bias} (dashed), RMSE {rmse}.",
     )
+
+
+def reach_of(names: Iterable[str], predictions: Table) -> float:
+    """A limit that holds the residuals of all parameters either side of zero."""
+    return _reach(*(off_by(name, predictions) for name in names))
+
+
+def off_by(name: str, predictions: Table) -> Array:
+    """The residuals of one parameter, normalised."""
+    return predictions[f"predicted_{name}"] - predictions[f"true_{name}"]
 
 
 def thin(count: int) -> NDArray[np.int64]:

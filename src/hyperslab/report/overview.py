@@ -10,6 +10,18 @@ from hyperslab.report.run import Run
 from hyperslab.report.words import TIMES, duration, label, number, product, size
 
 Fact = tuple[str, str]
+SETTINGS = {
+    "model": "model.name",
+    "variant": "model.variant",
+    "batch norm": "model.batch_norm",
+    "data": "data.path",
+    "batch size": "data.batch_size",
+    "optimizer": "optimizer.name",
+    "learning rate": "optimizer.learning_rate",
+    "precision": "precision",
+    "device": "device",
+    "seed": "seed",
+}
 
 
 def lede(run: Run) -> str:
@@ -31,12 +43,30 @@ def tiles(run: Run) -> str:
 
 def facts(run: Run) -> list[Fact]:
     """Everything that says where the numbers come from."""
-    settings = {
-        "model": "model.name", "variant": "model.variant", "data": "data.path",
-        "batch size": "data.batch_size", "precision": "precision", "seed": "seed",
-    }  # fmt: skip
-    found = [(what, str(run.setting(key))) for what, key in settings.items()]
-    return [(what, value) for what, value in found if value != "None"]
+    found = [(what, run.setting(key)) for what, key in SETTINGS.items()]
+    found += [("grid", product(f"{axis} {n}" for axis, n in run.grid.items()))]
+    if run.started is not None:
+        found.append(("training started", f"{run.started:%Y-%m-%d %H:%M} UTC"))
+    if run.epochs:
+        found.append(("training took", duration(float(np.nansum(run.epochs["seconds"])))))
+    found += _evaluated(run)
+    return [(what, _words(value)) for what, value in found if value is not None]
+
+
+def _words(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _evaluated(run: Run) -> list[tuple[str, object]]:
+    of = run.evaluation
+    weights, seconds, versions = of.get("weights"), of.get("seconds"), of.get("versions", {})
+    return [
+        ("weights", f"{weights:,}" if isinstance(weights, int) else None),
+        ("evaluated", str(of["date"])[:16].replace("T", " ") + " UTC" if "date" in of else None),
+        ("evaluation took", duration(seconds) if isinstance(seconds, float) else None),
+        ("evaluated on", of.get("device")),
+        ("versions", ", ".join(f"{k} {v}" for k, v in versions.items()) or None),
+    ]
 
 
 def _learnt(run: Run) -> list[tuple[str, str, str]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,15 @@ class Run:
         """Ranks along each axis of the grid."""
         axes = ("data", "depth", "height", "width")
         return {axis: int(self.setting(f"grid.{axis}") or 1) for axis in axes}
+
+    @property
+    def started(self) -> datetime.datetime | None:
+        """When the training first began [UTC]: TensorBoard's files have it in their names."""
+        names = [file.name for file in (self.path / "tensorboard").glob("events.out.tfevents.*")]
+        seconds = [
+            int(match[1]) for name in names if (match := re.search(r"tfevents\.(\d+)", name))
+        ]
+        return datetime.datetime.fromtimestamp(min(seconds), datetime.UTC) if seconds else None
 
     @property
     def epochs_wanted(self) -> int | None:

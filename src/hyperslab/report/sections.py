@@ -26,7 +26,7 @@ def losses(run: Run) -> Section:
         parts.append(
             html.notice(
                 f"This run is not finished: {done} of {wanted} epochs are done. To go on:",
-                f"hyperslab train {run.path / 'recipe.yaml'} --resume",
+                f"hyperslab train {run.path / 'recipe.yaml'} --resume --output {run.path}",
             )
         )
     pictures = []
@@ -58,12 +58,16 @@ def _slices(run: Run) -> str:
         return html.notice(f"No universe of this run can be shown: {error}")
     window = first_window(run, planes.shape)
     cuts = cuts_of(planes.shape, run.grid)
-    boxes = product(cut.parts for cut in cuts.values())
     text = (
         f"{planes.sample}, log(1 + count) of the first channel. Every sample of "
-        f"{product(planes.shape)} voxels is cut into {boxes} boxes "
-        f"({product(cuts)}); each rank reads, keeps and computes its own."
+        f"{product(planes.shape)} voxels "
     )
+    if all(cut.parts == 1 for cut in cuts.values()):
+        text += "is held whole by one rank."
+    else:
+        boxes = product(cut.parts for cut in cuts.values())
+        text += f"is cut into {boxes} boxes ({product(cuts)}); each rank reads, keeps and computes "
+        text += "its own."
     if window is not None and (halo := halo_words(cuts, window)):
         text += f" For the first convolution neighbours exchange a halo of {halo} (shaded)."
     pictures = universe(planes, cuts, window)

@@ -45,9 +45,9 @@ a { color: var(--first); }
 nav { display: flex; flex-wrap: wrap; gap: 0.3rem 1.25rem; margin-top: 1.5rem; }
 :focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr));
-  gap: 1px; margin-top: 1.75rem; background: var(--rule); border: 1px solid var(--rule);
+  gap: 1px; margin-top: 1.75rem; background: var(--panel); border: 1px solid var(--rule);
   border-radius: 8px; overflow: hidden; }
-.tiles div { background: var(--panel); padding: 0.9rem 1.1rem; }
+.tiles div { padding: 0.9rem 1.1rem; box-shadow: 0 0 0 1px var(--rule); }
 .tiles dt { font-size: 0.85rem; color: var(--muted); }
 .tiles dd { font-size: 1.35rem; font-weight: 600; line-height: 1.35; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
@@ -95,7 +95,9 @@ footer { margin-top: 3rem; color: var(--muted); font-size: 0.85rem; }
   body { padding: 0; max-width: none; font-size: 10.5pt; }
   nav, details { display: none; }
   section { break-inside: auto; margin-top: 1.5rem; }
-  h2 { break-after: avoid; }
+  h2, h3, h3 + p { break-after: avoid; }
+  .tiles { grid-template-columns: repeat(3, 1fr); }
+  .tiles, .facts div, tr { break-inside: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
   .figures.medium { grid-template-columns: repeat(3, 1fr); }
   .figures.small { grid-template-columns: repeat(4, 1fr); gap: 1rem; }
