@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -66,6 +67,8 @@ def write(
         partial.write_bytes(image)
         os.replace(partial, path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()  # it would fill a full disk
         raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
@@ -88,10 +91,9 @@ def check(path: Path, attributes: Attributes) -> None:
                 f"{path} was made with {name} = {found.get(name)}, not {wanted}: {remedy}"
             )
     size = attributes["size"]
-    if shape != (size, size, size, 4):
-        raise DataError(
-            f"{path} holds counts of shape {shape}, not {(size, size, size, 4)}: {remedy}"
-        )
+    wanted_shape = (size, size, size, 4)
+    if shape != wanted_shape:
+        raise DataError(f"{path} holds counts of shape {shape}, not {wanted_shape}: {remedy}")
 
 
 def _image(

@@ -119,9 +119,14 @@ class _Code:
         return x, p + factors[2] * force, force
 
     def count(self, x: Any) -> Any:
-        """Particles per voxel (S, S, S): the nearest voxel centre, voxel 0's being cell 0's."""
+        """Particles per voxel (S, S, S).
+
+        The lattice is a quarter of a cell off the voxels' faces. On a face or in the middle, a
+        small shift changes the counts too much or not at all; at a quarter that error of the
+        linear growth cancels to first order (docs/design/0003-universes.md).
+        """
         jnp, S = self.lib.jnp, self.size
-        i = jnp.floor((x + 0.5) * (S / self.particles)).astype(jnp.int32) % S
+        i = jnp.floor((x + 0.25) * (S / self.particles)).astype(jnp.int32) % S
         flat = (i[..., 0] * S + i[..., 1]) * S + i[..., 2]
         return jnp.bincount(flat.ravel(), length=S**3).reshape(S, S, S)
 
