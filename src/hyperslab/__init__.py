@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hyperslab import models
 from hyperslab.comm import Grid
+from hyperslab.data import Source, open
 from hyperslab.errors import (
     CommError,
     DataError,
@@ -14,6 +15,7 @@ from hyperslab.errors import (
 )
 from hyperslab.nn import parallelize
 from hyperslab.tensor import Sharded, gather, register, shard
+from hyperslab.train.checkpoint import load, save
 
 __all__ = [
     "CommError",
@@ -23,10 +25,14 @@ __all__ = [
     "LayoutError",
     "RecipeError",
     "Sharded",
+    "Source",
     "UnsupportedOp",
     "gather",
+    "load",
     "models",
+    "open",
     "parallelize",
     "register",
+    "save",
     "shard",
 ]
