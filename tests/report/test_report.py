@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.report import render, write_report
 from hyperslab.report.run import read_run
@@ -256,3 +258,9 @@ def test_reading_a_run_gives_the_numbers_in_its_files(finished: Path) -> None:
     np.testing.assert_array_equal(run.epochs["validation_loss"], table[:, 2])
     assert run.grid == {"data": 1, "depth": 2, "height": 1, "width": 1}
     assert len(run.predictions["true_n_s"]) == 64
+
+
+def test_the_command_says_where_the_page_is(run: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(run)])
+    assert result.output == f"{run / 'report.html'}\n"
+    assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")

@@ -6,15 +6,23 @@ First without processes, then on a few gloo ranks.
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from typer.testing import CliRunner
 
+from hyperslab.cli import app
+from hyperslab.cli.evaluate import show
 from hyperslab.data.schedule import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.models import CosmoFlow
@@ -184,6 +192,35 @@ def test_a_corrupt_checkpoint_and_a_folder_in_the_way(made: Path, tmp_path: Path
     (run / "checkpoints" / "step-00000007" / "extra.pt").write_bytes(b"x")
     with pytest.raises(HyperslabError, match=r"extra\.pt"):
         evaluate(run)
+
+
+def test_every_parameter_is_printed(made: Path, serial: Evaluation) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    show(serial, made, console)
+    text = console.file.getvalue()
+    assert "7 samples of the test split, step-00000007" in text
+    for name in NAMES:
+        assert re.search(rf"^ *{name} .*{serial.errors[name]['ratio']:.3g}", text, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_command_starts_ranks(made: Path, serial: Evaluation, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(made, tmp_path / "run", symlinks=True))
+    shutil.rmtree(run / "evaluation")
+    command = [sys.executable, "-m", "hyperslab", "evaluate", str(run), "--ranks", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("samples of the test split") == 1, "only one rank prints"
+    written = json.loads((run / "evaluation" / "metrics.json").read_text())
+    assert written["grid"]["depth"] == 2
+    ratio = serial.errors["n_s"]["ratio"]
+    assert written["parameters"]["n_s"]["ratio"] == pytest.approx(ratio, rel=1e-4)
+
+
+def test_the_command_refuses_a_grid_that_does_not_match(made: Path) -> None:
+    result = CliRunner().invoke(app, ["evaluate", str(made), "--ranks", "3", "grid.depth=2"])
+    assert isinstance(result.exception, LayoutError)
+    assert "--ranks is 3 but the grid has 2 places" in str(result.exception)
 
 
 def on_ranks(run: Path, overrides: tuple[str, ...]) -> tuple[np.ndarray, dict[str, float]]:

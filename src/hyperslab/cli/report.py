@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.report import write_report
-
 
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
 ) -> None:
     """Write the figures and tables of a run as one page that needs nothing else."""
+    from hyperslab.report import write_report  # matplotlib: no other command has to wait for it
+
     typer.echo(f"{write_report(run)}")

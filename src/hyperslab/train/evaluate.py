@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
+from hyperslab.comm.grid import AXES
 from hyperslab.data import Dataset
 from hyperslab.data.schedule import samples_of
 from hyperslab.errors import DataError
@@ -36,6 +37,8 @@ from hyperslab.train.metrics import (
 from hyperslab.train.ranks import on_main, start_ranks
 from hyperslab.train.recipe import load_recipe
 from hyperslab.train.setup import build_model, open_data
+
+UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,11 @@ def recipe_for(run: Path, overrides: Sequence[str], *, ranks: int | None = None)
             "    `hyperslab train RECIPE` makes one and says where"
         )
     if any(override.startswith("grid") for override in overrides):
-        return load_recipe(run / "recipe.yaml", ["grid={}", *overrides])
+        return load_recipe(run / "recipe.yaml", [*UNCUT, *overrides])
     recipe = load_recipe(run / "recipe.yaml", overrides)
     if (size := ranks or _ranks()) == recipe.grid.size:
         return recipe
-    return load_recipe(run / "recipe.yaml", ["grid={}", f"grid.data={size}", *overrides])
+    return load_recipe(run / "recipe.yaml", [*UNCUT, f"grid.data={size}", *overrides])
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
