@@ -30,7 +30,9 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
         values = epochs[f"{name}_loss"]
         axes.plot(epoch, values, style, color=color, label=name, marker=marker, markersize=4)
     if of_mean is not None:
-        axes.axhline(of_mean, color=MUTED, linewidth=1.5, linestyle=":", label="the mean")
+        axes.axhline(
+            of_mean, color=MUTED, linewidth=1.5, linestyle=":", label="predicting the mean"
+        )
     _log_if_wide(canvas, epochs["train_loss"], epochs["validation_loss"])
     whole_numbers(canvas)
     axes.set(xlabel="epoch", ylabel=measure)
@@ -54,7 +56,7 @@ def loss_by_step(steps: Table, *, measure: str) -> Picture:
     canvas = Canvas("loss-step")
     step, loss = steps["step"], steps["loss"]
     chosen = thin(len(step))
-    canvas.axes.plot(step[chosen], loss[chosen], color=FIRST, alpha=0.4, linewidth=1, label="step")
+    canvas.axes.plot(step[chosen], loss[chosen], color=FIRST, alpha=0.55, linewidth=1, label="step")
     if len(step) >= 10:
         smooth = running_median(loss)
         canvas.axes.plot(

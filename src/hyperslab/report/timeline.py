@@ -64,19 +64,18 @@ def _over_steps(
 ) -> Canvas:
     """Every step faintly and the running median on top, from zero up."""
     canvas = Canvas(name, width=360, height=230)
-    chosen = thin(len(step))
-    marker = "o" if len(step) < 20 else ""
+    chosen, few = thin(len(step)), len(step) < 20
     canvas.axes.plot(
         step[chosen],
         values[chosen],
         color=color,
-        alpha=0.4,
+        alpha=1.0 if few else 0.5,
         linewidth=1,
-        marker=marker,
+        marker="o" if few else "",
         markersize=4,
     )
     smooth = running_median(values)
-    if len(step) >= 20:
+    if not few:
         canvas.axes.plot(step[chosen], smooth[chosen], color=color, linewidth=2)
     # A slow first step must not flatten all the others.
     top = max(float(np.nanmax(smooth)), float(np.nanpercentile(values, 98)))
