@@ -1,0 +1,293 @@
+"""Whole runs: stopped and gone on with, on other grids (tiers: one process; a few gloo ranks)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hyperslab.errors import RecipeError
+from hyperslab.train.agree import DivergedError, Stopped
+from hyperslab.train.checkpoint import CheckpointError
+from hyperslab.train.checkpoints import folder_of, latest
+from hyperslab.train.recipe import load_recipe
+from hyperslab.train.run import train
+from hyperslab.train.trainer import Trainer
+from tests.ranks import run_ranks
+from tests.train.universes import losses, write_recipe
+
+TOLERANCE = 1e-4
+STEPS = 9  # three epochs of two full mini-batches and one of three samples
+
+
+def run(recipe: Path, *overrides: str, resume: bool = False) -> None:
+    train(load_recipe(recipe, overrides), resume=resume)
+
+
+def stopped(recipe: Path, step: int, rank: int, *overrides: str, resume: bool = False) -> str:
+    """Run until one rank gets SIGTERM while it computes a step; the message of the stop."""
+    original = Trainer.train_step
+
+    def interrupted(self: Trainer, *args: Any) -> Any:
+        if self.at.step == step - 1 and self.grid.rank == rank:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_step", interrupted)
+        with pytest.raises(Stopped) as caught:
+            run(recipe, *overrides, resume=resume)
+    assert caught.value.code == 128 + signal.SIGTERM
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def reference(universes: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of an uninterrupted serial run."""
+    recipe = write_recipe(tmp_path_factory.mktemp("reference") / "run.yaml", universes)
+    run(recipe)
+    return losses(recipe.with_suffix(""))
+
+
+def test_the_reference_trains(reference: list[float]) -> None:
+    assert len(reference) == STEPS
+    assert len(set(reference)) == STEPS
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_stopped_and_gone_on_with(
+    tmp_path: Path, universes: Path, reference: list[float], step: int
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    message = stopped(recipe, step, 0)
+    newest = latest(recipe.with_suffix(""))
+    assert newest is not None
+    assert newest.name in message
+    assert len(losses(recipe.with_suffix(""))) == int(newest.name[-8:]) < STEPS
+    run(recipe, resume=True)
+    assert losses(recipe.with_suffix("")) == reference
+
+
+def test_history_of_a_killed_run_has_no_step_twice(
+    tmp_path: Path, universes: Path, reference: list[float]
+) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    original = Trainer.train_step
+
+    def killed(self: Trainer, *args: Any) -> Any:
+        if self.at.step == 7:
+            raise KeyboardInterrupt
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, "checkpoint.every_steps=4")
+    assert len(losses(out)) > 4
+    run(recipe, resume=True)
+    assert losses(out) == reference
+    epochs = (out / "epochs.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in epochs] == ["epoch", "0", "1", "2"]
+    means = [float(line.split(",")[1]) for line in epochs[1:]]
+    by_epoch = [reference[i : i + 3] for i in (0, 3, 6)]
+    weighted = [(4 * a + 4 * b + 3 * c) / 11 for a, b, c in by_epoch]
+    assert means == pytest.approx(weighted, rel=1e-6)
+
+
+def test_a_corrupt_newest_checkpoint_costs_only_its_steps(
+    tmp_path: Path, universes: Path, reference: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    stopped(recipe, 7, 0, "checkpoint.every=1")
+    newest = latest(out)
+    assert newest is not None
+    victim = newest / "__0_0.distcp"
+    victim.write_bytes(victim.read_bytes()[:1000])
+    run(recipe, resume=True)
+    assert f"{newest} is corrupt" in caplog.text
+    assert losses(out) == reference
+
+
+GRIDS = [
+    (2, ["grid.depth=2"], 2, ["grid.data=2"]),
+    (1, [], 4, ["grid.depth=2", "grid.width=2"]),
+    (4, ["grid.data=2", "grid.height=2"], 1, []),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "grid", "second", "other"),
+    GRIDS,
+    ids=lambda v: "-".join(v) if v and isinstance(v, list) else None,
+)
+def test_gone_on_with_on_another_grid(
+    tmp_path: Path,
+    universes: Path,
+    reference: list[float],
+    first: int,
+    grid: list[str],
+    second: int,
+    other: list[str],
+) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    messages = run_ranks(first, stopped, recipe, 4, first - 1, *grid)
+    assert len(set(messages)) == 1
+    assert 4 <= len(losses(out)) < STEPS
+    run_ranks(second, _resume, recipe, *other)
+    assert losses(out) == pytest.approx(reference, rel=TOLERANCE)
+
+
+def _resume(recipe: Path, *overrides: str) -> None:
+    run(recipe, *overrides, resume=True)
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path, universes: Path) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    run(recipe, resume=True)  # there is nothing to go on from
+    before = losses(out)
+    with pytest.raises(RecipeError, match=r"holds a run already\n.*--resume"):
+        run(recipe)
+    run(recipe, resume=True)
+    assert losses(out) == before
+    run(recipe, "epochs=2", resume=True)
+    assert losses(out)[:3] == before
+    assert len(losses(out)) == 6
+    with pytest.raises(RecipeError, match=r"batch_size is 2 but .* was written with 4"):
+        run(recipe, "data.batch_size=2", resume=True)
+
+
+def test_the_folder_of_a_run(tmp_path: Path, universes: Path) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    run(recipe, "checkpoint.every=1", "checkpoint.keep=1", "optimizer.clip=0.5")
+    names = {path.name for path in out.iterdir()}
+    assert names == {"recipe.yaml", "steps.csv", "epochs.csv", "tensorboard", "checkpoints"}
+    saved = yaml.safe_load((out / "recipe.yaml").read_text())
+    assert saved["optimizer"]["clip"] == 0.5
+    assert saved["optimizer"]["schedule"]["factor"] == 0.01
+    kept = {path.name for path in folder_of(out).iterdir()}
+    rows = [line.split(",") for line in (out / "epochs.csv").read_text().splitlines()[1:]]
+    best = min(range(3), key=lambda epoch: float(rows[epoch][2]))
+    assert kept == {"best", "step-00000009", f"step-{3 * (best + 1):08}"}
+    assert os.readlink(folder_of(out) / "best") == f"step-{3 * (best + 1):08}"
+
+
+def first_gradient(recipe: Path, *overrides: str) -> tuple[float, torch.Tensor]:
+    """Loss of the first step, and the gradient that the optimizer got."""
+    found: list[torch.Tensor] = []
+
+    def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        found.append(torch.cat([grad.flatten() for grad in grads]).clone())
+
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        run(recipe, *overrides)
+    finally:
+        hook.remove()
+    return losses(load_recipe(recipe, overrides).output)[0], found[0]
+
+
+def test_accumulated_mini_batches_are_one_large_one(tmp_path: Path, universes: Path) -> None:
+    keys: dict[str, Any] = {"model": {"dropout": 0.0}, "epochs": 1}
+    recipe = write_recipe(tmp_path / "run.yaml", universes, **keys)
+    out = tmp_path / "run"
+    size = "data.batch_size="
+    loss, gradient = first_gradient(recipe, f"output={out}-1", size + "11")
+    # Eleven samples as 4 + 4 + 3: the last one counts less.
+    again, accumulated = first_gradient(
+        recipe, f"output={out}-2", size + "4", "optimizer.accumulate=3"
+    )
+    assert len(losses(Path(f"{out}-2"))) == 1
+    assert again == pytest.approx(loss, rel=1e-5)
+    assert torch.linalg.norm(accumulated - gradient) <= 1e-5 * torch.linalg.norm(gradient)
+
+
+def test_clipping_bounds_the_step(tmp_path: Path, universes: Path) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=1)
+    _, gradient = first_gradient(recipe, "optimizer.clip=0.001")
+    assert torch.linalg.norm(gradient) == pytest.approx(0.001, rel=1e-3)
+
+
+def test_bf16_is_close_but_not_equal(
+    tmp_path: Path, universes: Path, reference: list[float]
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=1)
+    run(recipe, "precision=bf16")
+    second = losses(tmp_path / "run")[1]  # the first prediction is zero in any precision
+    assert second == pytest.approx(reference[1], rel=0.05)
+    assert second != reference[1]
+
+
+def diverging(recipe: Path, *overrides: str) -> str:
+    """Let the weights of one rank become NaN in the fifth step."""
+    original = Trainer.train_step
+
+    def broken(self: Trainer, *args: Any) -> Any:
+        if self.at.step == 4:
+            for parameter in self.model.parameters():
+                parameter.data.fill_(torch.nan)
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_step", broken)
+        with pytest.raises(DivergedError) as caught:
+            run(recipe, *overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, universes: Path, ranks: int) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    every = "checkpoint.every_steps=2"
+    if ranks == 1:
+        message = diverging(recipe, every)
+    else:
+        message = run_ranks(2, diverging, recipe, every, "grid.depth=2")[1]
+    assert "not a finite number in step 5 (epoch 1); the first is rank 0" in message
+    newest = latest(out)
+    assert newest is not None
+    assert newest.name == "step-00000004"
+    assert len(losses(out)) == 4
+
+
+def test_a_run_that_cannot_be_written_is_named(tmp_path: Path, universes: Path) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    (tmp_path / "run").write_text("a file in the way")
+    with pytest.raises(RecipeError, match=f"cannot write into output {tmp_path / 'run'}: "):
+        run(recipe)
+
+
+def failing_to_save(recipe: Path, *overrides: str) -> str:
+    (load_recipe(recipe).output / "checkpoints").write_text("a file in the way")
+    with pytest.raises(CheckpointError) as caught:
+        run(recipe, *overrides)
+    return str(caught.value)
+
+
+def test_all_ranks_say_that_a_checkpoint_cannot_be_written(tmp_path: Path, universes: Path) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    out.mkdir()
+    messages = run_ranks(2, failing_to_save, recipe, "grid.data=2", "checkpoint.every=1")
+    assert messages[0] == messages[1]
+    assert f"cannot write the checkpoint {out / 'checkpoints' / 'step-00000003'}" in messages[0]
+    assert len(losses(out)) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.width=32", r"volumes of \[16, 16, 16\] voxels but the model takes \[32, 32, 32\]"),
+        ("model.variant=sc18", "takes no width 16: use one of 128"),
+    ],
+)
+def test_a_model_that_does_not_go_with_the_data(
+    tmp_path: Path, universes: Path, override: str, words: str
+) -> None:
+    with pytest.raises(RecipeError, match=words):
+        run(write_recipe(tmp_path / "run.yaml", universes), override)
