@@ -10,7 +10,7 @@ ready := $(VENV)/.ready
 
 # The demonstration: small universes, two ranks that each hold half of every one.
 DEMO ?= build/demo
-DEMO_COUNT ?= 100
+DEMO_COUNT ?= 128
 DEMO_SIZE ?= 32
 DEMO_RANKS ?= 2
 DEMO_GRID ?= grid.depth=2
