@@ -60,7 +60,7 @@ def test_the_reference_trains(reference: list[float]) -> None:
     assert len(set(reference)) == STEPS
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("step", [2, 4])
 def test_stopped_and_gone_on_with(
     tmp_path: Path, universes: Path, reference: list[float], step: int
 ) -> None:
@@ -194,7 +194,7 @@ def first_gradient(recipe: Path, *overrides: str) -> tuple[float, torch.Tensor]:
 
 
 def test_accumulated_mini_batches_are_one_large_one(tmp_path: Path, universes: Path) -> None:
-    keys: dict[str, Any] = {"model": {"dropout": 0.0}, "epochs": 1}
+    keys: dict[str, Any] = {"model": {"variant": "lbann", "dropout": 0.0}, "epochs": 1}
     recipe = write_recipe(tmp_path / "run.yaml", universes, **keys)
     out = tmp_path / "run"
     size = "data.batch_size="
