@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
-from hyperslab.comm.reduce import gather_rows
 from tests.ranks import run_ranks
 
 GRIDS = [{"depth": 3}, {"data": 2, "depth": 2}, {"data": 2, "depth": 3}, {"depth": 2, "height": 4}]
@@ -37,9 +36,6 @@ def check(axes: dict[str, int], over: tuple[str, ...]) -> None:
     assert abs(both[0] - both[1]) < 1e-12
     if group is not None:
         assert dist.get_process_group_ranks(group) == mates
-        assert gather_rows(torch.tensor([grid.rank]), group, "test").tolist() == [
-            [r] for r in mates
-        ]
     else:
         assert mates == [grid.rank]
     assert torch.equal(x, value(grid.rank, 0).T)

@@ -35,18 +35,6 @@ def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> tor
     return x
 
 
-def gather_rows(row: torch.Tensor, group: dist.ProcessGroup, what: str) -> torch.Tensor:
-    """The ranks' equally shaped tensors, stacked by rank of the group; no gradient.
-
-    Raises:
-        CommError: a rank of the group died or did not answer within the time limit.
-    """
-    rows = row.new_empty((dist.get_world_size(group), *row.shape))
-    with named_loss(group, what):
-        dist.all_gather_into_tensor(rows.view(-1), row.reshape(-1), group=group)
-    return rows
-
-
 class _AllReduceSum(torch.autograd.Function):
     """The sum over ranks is its own adjoint: every rank's output depends on every rank's input."""
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from hyperslab.comm.reduce import gather_rows, reduce_in_place
+from hyperslab.comm.reduce import reduce_in_place
 from hyperslab.tensor import Sharded, register
 
 
@@ -27,8 +27,8 @@ def batch_norm(
 ) -> Sharded:
     """Training and evaluation, with running statistics; over the grid or per replica.
 
-    Distribution scheme: 1. local mean and variance per channel, 2. one gather of both from all
-    ranks, combined, 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
+    Distribution scheme: 1. local mean and variance per channel, 2. one all-reduce of both (two
+    in float64), 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
     all-reduce of both, 3. the block's gradient.
     """
     x: Sharded = input
@@ -120,8 +120,9 @@ def _statistics(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance per channel over all ranks of ``group``.
 
-    The local ones take two passes; the ranks' are gathered and combined in float64 around the
-    common mean (Chan et al. 1979), so that nothing cancels however far the mean is from zero.
+    The local ones take two passes. The ranks' are combined in float64: for inputs of half or
+    single precision as E[x²] − E[x]², whose cancellation there is far below their resolution; for
+    float64 around the common mean (Chan et al. 1979), which takes a second all-reduce.
     """
     dims = [0, *range(2, x.dim())]
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -130,9 +131,12 @@ def _statistics(
         return mean, var
     local = x.numel() // x.shape[1]
     mean64 = mean.double()
-    row = torch.stack([mean64, var.double(), torch.full_like(mean64, local / count)])
-    rows = gather_rows(row, group, "the statistics of batch_norm")
-    means, variances, shares = rows.unbind(1)
-    total = (shares * means).sum(0)
-    spread = (shares * (variances + (means - total).square())).sum(0)
+    var64, share, what = var.double(), local / count, "the statistics of batch_norm"
+    both = torch.stack([mean64, var64 + mean64.square()]) * share
+    total, spread = reduce_in_place(both, group, what)
+    if x.dtype == torch.float64:
+        around = (var64 + (mean64 - total).square()) * share
+        spread = reduce_in_place(around, group, what)
+    else:
+        spread = (spread - total.square()).clamp_min_(0)
     return total.to(mean.dtype), spread.to(mean.dtype)
