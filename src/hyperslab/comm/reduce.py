@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 import torch.distributed as dist
 
 from hyperslab.errors import CommError
-
-
-@contextmanager
-def named_loss(group: dist.ProcessGroup, what: str) -> Iterator[None]:
-    """Turn a failed collective into a CommError that says who was in it and what for."""
-    try:
-        yield
-    except RuntimeError as error:
-        ranks = dist.get_process_group_ranks(group)
-        raise CommError(
-            f"rank {dist.get_rank()} lost contact with one of ranks {ranks} during {what}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
 
 
 def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> torch.Tensor:
@@ -30,8 +14,14 @@ def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> tor
     Raises:
         CommError: a rank of the group died or did not answer within the time limit.
     """
-    with named_loss(group, what):
+    try:
         dist.all_reduce(x, group=group)
+    except RuntimeError as error:
+        ranks = dist.get_process_group_ranks(group)
+        raise CommError(
+            f"rank {dist.get_rank()} lost contact with one of ranks {ranks} during {what}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
     return x
 
 
