@@ -1,0 +1,53 @@
+"""Start ranks on this machine for a benchmark."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+TIME_LIMIT = timedelta(minutes=5)  # for one message, so that a failed rank ends the others
+
+
+def run_ranks(n: int, fn: Callable[..., T], *args: Any) -> list[T]:
+    """Call ``fn(*args)`` on ``n`` ranks with one thread each; what they return, by rank.
+
+    NCCL where the machine has a GPU for every rank, otherwise gloo on the CPU.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(n, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        store = Path(folder, "store").as_uri()
+        futures = [pool.submit(_rank, rank, n, store, fn, args) for rank in range(n)]
+        return [future.result() for future in futures]
+
+
+def _rank(rank: int, n: int, store: str, fn: Callable[..., T], args: tuple[Any, ...]) -> T:
+    torch.set_num_threads(1)
+    # All ranks are on this machine: gloo must not look for an address of it.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    cuda = torch.cuda.device_count() >= n
+    if cuda:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=store,
+        rank=rank,
+        world_size=n,
+        timeout=TIME_LIMIT,
+    )
+    try:
+        return fn(*args)
+    finally:
+        dist.destroy_process_group()

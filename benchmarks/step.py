@@ -1,0 +1,256 @@
+"""The distributed step against the serial one on the same cores, in turn, in one process group.
+
+    python benchmarks/step.py [--width 128] [--steps 15] [--dtype float32 bfloat16] [--json OUT]
+
+1. A training step of CosmoFlow on R ranks of one thread against the same step on one rank of R
+   threads (rank 0, while the others sleep in a barrier). On GPUs: R GPUs against one.
+2. Layer by layer, the distributed convolution against the plain one of the same block without
+   communication, on all ranks at once: the share of the kernel's speed that is reached
+   (Oyama et al. 2020, table II).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from clock import machine, slowest, stopwatch, summary
+from launch import run_ranks
+from torch import nn
+
+import hyperslab as hs
+
+PARTS = ("forward", "backward", "optimiser")
+WARM_UP = 3
+
+
+class Step:
+    """One training step, in its parts."""
+
+    def __init__(self, model: nn.Module, x: Any, y: torch.Tensor, dtype: torch.dtype) -> None:
+        self.model, self.x, self.y, self.dtype = model, x, y, dtype
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def forward(self) -> None:
+        with torch.autocast(self.y.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            self.loss = F.mse_loss(self.model(self.x).float(), self.y)
+
+    def backward(self) -> None:
+        self.loss.backward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def run(self) -> list[float]:
+        torch.manual_seed(1)  # the same dropout on both sides
+        return stopwatch(self.y.device, [self.forward, self.backward, self.update])
+
+
+def compare_steps(width: int, ranks: int, steps: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Serial and distributed steps in turn; on every rank."""
+    grid = hs.Grid(depth=ranks)
+    torch.manual_seed(0)
+    model = hs.models.CosmoFlow(width).to(grid.device)
+    x = torch.randn(1, 4, width, width, width, device=grid.device)
+    y = torch.rand(1, 4, device=grid.device) * 2 - 1
+    serial = Step(copy.deepcopy(model), x, y, dtype) if grid.is_main else None
+    cut = Step(hs.parallelize(model, grid), hs.shard(x, grid), y, dtype)
+    turns = []
+    for _ in range(WARM_UP + steps):
+        alone, busy = serial_turn(serial, grid, ranks)
+        grid.barrier()
+        together = slowest(cut.run(), grid.device)
+        turns.append({"serial": alone, "distributed": together, "busy": busy})
+    result = report(turns[WARM_UP:])
+    if serial is not None:
+        result["losses"] = [serial.loss.item(), cut.loss.item()]
+    return result
+
+
+def serial_turn(serial: Step | None, grid: hs.Grid, threads: int) -> tuple[list[float], float]:
+    """Times of the serial step on rank 0; the share of a core the waiting ranks use."""
+    grid.barrier()
+    wall, used = time.perf_counter(), time.process_time()
+    seconds = [0.0] * len(PARTS)
+    if serial is not None:
+        torch.set_num_threads(threads)
+        seconds = serial.run()
+        torch.set_num_threads(1)
+    grid.barrier()
+    busy = (time.process_time() - used) / (time.perf_counter() - wall)
+    *seconds, busy = slowest([*seconds, 0.0 if grid.is_main else busy], grid.device)
+    return seconds, busy
+
+
+def report(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of each side, and the median of the ratios of neighbouring turns."""
+    parts = {name: slice(i, i + 1) for i, name in enumerate(PARTS)}
+    parts |= {"step": slice(0, 2), "step and optimiser": slice(0, 3)}
+    table = {}
+    for name, span in parts.items():
+        alone = [sum(t["serial"][span]) for t in turns]
+        together = [sum(t["distributed"][span]) for t in turns]
+        ratios = [b / a for a, b in zip(alone, together, strict=True)]
+        table[name] = {
+            "serial": summary(alone),
+            "distributed": summary(together),
+            "ratio": summary(ratios),
+        }
+    return {"parts": table, "busy": summary([t["busy"] for t in turns])}
+
+
+def compare_convolutions(
+    width: int, ranks: int, steps: int, dtype: torch.dtype
+) -> list[dict[str, Any]]:
+    """Every convolution of the network, forward and backward; on every rank."""
+    grid = hs.Grid(depth=ranks)
+    layers: list[tuple[str, nn.Conv3d, tuple[int, ...]]] = []
+    with torch.device("meta"):
+        features = hs.models.CosmoFlow(width).features
+        for name, module in features.named_children():
+            if isinstance(module, nn.Conv3d):
+                module.register_forward_pre_hook(
+                    lambda layer, args, name=name: layers.append((name, layer, args[0].shape))
+                )
+        features(torch.empty(1, 4, width, width, width))
+    return [
+        {"layer": name, **compare_layer(layer, shape, i > 0, grid, steps, dtype)}
+        for i, (name, layer, shape) in enumerate(layers)
+    ]
+
+
+def compare_layer(
+    layer: nn.Conv3d,
+    shape: tuple[int, ...],
+    needs_dx: bool,
+    grid: hs.Grid,
+    steps: int,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """One convolution of one input, plain and distributed in turn, on all ranks at once."""
+    box = grid.partition(shape).box(grid.coords)
+    block = torch.randn(box.shape, device=grid.device, dtype=dtype, requires_grad=needs_dx)
+    cut = hs.Sharded.from_local(block, grid.partition(shape), grid)
+    weight = torch.randn(layer.weight.shape, device=grid.device, dtype=dtype, requires_grad=True)
+    plain = Convolution(layer, block, weight)
+    distributed = Convolution(layer, cut, weight)
+    flops = weight.numel() * block.numel() / block.shape[1]
+    turns = []
+    for _ in range(WARM_UP + steps * min(10, 1 + int(1e9 / flops))):  # short ones more often
+        both = []
+        for side in (plain, distributed):
+            grid.barrier()
+            both.append(slowest(side.run(), grid.device))
+        turns.append(both)
+    turns = turns[WARM_UP:]
+    shares = [sum(a) / sum(b) for a, b in turns]
+    sides = {
+        side: {
+            name: summary([t[i][part] for t in turns])
+            for part, name in enumerate(("forward", "backward"))
+        }
+        for i, side in enumerate(("plain", "distributed"))
+    }
+    return {"input": list(shape), "share": summary(shares), **sides}
+
+
+class Convolution:
+    """A convolution to be timed."""
+
+    def __init__(self, layer: nn.Conv3d, x: Any, weight: torch.Tensor) -> None:
+        self.layer, self.x, self.weight = layer, x, weight
+        self.gradient: torch.Tensor | None = None
+
+    def forward(self) -> None:
+        y = F.conv3d(self.x, self.weight, None, self.layer.stride, self.layer.padding)
+        self.y = y.local if isinstance(y, hs.Sharded) else y
+
+    def backward(self) -> None:
+        if self.gradient is None:
+            self.gradient = torch.randn_like(self.y)
+        self.y.backward(self.gradient)
+
+    def run(self) -> list[float]:
+        return stopwatch(self.weight.device, [self.forward, self.backward])
+
+
+def on_ranks(options: argparse.Namespace) -> dict[str, Any]:
+    """Both comparisons in every dtype."""
+    results = {}
+    for name in options.dtype:
+        common = (options.width, options.ranks, options.steps, getattr(torch, name))
+        results[name] = {
+            "step": compare_steps(*common),
+            "convolutions": compare_convolutions(*common),
+        }
+    return results
+
+
+def print_step(name: str, result: dict[str, Any], ranks: int) -> None:
+    print(f"\n{name}: {ranks} ranks x 1 thread against 1 rank x {ranks} threads")
+    print(f"{'':20}{'serial [ms]':>18}{'distributed [ms]':>18}{'ratio':>16}{'ratios':>14}")
+    print(f"{'':20}{'best':>9}{'median':>9}{'best':>9}{'median':>9}{'best':>8}{'paired':>8}")
+    for part, row in result["parts"].items():
+        serial, cut, ratio = row["serial"], row["distributed"], row["ratio"]
+        print(
+            f"{part:20}{1e3 * serial['min']:9.1f}{1e3 * serial['median']:9.1f}"
+            f"{1e3 * cut['min']:9.1f}{1e3 * cut['median']:9.1f}{cut['min'] / serial['min']:8.3f}"
+            f"{ratio['median']:8.3f}{ratio['min']:8.2f} to {ratio['max']:.2f}"
+        )
+    print(f"a waiting rank used {100 * result['busy']['median']:.1f} % of a core")
+    print("last losses: serial {:.6g}, distributed {:.6g}".format(*result["losses"]))
+
+
+def print_convolutions(name: str, rows: list[dict[str, Any]], ranks: int) -> None:
+    print(f"\n{name}: plain convolution of the block against the distributed one, {ranks} ranks")
+    print(f"{'':30}{'plain [ms]':>18}{'distributed [ms]':>18}{'share':>16}")
+    print(
+        f"{'layer':8}{'input':>22}{'best':>9}{'median':>9}{'best':>9}{'median':>9}"
+        f"{'best':>8}{'paired':>8}"
+    )
+    sides = ("plain", "distributed")
+    totals = {(side, kind): 0.0 for side in sides for kind in ("min", "median")}
+    for row in rows:
+        times = {
+            (side, kind): sum(part[kind] for part in row[side].values()) for side, kind in totals
+        }
+        totals = {key: totals[key] + times[key] for key in totals}
+        shape = " x ".join(map(str, row["input"][1:]))
+        print_shares(f"{row['layer']:8}{shape:>22}", times, row["share"]["median"])
+    print_shares(f"{'all':30}", totals, totals["plain", "median"] / totals["distributed", "median"])
+
+
+def print_shares(label: str, times: dict[tuple[str, str], float], paired: float) -> None:
+    columns = "".join(f"{1e3 * t:9.2f}" for t in times.values())
+    best = times["plain", "min"] / times["distributed", "min"]
+    print(f"{label}{columns}{best:8.3f}{paired:8.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--width", type=int, default=128, help="voxels along each side")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=15, help="turns of each side")
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
+    options = parser.parse_args()
+    where = machine()
+    results = run_ranks(options.ranks, on_ranks, options)[0]
+    print(", ".join(f"{key} {value}" for key, value in where.items()))
+    for name, result in results.items():
+        print_step(name, result["step"], options.ranks)
+        print_convolutions(name, result["convolutions"], options.ranks)
+    if options.json:
+        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
+        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
