@@ -11,7 +11,7 @@ from hyperslab.comm import plan_exchange
 from hyperslab.geometry import Window
 from hyperslab.nn.bufferconv import BufferConv
 from hyperslab.nn.convspec import ConvSpec
-from hyperslab.nn.slabconv import SlabConv, aligned, slabs_of
+from hyperslab.nn.slabconv import SlabConv, aligned, slabs_of, thin
 from hyperslab.nn.windowed import (
     check_input,
     output_partition,
@@ -58,7 +58,8 @@ def convolve(
     1. Place every output on the rank that owns the centre of its window.
     2. Nothing cut in space: the plain local convolution.
     3. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
-       meanwhile. Otherwise: halo buffer and one convolution of it (`BufferConv`).
+       meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
+       (`BufferConv`).
     """
     name = f"conv{n}d"
     check_input(x, n, name)
@@ -82,7 +83,7 @@ def convolve(
         out=partition.box(x.grid.coords),
     )
     local = cast_for_autocast(x.local)
-    if aligned(spec):
+    if aligned(spec) and not thin(spec):
         return x.like(SlabConv.apply(local, weight, bias, spec, slabs_of(spec)), partition)
     return x.like(BufferConv.apply(local, weight, bias, spec), partition)
 

@@ -54,6 +54,11 @@ def aligned(spec: ConvSpec) -> bool:
     return True
 
 
+def thin(spec: ConvSpec) -> bool:
+    """Whether one convolution of block and halo together costs less than one of each."""
+    return 2 * spec.plan.wanted.size > 3 * spec.plan.own.size
+
+
 def slabs_of(spec: ConvSpec) -> tuple[Slab, ...]:
     """The slabs that tile this rank's halo inside the volume."""
     own, reads = spec.plan.own, spec.plan.wanted
