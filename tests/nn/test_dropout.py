@@ -29,6 +29,10 @@ def size(axes: dict[str, int]) -> int:
     return math.prod(axes.values())
 
 
+def feature_dropout(x: Any, p: float) -> Any:
+    return torch.feature_dropout(x, p, True)
+
+
 def serial_pair(function: Any, shape: tuple[int, ...], axes: dict[str, int]) -> bool:
     """With the same seed: plain torch on the whole tensor, and the cut one; forward, backward."""
     grid, x = hs.Grid(**axes), torch.randn(shape, requires_grad=True)
@@ -49,6 +53,7 @@ def serial_pair(function: Any, shape: tuple[int, ...], axes: dict[str, int]) -> 
         (F.dropout3d, (4, 9, 3, 4, 5)),
         (F.dropout2d, (4, 9, 4, 5)),
         (F.dropout1d, (4, 9, 5)),
+        (feature_dropout, (4, 9, 5)),
     ],
 )
 def test_it_is_torchs_own_without_a_mask_in_space(function: Any, shape: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import hyperslab as hs
 from hyperslab.geometry import Cut, Partition
@@ -189,6 +190,24 @@ def in_place() -> None:
     assert y is x
     assert x.local.data_ptr() == before
     assert torch.equal(x.full(), F.relu((full + 1) * 2))
+
+
+def in_place_modules() -> None:
+    """Modules say ``inplace`` by position or by name: the cut tensor itself comes back."""
+    grid, full = hs.Grid(depth=2), torch.randn(2, 3, 6, 4, 4, dtype=torch.float64)
+    for kind in (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Hardtanh, nn.ReLU6, nn.SiLU, nn.CELU):
+        leaf, serial = full.clone().requires_grad_(), full.clone().requires_grad_()
+        x = hs.shard(leaf, grid) * 2
+        assert kind(inplace=True)(x) is x
+        x.full().sum().backward()
+        expected = kind()(serial * 2)
+        expected.sum().backward()
+        assert torch.allclose(x.full(), expected, rtol=1e-12)
+        assert torch.allclose(leaf.grad, serial.grad, rtol=1e-12)
+
+
+def test_modules_in_place() -> None:
+    run_ranks(2, in_place_modules)
 
 
 def test_in_place() -> None:

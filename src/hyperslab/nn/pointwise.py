@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -63,7 +65,8 @@ def apply_pointwise(
             "use the operator that returns a new tensor"
         )
     local = partial(_operand, target=target, like=like)
-    result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
+    blocks = [like if in_place and value is like else local(value) for value in args]
+    result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
     if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
         raise refuse(function, args, kwargs)
     if isinstance(result, Sharded):
@@ -100,7 +103,9 @@ def _operand(value: Any, *, target: Partition, like: Sharded) -> Any:
     if isinstance(value, Sharded):
         if value.grid is not like.grid and value.grid.extents != like.grid.extents:
             raise LayoutError(f"operands on two grids: {like.grid} and {value.grid}")
-        return value.redistribute(_restrict(target, value.partition, shift), "aligning operands")
+        # The block, not the cut tensor: autograd would save that one with its global shape.
+        cut = _restrict(target, value.partition, shift)
+        return value.redistribute(cut, "aligning operands").local
     box = target.box(like.grid.coords)
     for dim, extent in enumerate(value.shape):
         if extent != 1 and target.cuts[dim + shift] is not None:
@@ -126,6 +131,8 @@ def _is_in_place(function: Callable[..., Any]) -> bool:
 
 
 def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
+    last = _inplace_position(function)
+
     def rule(*args: Any, **kwargs: Any) -> Any:
         """Block by block; operands are broadcast by global shape, ordinary ones are shared."""
         if function in RANDOM_IN_TRAINING and kwargs.get("training", len(args) > 3 and args[3]):
@@ -134,9 +141,19 @@ def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
             )
         if kwargs.get("out") is not None:
             raise LayoutError(f"{function.__name__}(out=...) has no rule; use its return value")
+        if len(args) > last:  # modules pass it by position
+            args, kwargs = args[:last], {**kwargs, "inplace": args[last]}
         return apply_pointwise(function, args, kwargs)
 
     return rule
+
+
+def _inplace_position(function: Callable[..., Any]) -> int:
+    """Where the option ``inplace`` stands among the arguments; far away if there is none."""
+    try:
+        return list(inspect.signature(function).parameters).index("inplace")
+    except ValueError:
+        return sys.maxsize
 
 
 @register(torch.Tensor.to, torch.Tensor.type_as, family="pointwise")

@@ -175,6 +175,15 @@ class Sharded(torch.Tensor):
         with DisableTorchFunctionSubclass():
             _GRAD.__set__(self, None)
 
+    def set_(self, *args: Any, **_: Any) -> Any:  # torch would not ask __torch_function__
+        raise refuse(torch.Tensor.set_, (self, *args), {})
+
+    def __matmul__(self, other: Any) -> Any:  # torch would turn the refusal into NotImplemented
+        return torch.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return torch.matmul(other, self)
+
     @classmethod
     def __torch_function__(
         cls,
