@@ -47,7 +47,7 @@ def train(axes: dict[str, int] | None, dtype: torch.dtype) -> list[float]:
         grid = hs.Grid(**axes)
         hs.parallelize(model, grid)
         cut = lambda x: hs.shard(x, grid)  # noqa: E731
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-5)
     losses = []
     for x, y in zip(data, targets, strict=True):
         loss = F.mse_loss(model(cut(x)), cut(y))
