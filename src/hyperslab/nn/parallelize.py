@@ -65,9 +65,30 @@ class _Body(nn.Module):
         super().__init__()
         self.module = module
         self._forward = module.forward
+        self._running = False
+        for part in module.modules():
+            if part is not module and next(part.parameters(recurse=False), None) is not None:
+                part.register_forward_pre_hook(self._check, with_kwargs=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
+        self._running = True
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            self._running = False
+
+    def _check(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part called by itself would get gradients that nobody averages: partial ones."""
+        recomputed = torch._C._current_graph_task_id() != -1  # activation checkpointing
+        if self._running or recomputed or not torch.is_grad_enabled():
+            return
+        if any(isinstance(value, Sharded) for value in (*args, *kwargs.values())):
+            raise LayoutError(
+                f"{type(part).__name__} was called outside the forward of the parallelised "
+                f"{type(self.module).__name__}, so its gradients would not be averaged\n"
+                "    call the module that parallelize returned, parallelize this part by itself "
+                "instead, or use torch.no_grad()"
+            )
 
 
 def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:
