@@ -94,6 +94,12 @@ def test_a_model_alone(tmp_path: Path) -> None:
         load(tmp_path / "a", other, optimizer)
 
 
+def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot write the checkpoint"):
+        save(tmp_path / "a", nn.Linear(2, 3), what=object)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "a", 1)
     with pytest.raises(CheckpointError, match=r"does not fit this model.*weight"):

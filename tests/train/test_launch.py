@@ -59,6 +59,12 @@ def test_what_a_rank_raised_comes_back_as_it_was(tmp_path: Path) -> None:
     assert str(error) == "a.hdf5: truncated\n    (rank 1)"
 
 
+def test_what_all_ranks_say_is_said_once_and_of_no_rank(tmp_path: Path) -> None:
+    words = "DataError: nowhere: does not exist"
+    error = explain({rank: failure(tmp_path, rank, 1, words, 5) for rank in range(3)}, {})
+    assert str(error) == "nowhere: does not exist"
+
+
 def test_a_bug_quotes_its_traceback(tmp_path: Path) -> None:
     output = tmp_path / "stderr.log"
     output.write_text("Traceback ...\nKeyError: 'x'\n")

@@ -12,22 +12,11 @@ import hashlib
 import json
 import os
 import shutil
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.checkpoint.state_dict_loader import load as read_parts
-from torch.distributed.checkpoint.state_dict_saver import save as write_parts
 
 from hyperslab.errors import HyperslabError
 from hyperslab.train.ranks import on_main, reason
@@ -59,12 +48,14 @@ def save(
     Raises:
         CheckpointError: on every rank, if any cannot write; what was there before still is.
     """
+    from hyperslab.train import parts  # takes half as long to import as torch: only when needed
+
     path = Path(path).absolute()
     partial = path.with_name(f".{path.name}.partial")
     failing = f"cannot write the checkpoint {path}"
     try:
         on_main(lambda: _clear(partial), failing, CheckpointError)
-        _transfer(write_parts, _state(model, optimizer), partial, failing)
+        parts.write(partial, model, optimizer, failing)
         on_main(lambda: _finish(partial, path, extra), failing, CheckpointError)
     except CheckpointError:
         if _rank() == 0:
@@ -81,13 +72,11 @@ def load(
         CheckpointError: a file is missing or not what was written, or the checkpoint is of
             another network; on every rank.
     """
+    from hyperslab.train import parts
+
     path = Path(path).absolute()
     on_main(lambda: verify(path), f"cannot read the checkpoint {path}", CheckpointError)
-    state = _state(model, optimizer)
-    _transfer(read_parts, state, path, f"the checkpoint {path} does not fit this model")
-    set_model_state_dict(model, state["model"])
-    if optimizer is not None:
-        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    parts.read(path, model, optimizer, f"the checkpoint {path} does not fit this model")
     extra: dict[str, Any] = torch.load(path / EXTRA, map_location="cpu", weights_only=True)
     return extra
 
@@ -109,26 +98,6 @@ def verify(path: Path) -> None:
             raise CheckpointError(f"the checkpoint {path} is corrupt: {name} is not as written")
 
 
-def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    state: dict[str, Any] = {"model": get_model_state_dict(model)}
-    if optimizer is not None:
-        state["optimizer"] = get_optimizer_state_dict(model, optimizer)
-    return state
-
-
-def _transfer(
-    function: Callable[..., Any], state: dict[str, Any], path: Path, failing: str
-) -> None:
-    """Write or read together; one rank's failure is raised by all."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that one process is one process
-            function(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-        raise CheckpointError(f"{failing}: {reason(cause)} (rank {rank})") from error
-
-
 def _clear(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -137,6 +106,7 @@ def _clear(partial: Path) -> None:
 def _finish(partial: Path, path: Path, extra: dict[str, Any]) -> None:
     """Complete the folder, make sure that it is on the disk, and give it its name."""
     torch.save(extra, partial / EXTRA)
+    torch.load(partial / EXTRA, weights_only=True)  # what could not be read is no checkpoint
     sums = {file.name: _sha256(file) for file in sorted(partial.iterdir())}
     (partial / MANIFEST).write_text(json.dumps({"sha256": sums}, indent=1))
     for written in (partial / EXTRA, partial / MANIFEST, partial):

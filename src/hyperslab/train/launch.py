@@ -84,14 +84,21 @@ def explain(failures: dict[int, ProcessFailure], output: dict[int, Path]) -> Hyp
     if failure.exitcode < 0:
         return CommError(
             f"rank {rank} (process {failure.pid}) was killed by {failure.signal_name()} and the "
-            f"others were ended\n    go on from the last checkpoint with --resume{quote}"
+            f"others were ended{KILLED.get(failure.exitcode, '')}\n"
+            f"    go on from the last checkpoint with --resume{quote}"
         )
     name, _, words = _message(failure).partition(": ")
     kind = getattr(errors, name, None)
     if kind is not None or name in OURS:
-        return (kind or HyperslabError)(f"{words}\n    (rank {rank})")
+        alone = sum(_message(other).endswith(words) for other in failures.values()) == 1
+        return (kind or HyperslabError)(f"{words}\n    (rank {rank})" if alone else words)
     return HyperslabError(f"rank {rank} failed with exit code {failure.exitcode}{quote}")
 
+
+KILLED = {
+    -signal.SIGKILL: "\n    SIGKILL comes from the system where memory runs out, and from here "
+    "for a rank that does not answer"
+}
 
 OURS = ("CheckpointError", "DivergedError")
 """Errors of this package beside those in `hyperslab.errors`."""
