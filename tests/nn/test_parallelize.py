@@ -40,8 +40,8 @@ def train(axes: dict[str, int] | None, dtype: torch.dtype) -> list[float]:
     """
     torch.manual_seed(1)
     model: nn.Module = hs.models.CosmoFlow(16, batch_norm=True, dropout=0.2).to(dtype)
-    data = torch.randn(20, 4, 4, 16, 16, 16, dtype=torch.float64).to(dtype)
-    targets = torch.rand(20, 4, 4, dtype=torch.float64).to(dtype)
+    data = torch.randn(20, 2, 4, 16, 16, 16, dtype=torch.float64).to(dtype)
+    targets = torch.rand(20, 2, 4, dtype=torch.float64).to(dtype)
     cut: Cut = lambda x: x  # noqa: E731
     if axes is not None:
         grid = hs.Grid(**axes)
@@ -63,7 +63,7 @@ def train(axes: dict[str, int] | None, dtype: torch.dtype) -> list[float]:
 def test_twenty_steps_of_cosmoflow(dtype: torch.dtype, error: float) -> None:
     (serial,) = run_ranks(1, train, None, dtype)
     assert serial[-1] < serial[0]
-    grids = GRIDS if dtype == torch.float32 else [{"data": 2}, *GRIDS[2:3], *GRIDS[4:5]]
+    grids = GRIDS if dtype == torch.float32 else [GRIDS[2], GRIDS[4]]
     for axes in grids:
         for losses in run_ranks(size(axes), train, axes, dtype, timeout=300):
             worst = max(abs(a / b - 1) for a, b in zip(losses, serial, strict=True))
