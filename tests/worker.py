@@ -85,6 +85,7 @@ def _join(rank: int, task: Task, store: dist.Store) -> None:
         world_size=task.world,
         timeout=TIMEOUT,
     )
+    dist.barrier()  # a rank that fails at once must not leave while others still connect to it
 
 
 def _leave() -> None:
