@@ -12,6 +12,7 @@ from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import UnsupportedOp
 from hyperslab.geometry import Window
+from hyperslab.nn.tilepool import TileAverage, tiles
 from hyperslab.nn.windowed import (
     check_input,
     output_partition,
@@ -109,6 +110,8 @@ def avg_pool(
 
 
 def _average(n: int, p: Pooled, ceil: bool, divisor: int | None) -> torch.Tensor:
+    if divisor is None and not any(p.padding) and tiles(p.local, p.kernel, p.stride):
+        return TileAverage.apply(p.local, p.kernel)
     if n == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(
             p.local.unsqueeze(2),
