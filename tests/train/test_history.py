@@ -75,7 +75,7 @@ def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     reporter.step(row(3))
     reporter.close()
     assert "3/4" in screen.getvalue()
-    assert "100 % waiting for data" in screen.getvalue()
+    assert "100 % waiting" in screen.getvalue()
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:

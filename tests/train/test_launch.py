@@ -83,12 +83,13 @@ def test_ranks_that_stopped_in_order_are_no_failure(tmp_path: Path) -> None:
 
 def test_cores_are_shared_unless_said_otherwise() -> None:
     environ: dict[str, str] = {}
-    settle_environment(environ, 1)
+    settle_environment(environ, 1, 60.5)
     assert environ["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-    settle_environment(environ, 64)
+    settle_environment(environ, 64, 90)
     assert environ["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "61"
     environ = {}
-    settle_environment(environ, 64)
+    settle_environment(environ, 64, 90)
     assert environ["OMP_NUM_THREADS"] == "1"
 
 

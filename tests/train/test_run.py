@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch
 import yaml
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hyperslab.errors import RecipeError
+from hyperslab.errors import HyperslabError, RecipeError
 from hyperslab.train.agree import DivergedError, Stopped
 from hyperslab.train.checkpoint import CheckpointError
 from hyperslab.train.checkpoints import folder_of, latest
+from hyperslab.train.history import Table
 from hyperslab.train.recipe import load_recipe
 from hyperslab.train.run import train
 from hyperslab.train.trainer import Trainer
@@ -261,6 +263,18 @@ def test_a_run_that_cannot_be_written_is_named(tmp_path: Path, universes: Path) 
     recipe = write_recipe(tmp_path / "run.yaml", universes)
     (tmp_path / "run").write_text("a file in the way")
     with pytest.raises(RecipeError, match=f"cannot write into output {tmp_path / 'run'}: "):
+        run(recipe)
+
+
+def test_a_disk_that_is_full_under_the_history_is_named(
+    tmp_path: Path, universes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Table, "add", full)
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    with pytest.raises(HyperslabError, match=f"run {tmp_path / 'run'}: No space left"):
         run(recipe)
 
 

@@ -46,7 +46,7 @@ def train(
             be_rank(config, resume=resume)
             return
         prepare_folder(config, resume=resume)
-        settle_environment(os.environ, config.grid.size)
+        settle_environment(os.environ, config.grid.size, config.timeout)
         arguments = ["-m", "hyperslab", "train", str(recipe), *(overrides or [])]
         arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
         launch(config.grid.size, arguments, config.output / "logs")

@@ -119,7 +119,12 @@ def _facts(
     wrong = ~torch.isfinite(prediction).all()
     of_step = (torch.where(finite, loss, 0.0), ~finite, wrong * (grid.size - grid.rank))
     of_rank = torch.tensor([stop, wait, memory_bytes(grid.device)], dtype=torch.float64)
-    return torch.cat((torch.stack([fact.double() for fact in of_step]), of_rank.to(grid.device)))
+    return torch.cat(
+        (
+            torch.stack([fact.double() for fact in of_step]),
+            of_rank.to(grid.device, non_blocking=True),
+        )
+    )
 
 
 def memory_bytes(device: torch.device) -> int:

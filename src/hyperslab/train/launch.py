@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import logging
+import math
 import os
 import re
 import signal
@@ -69,7 +70,6 @@ def _config(ranks: int, name: str, specs: DefaultLogsSpecs) -> LaunchConfig:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        signals_to_handle=",".join(number.name for number in SIGNALS),
         logs_specs=specs,
     )
 
@@ -122,8 +122,12 @@ def _quote(output: Path | None) -> str:
     return f"\n    its last lines, from {output}:{shown}" if lines else ""
 
 
-def settle_environment(environ: MutableMapping[str, str], ranks: int) -> None:
-    """Share this machine's cores among its ranks and let them talk over its loopback."""
+def settle_environment(environ: MutableMapping[str, str], ranks: int, timeout: float = 60) -> None:
+    """Share this machine's cores among its ranks and let them talk over its loopback.
+
+    After a signal they have ``timeout`` [s] to write their checkpoint.
+    """
+    environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // ranks)))
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]

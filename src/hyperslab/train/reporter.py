@@ -76,8 +76,7 @@ class Reporter:
 
 def _bar(console: Console, *, disable: bool) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=10),  # all of it fits into 80 columns
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
@@ -90,7 +89,7 @@ def _note(row: dict[str, float]) -> str:
     waiting = 100 * row["wait_seconds"] / row["step_seconds"] if row["step_seconds"] else 0.0
     return (
         f"loss {row['loss']:.4g}  {row['samples_per_second']:.3g} samples/s  "
-        f"{row['memory_bytes'] / 2**30:.2f} GiB  {waiting:.0f} % waiting for data"
+        f"{row['memory_bytes'] / 2**30:.2f} GiB  {waiting:.0f} % waiting"
     )
 
 

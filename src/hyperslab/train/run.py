@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hyperslab.comm import Grid
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError
+from hyperslab.train.agree import Stopped
 from hyperslab.train.checkpoints import folder_of, latest
 from hyperslab.train.config import Recipe
 from hyperslab.train.optim import build_optimizer, build_schedule
@@ -43,15 +44,21 @@ def train(recipe: Recipe, *, resume: bool = False) -> None:
     """
     started = start_ranks(recipe.device, recipe.timeout)
     try:
-        with ExitStack() as stack:
-            grid = Grid(**recipe.grid.model_dump())
-            stack.enter_context(_clear_errors(grid, recipe))
-            prepare_folder(recipe, resume=resume)
-            trainer = build(recipe, grid, stack, resume=resume)
-            trainer.fit()
-    finally:
+        _train(recipe, resume)
+    except Stopped:
         if started:
             dist.destroy_process_group()
+        raise
+    if started:  # after an error the others may be anywhere: do not wait for them
+        dist.destroy_process_group()
+
+
+def _train(recipe: Recipe, resume: bool) -> None:
+    with ExitStack() as stack:
+        grid = Grid(**recipe.grid.model_dump())
+        stack.enter_context(_clear_errors(grid, recipe))
+        prepare_folder(recipe, resume=resume)
+        build(recipe, grid, stack, resume=resume).fit()
 
 
 def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trainer:
