@@ -43,10 +43,8 @@ def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> Plan:
 
     Along axes that do not cut the tensor every rank has its own copy and needs nobody else's.
     """
-    plan = grid.plans.get((partition, cover))
-    if not isinstance(plan, Plan):
-        plan = grid.plans[partition, cover] = _make_plan(partition, cover, grid)
-    return plan
+    key = (plan_exchange, partition, cover)
+    return grid.remember(key, lambda: _make_plan(partition, cover, grid))
 
 
 def _make_plan(partition: Partition, cover: Cover, grid: Grid) -> Plan:

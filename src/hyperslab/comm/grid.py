@@ -7,7 +7,8 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from hyperslab.geometry import Cut, Partition
 
 AXES = ("data", "depth", "height", "width")
 """Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("hyperslab")
 
@@ -55,7 +58,7 @@ class Grid:
         self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
         self._noticed: set[str] = set()
         self.random_calls = 0  # how often a random operator ran
-        self.plans: dict[object, object] = {}  # exchanges planned so far: geometry to plan
+        self._remembered: dict[Hashable, Any] = {}
         if self.device.type == "cpu":
             keep_freed_memory()
 
@@ -142,6 +145,13 @@ class Grid:
             for at in itertools.product(*(range(self.extents[axis]) for axis in fixed))
         ]
         return dist.new_subgroups_by_enumeration(members)[0]
+
+    def remember(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value made for this key before, or now: geometry that every step would repeat."""
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        value: T = self._remembered[key]
+        return value
 
     def barrier(self) -> None:
         """Wait for all ranks."""

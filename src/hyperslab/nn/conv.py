@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import plan_exchange
-from hyperslab.geometry import Window
+from hyperslab.comm import Grid, plan_exchange
+from hyperslab.geometry import Partition, Window
 from hyperslab.nn.bufferconv import BufferConv
 from hyperslab.nn.convspec import ConvSpec
-from hyperslab.nn.slabconv import SlabConv, aligned, slabs_of, thin
+from hyperslab.nn.slabconv import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.nn.windowed import (
     check_input,
     output_partition,
     per_dim,
-    place_outputs,
+    placement,
     read_cover,
 )
 from hyperslab.tensor import Sharded, register
@@ -24,7 +26,9 @@ from hyperslab.tensor import Sharded, register
 LOCAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-def windows_of(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any) -> list[Window]:
+def windows_of(
+    weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
+) -> tuple[Window, ...]:
     """One window per spatial dim of a weight (out, in / groups, *kernel)."""
     kernel = tuple(weight.shape[2:])
     n = len(kernel)
@@ -36,10 +40,42 @@ def windows_of(weight: torch.Tensor, stride: Any, padding: Any, dilation: Any) -
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
         pads = [(p, p) for p in per_dim(padding, n)]
-    return [
+    return tuple(
         Window(k, s, before, after, d)
         for k, s, (before, after), d in zip(kernel, strides, pads, dilations, strict=True)
-    ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One rank's geometry of a convolution; made once per (partition, weight shape, windows)."""
+
+    input: Partition  # the input's, after gathering axes for which the output is too thin
+    output: Partition
+    spec: ConvSpec | None  # None: nothing is cut in space
+    slabs: tuple[Slab, ...] | None  # None: through a halo buffer
+
+
+def lay_out(
+    x: Partition, grid: Grid, shape: torch.Size, windows: Sequence[Window], groups: int
+) -> Layout:
+    """Where the outputs of a convolution lie and what they read."""
+    name = f"conv{len(windows)}d"
+    extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
+    x, cuts = placement(x, grid, windows, extents, name)
+    output = output_partition(x, shape[0], extents, cuts)
+    if not any(cuts):
+        return Layout(x, output, None, None)
+    covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
+    spec = ConvSpec(
+        name=f"the halo exchange of {name} {tuple(shape)}",
+        windows=tuple(windows),
+        covered=tuple(covered),
+        groups=groups,
+        plan=plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid),
+        out=output.box(grid.coords),
+    )
+    return Layout(x, output, spec, slabs_of(spec) if aligned(spec) and not thin(spec) else None)
 
 
 def convolve(
@@ -61,31 +97,23 @@ def convolve(
        meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
        (`BufferConv`).
     """
-    name = f"conv{n}d"
-    check_input(x, n, name)
-    weight, bias = cast_for_autocast(weight), bias if bias is None else cast_for_autocast(bias)
+    check_input(x, n, f"conv{n}d")
     windows = windows_of(weight, stride, padding, dilation)
-    extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
     if padding == "same" and any(w.stride != 1 for w in windows):
         raise ValueError("padding='same' is not supported for strided convolutions")
-    x, cuts = place_outputs(x, windows, extents, name)
-    partition = output_partition(x, weight.shape[0], extents, cuts)
-    if not any(cuts):
-        return x.like(LOCAL[n](x.local, weight, bias, stride, padding, dilation, groups), partition)
-    covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
-    cover = read_cover(x.partition, windows, cuts, extents, covered)
-    spec = ConvSpec(
-        name=f"the halo exchange of {name} {tuple(weight.shape)}",
-        windows=tuple(windows),
-        covered=tuple(covered),
-        groups=groups,
-        plan=plan_exchange(x.partition, cover, x.grid),
-        out=partition.box(x.grid.coords),
+    layout = x.grid.remember(
+        (lay_out, x.partition, weight.shape, windows, groups),
+        lambda: lay_out(x.partition, x.grid, weight.shape, windows, groups),
     )
-    local = cast_for_autocast(x.local)
-    if aligned(spec) and not thin(spec):
-        return x.like(SlabConv.apply(local, weight, bias, spec, slabs_of(spec)), partition)
-    return x.like(BufferConv.apply(local, weight, bias, spec), partition)
+    x = x.redistribute(layout.input, f"the gather before conv{n}d")
+    if layout.spec is None:
+        y = LOCAL[n](x.local, weight, bias, stride, padding, dilation, groups)
+        return x.like(y, layout.output)
+    local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
+    bias = bias if bias is None else cast_for_autocast(bias)
+    if layout.slabs is None:
+        return x.like(BufferConv.apply(local, weight, bias, layout.spec), layout.output)
+    return x.like(SlabConv.apply(local, weight, bias, layout.spec, layout.slabs), layout.output)
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

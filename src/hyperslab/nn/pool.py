@@ -55,7 +55,7 @@ class Pooled:
         self.inputs = tuple(x.shape[2:])
         extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, self.inputs, strict=True)]
         x, self.cuts = place_outputs(x, windows, extents, name)
-        self.partition = output_partition(x, x.shape[1], extents, self.cuts)
+        self.partition = output_partition(x.partition, x.shape[1], extents, self.cuts)
         covered = [cut is not None for cut in self.cuts]
         cover = read_cover(x.partition, windows, self.cuts, extents, covered)
         plan = plan_exchange(x.partition, cover, x.grid)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Partition, Window
-from hyperslab.tensor import Sharded, gather
+from hyperslab.tensor import Sharded
 
 
 def per_dim(value: Any, n: int) -> tuple[int, ...]:
@@ -40,23 +41,33 @@ def place_outputs(
     Where an axis has more ranks than the output has elements, the input is gathered along that
     axis first, so that its ranks repeat the work; the log says so once.
     """
-    shape = tuple(x.shape)
+    partition, cuts = placement(x.partition, x.grid, windows, extents, name)
+    return x.redistribute(partition, f"the gather before {name}"), cuts
+
+
+def placement(
+    partition: Partition,
+    grid: Grid,
+    windows: Sequence[Window],
+    extents: Sequence[int],
+    name: str,
+) -> tuple[Partition, tuple[Cut | None, ...]]:
+    """The geometry of `place_outputs`: the partition of the input and the cuts of the output."""
     if any(extent < 1 for extent in extents):
-        raise LayoutError(
-            f"{name}: the window is larger than the input {' x '.join(map(str, shape))}"
-        )
+        shape = " x ".join(map(str, partition.shape))
+        raise LayoutError(f"{name}: the window is larger than the input {shape}")
     cuts = tuple(
         cut and window.cut_outputs(cut, extent)
-        for cut, window, extent in zip(x.partition.cuts[2:], windows, extents, strict=True)
+        for cut, window, extent in zip(partition.cuts[2:], windows, extents, strict=True)
     )
     thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
     if not thin:
-        return x, cuts
-    x.grid.notice(
+        return partition, cuts
+    grid.notice(
         f"{name}: output {' x '.join(map(str, extents))} is too thin for {', '.join(thin)} of "
-        f"{x.grid}; gathered there, its ranks repeat the work from here on"
+        f"{grid}; gathered there, its ranks repeat the work from here on"
     )
-    return place_outputs(gather(x, thin), windows, extents, name)
+    return placement(partition.without(thin), grid, windows, extents, name)
 
 
 def read_cover(
@@ -82,8 +93,8 @@ def read_cover(
 
 
 def output_partition(
-    x: Sharded, channels: int, extents: Sequence[int], cuts: Sequence[Cut | None]
+    partition: Partition, channels: int, extents: Sequence[int], cuts: Sequence[Cut | None]
 ) -> Partition:
     """Batch as the input, channels whole, spatial dims as placed."""
-    batch = x.partition
-    return Partition((batch.shape[0], channels, *extents), (batch.cuts[0], batch.cuts[1], *cuts))
+    batch, channel = partition.cuts[:2]
+    return Partition((partition.shape[0], channels, *extents), (batch, channel, *cuts))
