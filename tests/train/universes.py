@@ -9,6 +9,9 @@ import h5py
 import numpy as np
 import yaml
 
+from hyperslab.train.recipe import load_recipe
+from hyperslab.train.run import train
+
 WIDTH = 16
 
 
@@ -51,3 +54,8 @@ def losses(run: Path) -> list[float]:
     assert header[:3] == ["step", "epoch", "loss"]
     assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
     return [float(row[2]) for row in rows]
+
+
+def run(recipe: Path, *overrides: str, resume: bool = False) -> None:
+    """Train in this process, or as this rank."""
+    train(load_recipe(recipe, overrides), resume=resume)
