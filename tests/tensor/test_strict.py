@@ -4,29 +4,23 @@ gloo ranks).
 
 from __future__ import annotations
 
-import copy
 import inspect
-import io
-import pickle
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.overrides import get_overridable_functions, get_testing_overrides
 
 import hyperslab as hs
 from hyperslab.tensor.registry import RULES, op_name
-from tests.ranks import run_ranks
 
 TESTS = Path(__file__).parent.parent
 WHERE = {
-    "attribute": "tensor/test_strict.py",
+    "attribute": "tensor/test_ways_around.py",
     "autograd": "nn/test_parallelize.py",
     "convolution": "nn/test_conv.py",
     "dense": "nn/test_reduce.py",
@@ -177,137 +171,3 @@ HARMLESS = {
     "_use_count",
 }
 """What says nothing about the values or the shape."""
-
-
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return gradient * 2
-
-
-WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
-    "numpy": lambda x: x.numpy(),
-    "asarray": lambda x: np.asarray(x),
-    "ufunc": lambda x: np.add(x, 1),
-    "dlpack": lambda x: np.from_dlpack(x),
-    "torch dlpack": lambda x: torch.from_dlpack(x),
-    "tolist": lambda x: x.tolist(),
-    "item": lambda x: x.item(),
-    "float": lambda x: float(x),
-    "index": lambda x: x[0],
-    "set item": lambda x: x.__setitem__(0, 1.0),
-    "iterate": lambda x: list(x),
-    "bool": lambda x: bool(x),
-    "contains": lambda x: 1.0 in x,
-    "deepcopy": lambda x: copy.deepcopy(x),
-    "copy": lambda x: copy.copy(x),
-    "pickle": lambda x: pickle.dumps(x),
-    "save": lambda x: torch.save(x, io.BytesIO()),
-    "data": lambda x: x.data,
-    "set data": lambda x: setattr(x, "data", torch.zeros(1)),
-    "storage": lambda x: x.untyped_storage(),
-    "data_ptr": lambda x: x.data_ptr(),
-    "stride": lambda x: x.stride(),
-    "aten": lambda x: torch.ops.aten.sum.default(x),
-    "aten packet": lambda x: torch.ops.aten.add(x, x),
-    "foreach": lambda x: torch._foreach_add([x], [x]),
-    "foreach in place": lambda x: torch._foreach_add_([x], 1.0),
-    "collate": lambda x: torch.utils.data.default_collate([x, x]),
-    "cat": lambda x: torch.cat([torch.zeros(1), x]),
-    "total norm": lambda x: torch.nn.utils.get_total_norm([x]),
-    "where": lambda x: torch.where(x > 0),
-    "list of": lambda x: torch.tensor([x, x]),
-    "transpose": lambda x: x.mT,
-    "new": lambda x: x.new_zeros(3),
-    "backward": lambda x: x.backward(),
-    "autograd.backward": lambda x: torch.autograd.backward(x, x),
-    "autograd.grad": lambda x: torch.autograd.grad(x, x),
-    "unsorted": lambda x: torch.sort(x),
-    "max": lambda x: x.max(),
-    "softmax": lambda x: F.softmax(x, 1),
-    "interpolate": lambda x: F.interpolate(x, scale_factor=2),
-    "fft": lambda x: torch.fft.fftn(x),
-    "norm": lambda x: torch.linalg.vector_norm(x),
-    "module": lambda x: torch.nn.LayerNorm(4)(x),
-    "matmul": lambda x: x @ x,
-    "matmul from the right": lambda x: torch.zeros(4, 4) @ x,
-    "set": lambda x: x.set_(torch.zeros(1)),
-    "sdpa": lambda x: F.scaled_dot_product_attention(x, x, x),
-}
-
-
-@pytest.mark.parametrize("way", WAYS_AROUND)
-def test_ways_around_are_closed(way: str) -> None:
-    with pytest.raises(hs.UnsupportedOp) as caught:
-        WAYS_AROUND[way](cut())
-    message = str(caught.value)
-    assert "2 x 3 x 4 x 4 x 4" in message or "Sharded" in message
-    assert "x.full()" in message
-
-
-def autograd_functions() -> None:
-    """A function of the user's sees the cut tensor itself, and its operators follow the rules."""
-    full = torch.randn(2, 2, 6, 4, 4, dtype=torch.float64, requires_grad=True)
-    y = Twice.apply(hs.shard(full, hs.Grid(depth=2)))
-    assert isinstance(y, hs.Sharded)
-    assert torch.equal(y.full(), 2 * full)
-    y.full().sum().backward()
-    assert torch.equal(full.grad, torch.full_like(full, 2.0))
-
-
-def test_a_users_autograd_function() -> None:
-    run_ranks(2, autograd_functions)
-
-
-def attributes() -> None:
-    """What a cut tensor says about itself is what the whole one would say."""
-    full = torch.randn(2, 2, 6, 4, 4, dtype=torch.float32)
-    x = hs.shard(full, hs.Grid(depth=2))
-    names = [op_name(f) for f, rule in RULES.items() if rule.family == "attribute"]
-    properties = {n.split(".")[-2] for n in names if n.endswith(".__get__")}
-    for name in properties - {"grad_fn", "_version", "_backward_hooks", "output_nr"}:
-        assert getattr(x, name) == getattr(full, name), name
-    methods = {n.split(".")[-1] for n in names if not n.endswith(("__get__", "__set__"))}
-    changing = {n for n in methods if n.startswith(("register_", "requires_", "retain_"))}
-    for name in methods - changing - {"is_tensor", "is_inference"}:
-        assert getattr(x, name)() == getattr(full, name)(), name
-    assert not x.is_inference()
-    assert torch.is_tensor(x)
-    assert torch.is_floating_point(x)
-    assert x.requires_grad_() is x
-    assert (x * 1).grad_fn is not None
-    seen: list[torch.Tensor] = []
-    y = x * 3
-    y.retain_grad()
-    y.register_hook(seen.append)
-    x.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf))
-    (y.full() ** 2).sum().backward()
-    assert len(seen) == 2
-    assert torch.allclose(x.grad.full(), 18 * full)
-    assert torch.allclose(y.grad.full(), 6 * full)
-
-
-def test_attributes() -> None:
-    run_ranks(2, attributes)
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        lambda x: torch.tensor(x),
-        lambda x: torch.Tensor(x),
-        lambda x: torch.utils.dlpack.to_dlpack(x),
-        lambda x: torch.vmap(lambda row: row * 2)(x),
-    ],
-    ids=["tensor", "Tensor", "to_dlpack", "vmap"],
-)
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.xfail(strict=True, reason="torch calls no __torch_function__ here")
-def test_ways_around_that_torch_leaves_open(way: Callable[[Any], Any]) -> None:
-    """They copy the block, as x.local does; a torch that closes one makes this test fail."""
-    with pytest.raises(hs.UnsupportedOp):
-        way(cut())
