@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import hyperslab as hs
 from hyperslab.comm import Plan
 from hyperslab.geometry import Box, Window
 from hyperslab.nn.convspec import ConvSpec, conv_backward, conv_forward
@@ -21,6 +22,9 @@ def reference(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int):
     x, weight = (t.detach().double().requires_grad_() for t in (x, weight))
     y = F.conv3d(x, weight, None, stride, padding)
     return y, *torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def fill_freed_memory(value: float) -> None:
@@ -43,7 +47,7 @@ def test_kernels_ignore_what_memory_held(
     spec = spec_of(x, weight, stride, kernel // 2)
     padding = [kernel // 2] * 3
     expected = reference(x, weight, stride, kernel // 2)
-    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    limit = LIMITS[dtype]
     for value in (float("nan"), 1e30):
         fill_freed_memory(value)
         y = conv_forward(x, weight, None, spec, padding)
@@ -53,3 +57,17 @@ def test_kernels_ignore_what_memory_held(
             assert got.dtype == dtype
             assert got.layout == torch.strided
             assert (got.double() - want).norm() <= limit * want.norm()
+
+
+def test_an_uncut_convolution_ignores_it_too() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 16, 2, 2, 2).bfloat16(), torch.randn(32, 16, 3, 3, 3).bfloat16()
+    expected = reference(x, weight, 1, 1)
+    for value in (float("nan"), 1e30):
+        leaves = [t.clone().requires_grad_() for t in (x, weight)]
+        fill_freed_memory(value)
+        y = F.conv3d(hs.shard(leaves[0], hs.Grid()), leaves[1], padding=1).full()
+        grads = torch.autograd.grad(y, leaves, torch.ones_like(y))
+        for got, want in zip((y, *grads), expected, strict=True):
+            assert got.dtype == torch.bfloat16
+            assert (got.double() - want).norm() <= LIMITS[torch.bfloat16] * want.norm()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, plan_exchange
 from hyperslab.geometry import Partition, Window
 from hyperslab.nn.bufferconv import BufferConv
-from hyperslab.nn.convspec import ConvSpec
+from hyperslab.nn.convspec import ConvSpec, needs_float32
 from hyperslab.nn.slabconv import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.nn.windowed import (
     check_input,
@@ -106,14 +106,26 @@ def convolve(
         lambda: lay_out(x.partition, x.grid, weight.shape, windows, groups),
     )
     x = x.redistribute(layout.input, f"the gather before conv{n}d")
-    if layout.spec is None:
-        y = LOCAL[n](x.local, weight, bias, stride, padding, dilation, groups)
-        return x.like(y, layout.output)
     local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
+    if layout.spec is None:
+        y = uncut(local, weight, bias, (stride, padding, dilation, groups))
+        return x.like(y, layout.output)
     if layout.slabs is None:
         return x.like(BufferConv.apply(local, weight, bias, layout.spec), layout.output)
     return x.like(SlabConv.apply(local, weight, bias, layout.spec, layout.slabs), layout.output)
+
+
+def uncut(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: tuple[Any, ...]
+) -> torch.Tensor:
+    """Torch's own convolution, but not where its bfloat16 kernel is broken."""
+    local = LOCAL[x.dim() - 2]
+    if not needs_float32(x, weight):
+        return local(x, weight, bias, *options)
+    with torch.autocast(x.device.type, enabled=False):
+        wide = (x.float(), weight.float(), None if bias is None else bias.float())
+        return local(*wide, *options).to(x.dtype)
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

@@ -49,17 +49,15 @@ def conv_forward(
     bias: torch.Tensor | None,
     spec: ConvSpec,
     padding: Sequence[int],
-    stride: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """The local convolution of torch with the parameters of ``spec``."""
-    stride = spec.stride if stride is None else stride
     zero = [0] * len(spec.windows)
     if _asks_for_onednn(x, weight):
         return torch.ops.aten.mkldnn_convolution(
-            x, weight.contiguous(), bias, padding, stride, spec.dilation, spec.groups
+            x, weight.contiguous(), bias, padding, spec.stride, spec.dilation, spec.groups
         )
     return torch.ops.aten.convolution(
-        x, weight, bias, stride, padding, spec.dilation, False, zero, spec.groups
+        x, weight, bias, spec.stride, padding, spec.dilation, False, zero, spec.groups
     )
 
 
@@ -70,14 +68,12 @@ def conv_backward(
     spec: ConvSpec,
     padding: Sequence[int],
     needs: Sequence[bool],
-    stride: Sequence[int] | None = None,
 ) -> Any:
     """Gradients of input, weight and bias of `conv_forward`; None where ``needs`` is false."""
-    if _in_float32(x, weight) and needs[1]:
+    if needs_float32(x, weight) and needs[1]:
         wide = (gradient.float(), x.float(), weight.float())
-        grads = conv_backward(*wide, spec, padding, needs, stride)
+        grads = conv_backward(*wide, spec, padding, needs)
         return tuple(None if g is None else g.to(x.dtype) for g in grads)
-    stride = spec.stride if stride is None else stride
     zero = [0] * len(spec.windows)
     if _asks_for_onednn(x, weight):
         x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
@@ -86,7 +82,7 @@ def conv_backward(
         x,
         weight,
         [weight.shape[0]],
-        stride,
+        spec.stride,
         padding,
         spec.dilation,
         False,
@@ -114,7 +110,7 @@ def _asks_for_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def _in_float32(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def needs_float32(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether oneDNN's bfloat16 kernel must be avoided.
 
     Its weight gradient reads, and sometimes writes, foreign memory when the kernel is deeper
