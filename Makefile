@@ -28,7 +28,7 @@ $(ready): pyproject.toml Makefile
 demo: $(ready)
 	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE)
 	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
-		data.path=$(DEMO)/universes output=$(DEMO)/run
+		data.path=$(DEMO)/universes output=$(DEMO)/run --resume
 	$(bin)/hyperslab evaluate $(DEMO)/run
 	$(bin)/hyperslab report $(DEMO)/run
 

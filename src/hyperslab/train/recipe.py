@@ -42,8 +42,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with every default filled in."""
-    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+    """Write a recipe with every default filled in, and readable from any working directory."""
+    values = recipe.model_dump(mode="json")
+    values["data"]["path"] = str(recipe.data.path.absolute())
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
 def _read(path: Path) -> dict[str, Any]:
