@@ -24,6 +24,10 @@ class Window:
     after: int = 0
     dilation: int = 1
 
+    def __post_init__(self) -> None:
+        if min(self.kernel, self.stride, self.dilation) < 1:
+            raise ValueError(f"kernel, stride and dilation should be at least 1: {self}")
+
     @property
     def span(self) -> int:
         """Inputs from the first to the last one that a single output reads."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.reduce import reduce_in_place
+from hyperslab.nn.windowed import check_channels
 from hyperslab.tensor import Sharded, register
 
 
@@ -32,25 +33,34 @@ def batch_norm(
     all-reduce of both, 3. the block's gradient.
     """
     x: Sharded = input
+    check_channels(x, "batch_norm")
     if not training:
         return x.like(
             F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         )
-    axes = x.partition.axes
-    shape = x.partition.shape
-    if x.policy.batch_norm == "replica":
-        axes = tuple(axis for axis in axes if axis != "data")
-        shape = (x.local.shape[0], *shape[1:])
-    count = math.prod(shape) // shape[1]
-    if count <= 1:
+    axes, samples, fewest = x.partition.axes, x.shape[0], x.shape[0]
+    batch = x.partition.cuts[0]
+    if x.policy.batch_norm == "replica" and batch is not None:
+        axes, samples = tuple(axis for axis in axes if axis != "data"), x.local.shape[0]
+        fewest = min(hi - lo for lo, hi in batch.intervals)  # all ranks must judge alike
+    values = math.prod(x.shape[2:])
+    if fewest * values <= 1:
         raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {shape}"
+            "Expected more than 1 value per channel when training, got input size "
+            f"{(fewest, *x.shape[1:])}"
         )
-    group = x.grid.group(axes)
+    count, group = samples * values, x.grid.group(axes)
+    weight, bias = _widened(weight), _widened(bias)
     y, mean, var = _BatchNorm.apply(x.local, weight, bias, eps, count, group)
     if running_mean is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
     return x.like(y)
+
+
+def _widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """Parameters of half precision go with statistics of float32."""
+    half = parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16)
+    return parameter.float() if parameter is not None and half else parameter
 
 
 def _update(

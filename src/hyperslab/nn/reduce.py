@@ -39,26 +39,56 @@ def finish(x: Sharded, local: torch.Tensor, dims: Sequence[int], keepdim: bool) 
     return x.like(local, Partition(tuple(shape), tuple(cuts)))
 
 
-def total(x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool, what: str) -> Any:
-    """The sum over ranks of a block whose ``dims`` are reduced already."""
+def total(
+    x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype
+) -> Any:
+    """The sum over ranks of a block whose ``dims`` are reduced already, as ``dtype``."""
     axes = [cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None]
-    return finish(x, all_reduce_sum(block, x.grid.group(axes), what), dims, keepdim)
+    whole = all_reduce_sum(block, x.grid.group(axes), "a sum over cut dims")
+    return finish(x, whole.to(dtype), dims, keepdim)
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Partial sums of half precision are kept in float32: one of them may overflow."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 @register(torch.sum, torch.Tensor.sum, family="reduction")
-def sum(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def sum(
+    input: Any,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    axis: Any = None,
+    keepdims: bool = False,
+) -> Any:
     """Over any dims; an ordinary tensor when the batch is summed too and nothing stays cut."""
-    dims = reduced_dims(input, dim)
-    block = torch.sum(input.local, dims, keepdim=keepdim, dtype=dtype)
-    return total(input, block, dims, keepdim, "sum")
+    dims, keep = reduced_dims(input, dim if axis is None else axis), keepdim or keepdims
+    whole = dtype or (input.dtype if _is_inexact(input.dtype) else torch.int64)
+    block = torch.sum(input.local, dims, keepdim=keep, dtype=_accumulator(whole))
+    return total(input, block, dims, keep, whole)
 
 
 @register(torch.mean, torch.Tensor.mean, family="reduction")
-def mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def mean(
+    input: Any,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    axis: Any = None,
+    keepdims: bool = False,
+) -> Any:
     """Over any dims; an ordinary tensor when the batch is averaged too and nothing stays cut."""
-    dims = reduced_dims(input, dim)
+    dims, keep = reduced_dims(input, dim if axis is None else axis), keepdim or keepdims
+    whole = dtype or input.dtype
     # The local mean times the share of elements: sums of half precision would overflow.
-    block = torch.mean(input.local, dims, keepdim=keepdim, dtype=dtype)
+    block = torch.mean(input.local, dims, keepdim=keep, dtype=_accumulator(whole))
     count = math.prod(input.shape[d] for d in dims)
     share = math.prod(input.local.shape[d] for d in dims) / count
-    return total(input, block if share == 1 else block * share, dims, keepdim, "mean")
+    return total(input, block if share == 1 else block * share, dims, keep, whole)
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

@@ -34,6 +34,10 @@ def groups_of(old: Sequence[int], new: Sequence[int]) -> list[Group]:
         a, b = i, j
         if i < len(old) and j < len(new) and old[i] == new[j]:
             i, j = i + 1, j + 1
+        elif i < len(old) and old[i] == 1:  # dropped, or inserted: nothing merges
+            i += 1
+        elif j < len(new) and new[j] == 1:
+            j += 1
         else:
             i, j = _match(old, new, i, j)
         groups.append(Group(range(a, i), range(b, j)))
@@ -105,6 +109,12 @@ def _kept(group: Group, old: Sequence[int], new: Sequence[int]) -> bool:
     )
 
 
+def _dim(dim: int, n: int) -> int:
+    if not -n <= dim < n:
+        raise IndexError(f"dim {dim} of {n} dims")
+    return dim % n
+
+
 def _shape_argument(shape: tuple[Any, ...]) -> tuple[int, ...]:
     if len(shape) == 1 and isinstance(shape[0], list | tuple | torch.Size):
         return tuple(shape[0])
@@ -130,14 +140,14 @@ def reshape_as(input: Any, other: Any) -> Sharded:
 def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Sharded:
     """Leaves space: gathered along the cut dims that merge; the batch dim stays cut."""
     shape, n = tuple(input.shape), input.dim()
-    start, end = start_dim % n, end_dim % n
+    start, end = _dim(start_dim, n), _dim(end_dim, n)
     return reshape_to(input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
 
 
 @register(torch.unflatten, torch.Tensor.unflatten, family="shape")
 def unflatten(input: Any, dim: int, sizes: Any) -> Sharded:
     """Splits a dim that is not cut."""
-    shape, d = tuple(input.shape), dim % input.dim()
+    shape, d = tuple(input.shape), _dim(dim, input.dim())
     sizes = resolve(tuple(sizes), shape[d], (shape[d],))
     return reshape_to(input, (*shape[:d], *sizes, *shape[d + 1 :]))
 
@@ -145,7 +155,7 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Sharded:
 @register(torch.unsqueeze, torch.Tensor.unsqueeze, family="shape")
 def unsqueeze(input: Any, dim: int) -> Sharded:
     """Anywhere after the batch dim."""
-    d = dim % (input.dim() + 1)
+    d = _dim(dim, input.dim() + 1)
     if d == 0:
         raise LayoutError("unsqueeze(0) would put a new dim before the batch; use unsqueeze(1)")
     cuts, shape = list(input.partition.cuts), list(input.shape)
@@ -158,7 +168,9 @@ def unsqueeze(input: Any, dim: int) -> Sharded:
 def squeeze(input: Any, dim: Any = None) -> Sharded:
     """Drops dims of global extent 1; the batch dim always stays."""
     n = input.dim()
-    dims = range(n) if dim is None else [d % n for d in ([dim] if isinstance(dim, int) else dim)]
+    dims = (
+        range(n) if dim is None else [_dim(d, n) for d in ([dim] if isinstance(dim, int) else dim)]
+    )
     drop = [d for d in dims if input.shape[d] == 1]
     if 0 in drop:
         raise LayoutError("squeeze would drop the batch dim; name the dims to squeeze")

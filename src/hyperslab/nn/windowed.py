@@ -5,7 +5,8 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyperslab.comm import Grid
@@ -16,9 +17,11 @@ from hyperslab.tensor import Sharded
 
 def per_dim(value: Any, n: int) -> tuple[int, ...]:
     """A number or a sequence of one or ``n`` numbers, as ``n`` numbers."""
-    if isinstance(value, int):
-        return (value,) * n
-    values = tuple(value)
+    if not isinstance(value, Iterable):
+        return (operator.index(value),) * n
+    values = tuple(map(operator.index, value))
+    if len(values) not in (1, n):
+        raise ValueError(f"{values} should be one number or {n}")
     return values * n if len(values) == 1 else values
 
 
@@ -30,6 +33,17 @@ def check_input(x: Any, n: int, name: str) -> None:
         raise LayoutError(
             f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n"
             "    use x.unsqueeze(0) before cutting it"
+        )
+    check_channels(x, name)
+
+
+def check_channels(x: Sharded, name: str) -> None:
+    """Refuse a tensor whose dim 1 is cut: it was a spatial dim before some dims were dropped."""
+    cut = x.partition.cuts[1]
+    if cut is not None:
+        raise LayoutError(
+            f"{name} takes dim 1 for the channels, but it is cut: {x.partition}\n"
+            f"    use hyperslab.gather(x, {cut.axis!r}) before it"
         )
 
 
