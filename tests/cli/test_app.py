@@ -15,6 +15,20 @@ from hyperslab.cli import app
 from hyperslab.cli.errors import DEBUG, clean_errors
 from hyperslab.errors import DataError
 
+ENDING = """
+import atexit, os, sys
+import hyperslab.cli as cli
+from hyperslab.errors import DataError
+
+def app(**_):
+    print("out")
+    exec(sys.argv[1])
+
+atexit.register(os.abort)  # as a worker thread may
+cli.app = app
+cli.main()
+"""
+
 MESSAGE = "a.hdf5 has no key 'full' [see the docs]\n    convert it first"
 
 
@@ -75,3 +89,28 @@ def test_debug_lets_the_error_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bug_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError), clean_errors():
         _ = 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ("sys.exit()", 0, ""),
+        ("sys.exit(143)", 143, ""),
+        ("sys.exit('words')", 1, "words\n"),
+        ("raise DataError('bad')", 1, "error: bad\n"),
+        ("1 / 0", 1, "Traceback"),
+        ("raise KeyboardInterrupt", 130, "Traceback"),
+    ],
+)
+def test_a_rank_ends_before_the_interpreter_shuts_down(end: str, code: int, words: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != DEBUG}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, end],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**environment, "RANK": "1"},
+    )
+    assert (done.returncode, done.stdout) == (code, "out\n")
+    assert done.stderr.startswith(words)
+    assert words or not done.stderr

@@ -59,6 +59,16 @@ def test_what_a_rank_raised_comes_back_as_it_was(tmp_path: Path) -> None:
     assert str(error) == "a.hdf5: truncated\n    (rank 1)"
 
 
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGTERM])
+def test_what_a_rank_raised_goes_before_its_or_another_ranks_death(
+    tmp_path: Path, number: int
+) -> None:
+    said = failure(tmp_path, 1, -number, "CheckpointError: no space", when=9)
+    error = explain({0: failure(tmp_path, 0, -signal.SIGSEGV), 1: said}, {})
+    assert type(error) is HyperslabError
+    assert str(error) == "no space\n    (rank 1)"
+
+
 def test_what_all_ranks_say_is_said_once_and_of_no_rank(tmp_path: Path) -> None:
     words = "DataError: nowhere: does not exist"
     error = explain({rank: failure(tmp_path, rank, 1, words, 5) for rank in range(3)}, {})

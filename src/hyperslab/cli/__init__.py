@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.errors import DEBUG, clean_errors
+from hyperslab.cli.errors import DEBUG, clean_errors, leave
 from hyperslab.cli.evaluate import evaluate
 from hyperslab.cli.report import report
 from hyperslab.cli.simulate import simulate
@@ -35,5 +35,10 @@ for command in (simulate, train, evaluate, report):
 
 def main() -> None:
     """The entry point of `hyperslab` and of `python -m hyperslab`."""
-    with clean_errors():
-        app(prog_name="hyperslab")
+    try:
+        with clean_errors():
+            app(prog_name="hyperslab")
+    except BaseException as end:
+        if "RANK" in os.environ:
+            leave(end)
+        raise

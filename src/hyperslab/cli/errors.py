@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -28,3 +32,27 @@ def clean_errors() -> Iterator[None]:
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         console.print(f"error: {error}", style="red")
         raise SystemExit(1) from None
+
+
+def leave(end: BaseException) -> NoReturn:
+    """End a rank with the words and the exit code that ``end`` would have, at once.
+
+    The interpreter does not shut down: worker threads of gloo sometimes abort the process while
+    it does, which would turn a run that went well into one that was killed.
+    """
+    code = _code(end)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+def _code(end: BaseException) -> int:
+    if isinstance(end, SystemExit):
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    sys.excepthook(type(end), end, end.__traceback__)
+    return 128 + signal.SIGINT if isinstance(end, KeyboardInterrupt) else 1

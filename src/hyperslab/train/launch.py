@@ -75,13 +75,16 @@ def _config(ranks: int, name: str, specs: DefaultLogsSpecs) -> LaunchConfig:
 
 
 def explain(failures: dict[int, ProcessFailure], output: dict[int, Path]) -> HyperslabError:
-    """One error for all: that of the rank that failed first, and not because another one did."""
+    """One error for all: that of the rank that failed first, and not because another one did.
+
+    What a rank said goes before a death by signal, its own or another's: it may have come after.
+    """
     if all(failure.exitcode in CODES for failure in failures.values()):
         number = CODES[next(iter(failures.values())).exitcode]
         return Stopped(number, f"stopped by {number.name}")
-    rank = min(failures, key=lambda rank: (_follows(failures[rank]), failures[rank].timestamp))
+    rank = min(failures, key=lambda rank: _order(failures[rank]))
     failure, quote = failures[rank], _quote(output.get(rank))
-    if failure.exitcode < 0:
+    if failure.exitcode < 0 and not _said(failure):
         return CommError(
             f"rank {rank} (process {failure.pid}) was killed by {failure.signal_name()} and the "
             f"others were ended{KILLED.get(failure.exitcode, '')}\n"
@@ -89,7 +92,7 @@ def explain(failures: dict[int, ProcessFailure], output: dict[int, Path]) -> Hyp
         )
     name, _, words = _message(failure).partition(": ")
     kind = getattr(errors, name, None)
-    if kind is not None or name in OURS:
+    if _said(failure):
         alone = sum(_message(other).endswith(words) for other in failures.values()) == 1
         return (kind or HyperslabError)(f"{words}\n    (rank {rank})" if alone else words)
     return HyperslabError(f"rank {rank} failed with exit code {failure.exitcode}{quote}")
@@ -104,10 +107,24 @@ OURS = ("CheckpointError", "DivergedError")
 """Errors of this package beside those in `hyperslab.errors`."""
 
 
+def _order(failure: ProcessFailure) -> tuple[bool, bool, int]:
+    """The cause is lowest."""
+    return _follows(failure), not _said(failure), failure.timestamp
+
+
 def _follows(failure: ProcessFailure) -> bool:
     """Whether a rank failed because another one did, or because it was told to end."""
+    name = _message(failure).partition(":")[0]
+    if name == "CommError":
+        return True
     ended = failure.exitcode in CODES or failure.exitcode == -signal.SIGTERM
-    return ended or _message(failure).startswith("CommError")
+    return ended and not _said(failure)
+
+
+def _said(failure: ProcessFailure) -> bool:
+    """Whether a rank raised an error of this package."""
+    name = _message(failure).partition(":")[0]
+    return hasattr(errors, name) or name in OURS
 
 
 def _message(failure: ProcessFailure) -> str:
