@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hyperslab.errors import CommError, DataError, HyperslabError
+from hyperslab.cli.train import check_ranks
+from hyperslab.errors import CommError, DataError, HyperslabError, LayoutError
 from hyperslab.train.agree import Stopped
 from hyperslab.train.checkpoints import latest
 from hyperslab.train.launch import adopt_slurm, explain, first_host, settle_environment
+from hyperslab.train.recipe import load_recipe
 from tests.train.universes import losses, write_recipe
 
 PATIENCE = 200  # [s]
@@ -165,8 +167,31 @@ def test_ranks_must_fill_the_grid(tmp_path: Path, universes: Path) -> None:
     )
     assert done.returncode == 1
     assert "--ranks is 3 but the grid has 2 places" in done.stderr
+    assert "use --ranks 2, or change the grid, such as grid.depth=3\n" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("axes", [["data"], ["data", "height"], ["depth", "width"]])
+def test_the_grid_that_is_proposed_has_as_many_places(
+    tmp_path: Path, universes: Path, axes: list[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    given = [f"grid.{axis}=2" for axis in axes]
+    with pytest.raises(LayoutError) as caught:
+        check_ranks(load_recipe(recipe, given), 3)
+    proposed = str(caught.value).rpartition("such as ")[2].split()
+    check_ranks(load_recipe(recipe, [*given, *proposed]), 3)
+
+
+def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path, universes: Path) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    gone, pipe = os.pipe()
+    os.close(gone)
+    done = subprocess.run(command(recipe), stdout=pipe, stderr=subprocess.PIPE, text=True)
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(losses(out)) == 9
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:

@@ -14,7 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hyperslab.errors import RecipeError
 from hyperslab.train.agree import Stopped
+from hyperslab.train.checkpoint import CheckpointError
 from hyperslab.train.checkpoints import folder_of, latest
+from hyperslab.train.lock import hold
 from hyperslab.train.recipe import load_recipe
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
@@ -142,9 +144,13 @@ def _resume(recipe: Path, *overrides: str) -> None:
     run(recipe, *overrides, resume=True)
 
 
-def test_a_finished_run_is_left_alone(tmp_path: Path, universes: Path) -> None:
+def test_a_finished_run_is_left_alone(
+    tmp_path: Path, universes: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
-    run(recipe, resume=True)  # there is nothing to go on from
+    with caplog.at_level("INFO", "hyperslab"):
+        run(recipe, resume=True)
+    assert f"nothing to resume in {out}: from the start" in caplog.text
     before = losses(out)
     with pytest.raises(RecipeError, match=r"holds a run already\n.*--resume"):
         run(recipe)
@@ -155,13 +161,46 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, universes: Path) -> None:
     assert len(losses(out)) == 6
     with pytest.raises(RecipeError, match=r"batch_size is 2 but .* was written with 4"):
         run(recipe, "data.batch_size=2", resume=True)
+    assert load_recipe(out / "recipe.yaml") == load_recipe(recipe, ["epochs=2"])
+
+
+def test_a_resume_without_an_intact_checkpoint_overwrites_nothing(
+    tmp_path: Path, universes: Path
+) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    run(recipe)
+    for manifest in folder_of(out).glob("step-*/manifest.json"):
+        manifest.unlink()
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=f"none of the 1 checkpoints in {folder_of(out)} is"):
+        run(recipe, "epochs=2", resume=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_one_run_at_a_time_in_a_folder(tmp_path: Path, universes: Path, resume: bool) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    out.mkdir()
+    with hold(out), pytest.raises(RecipeError, match=f"another run is under way in output {out}"):
+        run(recipe, resume=resume)
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    run(recipe, resume=resume)
+    with hold(out):
+        pass  # a run that has ended lets go
 
 
 def test_the_folder_of_a_run(tmp_path: Path, universes: Path) -> None:
     recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
     run(recipe, "checkpoint.every=1", "checkpoint.keep=1", "optimizer.clip=0.5")
     names = {path.name for path in out.iterdir()}
-    assert names == {"recipe.yaml", "steps.csv", "epochs.csv", "tensorboard", "checkpoints"}
+    assert names == {
+        ".lock",
+        "recipe.yaml",
+        "steps.csv",
+        "epochs.csv",
+        "tensorboard",
+        "checkpoints",
+    }
     saved = yaml.safe_load((out / "recipe.yaml").read_text())
     assert saved["optimizer"]["clip"] == 0.5
     assert saved["optimizer"]["schedule"]["factor"] == 0.01

@@ -38,7 +38,8 @@ def evaluate(
         list[str] | None, typer.Argument(help="key=value; grid.depth=2 is a grid of its own.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Processes to start. Default: as many as the grid, or 1.")
+        int | None,
+        typer.Option(min=1, help="Processes to start. Default: as many as the grid, or 1."),
     ] = None,
     checkpoint: Annotated[
         str, typer.Option(help="best, latest, the name of one of the run's, or a path.")

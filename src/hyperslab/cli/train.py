@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.errors import LayoutError
 from hyperslab.train.agree import Stopped
-from hyperslab.train.config import Recipe
+from hyperslab.train.config import Places, Recipe
 from hyperslab.train.launch import adopt_slurm, end_with_parent, launch, settle_environment
 from hyperslab.train.recipe import load_recipe
 from hyperslab.train.run import prepare_folder
@@ -26,7 +27,8 @@ def train(
         list[str] | None, typer.Argument(help="key=value, such as grid.depth=2 epochs=10.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Processes to start; the grid must have as many places.")
+        int | None,
+        typer.Option(min=1, help="Processes to start; the grid must have as many places."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, on any grid.")
@@ -45,7 +47,8 @@ def train(
         if "RANK" in os.environ or config.grid.size == 1:
             be_rank(config, resume=resume)
             return
-        prepare_folder(config, resume=resume)
+        with ExitStack() as stack:  # the ranks hold the folder afterwards
+            prepare_folder(config, stack, resume=resume)
         settle_environment(os.environ, config.grid.size, config.timeout)
         arguments = ["-m", "hyperslab", "train", str(recipe), *(overrides or [])]
         arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
@@ -68,15 +71,23 @@ def be_rank(config: Recipe, *, resume: bool) -> None:
         train_rank(config, resume=resume)
     except Stopped as stopped:
         if main:
-            typer.echo(str(stopped))
+            logging.getLogger("hyperslab").info("%s", stopped)
         raise SystemExit(stopped.code) from None
 
 
 class _Terminal(logging.Handler):
-    """Writes to what is standard output now: a progress bar may have put itself in front of it."""
+    """Writes to what is standard output now: a progress bar may have put itself in front of it.
+
+    A reader that has gone, such as `head`, does not end the training.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stdout, flush=True)
+        try:
+            print(self.format(record), file=sys.stdout, flush=True)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
 
 def check_ranks(config: Recipe, ranks: int | None) -> None:
@@ -87,10 +98,20 @@ def check_ranks(config: Recipe, ranks: int | None) -> None:
     """
     grid, world = config.grid, os.environ.get("WORLD_SIZE")
     places = " x ".join(f"{axis} {extent}" for axis, extent in grid.model_dump().items())
-    wanted = [("--ranks", ranks), ("WORLD_SIZE", int(world) if world else None)]
-    for name, count in wanted:
+    wanted = [
+        ("--ranks", ranks, f"use --ranks {grid.size}"),
+        ("WORLD_SIZE", int(world) if world else None, f"start {grid.size} ranks"),
+    ]
+    for name, count, remedy in wanted:
         if count is not None and count != grid.size:
             raise LayoutError(
                 f"{name} is {count} but the grid has {grid.size} places ({places})\n"
-                f"    use --ranks {grid.size}, or change the grid, such as grid.depth={count}"
+                f"    {remedy}, or change the grid, such as {_grid_of(count, grid)}"
             )
+
+
+def _grid_of(count: int, grid: Places) -> str:
+    """Overrides that give a grid this many places, along the depth."""
+    extents = grid.model_dump()
+    others = [f"{axis}=1" for axis, extent in extents.items() if axis != "depth" and extent > 1]
+    return " ".join(f"grid.{override}" for override in [*others, f"depth={count}"])

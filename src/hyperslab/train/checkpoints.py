@@ -50,19 +50,28 @@ def latest(run: str | Path) -> Path | None:
     """The newest intact checkpoint of a run, None if there is none; every rank calls it.
 
     A corrupt one is passed over for the one before, and the log says so.
+
+    Raises:
+        CheckpointError: there are some, but none is intact.
     """
     folder = folder_of(Path(run))
     return on_main(lambda: _newest_intact(folder), f"cannot read {folder}", CheckpointError)
 
 
 def _newest_intact(folder: Path) -> Path | None:
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    paths = sorted(folder.glob("step-*"), reverse=True)
+    for path in paths:
         try:
             verify(path)
         except CheckpointError as error:
             log.warning("%s\n    trying the one before it", error)
         else:
             return path
+    if paths:
+        raise CheckpointError(
+            f"none of the {len(paths)} checkpoints in {folder} is intact; the newest: {path.name}\n"
+            "    to start again, move the folder away or choose another --output"
+        )
     return None
 
 

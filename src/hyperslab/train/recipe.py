@@ -42,10 +42,15 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
-    """Write a recipe with every default filled in, and readable from any working directory."""
+    """Write a recipe with every default filled in, and readable from any working directory.
+
+    It is there whole, or what was there before still is.
+    """
     values = recipe.model_dump(mode="json")
     values["data"]["path"] = str(recipe.data.path.absolute())
-    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(yaml.safe_dump(values, sort_keys=False))
+    partial.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

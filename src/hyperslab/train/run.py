@@ -17,6 +17,7 @@ from hyperslab.errors import CommError, HyperslabError, RecipeError
 from hyperslab.train.agree import Stopped
 from hyperslab.train.checkpoints import folder_of, latest
 from hyperslab.train.config import Recipe
+from hyperslab.train.lock import hold
 from hyperslab.train.optim import build_optimizer, build_schedule
 from hyperslab.train.ranks import on_main, reason, start_ranks
 from hyperslab.train.recipe import save_recipe
@@ -26,6 +27,8 @@ from hyperslab.train.state import Position, restore
 from hyperslab.train.trainer import Trainer
 
 log = logging.getLogger("hyperslab")
+
+RECIPE = "recipe.yaml"
 
 LOST = re.compile(r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE)
 
@@ -37,7 +40,8 @@ def train(recipe: Recipe, *, resume: bool = False) -> None:
     the start if there is none.
 
     Raises:
-        RecipeError: the recipe does not go with the data, or the folder holds another run.
+        RecipeError: the recipe does not go with the data, or the folder holds another run, or one
+            is under way there.
         LayoutError: the grid does not match the ranks or the volumes.
         CommError: another rank died or did not answer in time.
         HyperslabError: whatever else ended it; the checkpoints written so far stay.
@@ -57,7 +61,7 @@ def _train(recipe: Recipe, resume: bool) -> None:
     with ExitStack() as stack:
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
-        prepare_folder(recipe, resume=resume)
+        prepare_folder(recipe, stack, resume=resume)
         build(recipe, grid, stack, resume=resume).fit()
 
 
@@ -80,7 +84,12 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
             optimizer=optimizer,
             schedule=schedule,
         )
+    if resume:  # not before: a recipe that does not go with the run must not replace its own
+        words = f"cannot write into output {recipe.output}"
+        on_main(lambda: save_recipe(recipe, recipe.output / RECIPE), words, RecipeError)
     if grid.is_main:
+        if resume and path is None:
+            log.info("nothing to resume in %s: from the start", recipe.output)
         log.info("%s", _opening_words(grid, data, validation, path))
     return Trainer(
         recipe,
@@ -95,24 +104,29 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
     )
 
 
-def prepare_folder(recipe: Recipe, *, resume: bool) -> None:
+def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
     """Make the run's folder with its recipe; every rank calls it.
 
+    The main rank holds the folder until ``stack`` is closed. With ``resume`` the recipe there stays
+    for now.
+
     Raises:
-        RecipeError: it holds another run, or cannot be written.
+        RecipeError: it holds another run, or one is under way there, or it cannot be written.
     """
-    run = recipe.output
-    on_main(lambda: _prepare(recipe, resume), f"cannot write into output {run}", RecipeError)
+    words = f"cannot write into output {recipe.output}"
+    on_main(lambda: _prepare(recipe, stack, resume), words, RecipeError)
 
 
-def _prepare(recipe: Recipe, resume: bool) -> None:
+def _prepare(recipe: Recipe, stack: ExitStack, resume: bool) -> None:
     run = recipe.output
+    run.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(hold(run))
     if not resume and any(folder_of(run).glob("step-*")):
         raise RecipeError(
             f"output {run} holds a run already\n    go on with --resume, or choose another --output"
         )
-    run.mkdir(parents=True, exist_ok=True)
-    save_recipe(recipe, run / "recipe.yaml")
+    if not resume:
+        save_recipe(recipe, run / RECIPE)
 
 
 def _reporter(recipe: Recipe, at: Position, steps: int, stack: ExitStack) -> Reporter:

@@ -1,0 +1,33 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hyperslab.errors import RecipeError
+
+NAME = ".lock"
+
+
+@contextmanager
+def hold(run: Path) -> Iterator[None]:
+    """Keep other runs out of a folder that exists; the system lets go when the process ends.
+
+    Raises:
+        RecipeError: another process holds it.
+        OSError: the folder cannot be written.
+    """
+    with (run / NAME).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(
+                f"another run is under way in output {run}\n"
+                "    wait for its end, stop it, or choose another --output"
+            ) from None
+        except OSError:
+            pass  # a file system without locks: nobody can be asked
+        yield
