@@ -8,6 +8,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from tests.ranks import run_ranks
 
@@ -35,6 +37,7 @@ def write_universes(folder: Path, count: int, size: int) -> None:
 
 def run_example(code: str, folder: str) -> tuple[tuple[int, ...], float]:
     os.chdir(folder)
+    torch.manual_seed(dist.get_rank())  # as torch does it: every process differently
     names: dict[str, object] = {}
     exec(code, names)
     x, loss = names["x"], names["loss"]

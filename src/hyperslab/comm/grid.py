@@ -153,6 +153,13 @@ class Grid:
         value: T = self._remembered[key]
         return value
 
+    def agree(self, number: int) -> bool:
+        """Whether all ranks have the same number; every rank must ask."""
+        ends = torch.tensor([number, -number], device=self.device)
+        if self.size > 1:
+            dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        return bool(ends[0] == -ends[1])
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import zlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
+from hyperslab.nn.averaging import Body, Guard, Watched
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.sharded import Policy
 
@@ -30,7 +34,8 @@ def parallelize(
 ) -> nn.Module:
     """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
 
-    Parameters and buffers become equal to those of rank 0, and move to the grid's device. After
+    Parameters, buffers and torch's random state become equal to those of rank 0; the module moves
+    to the grid's device. Call it last: after freezing, replacing or converting parameters. After
     ``loss.backward()`` every ``.grad`` is the gradient of the one global loss: torch's
     DistributedDataParallel averages over all ranks, bucketed and overlapped with the backward
     pass. Names in the state dict do not change. ``module.no_sync()`` is a context in which
@@ -44,7 +49,8 @@ def parallelize(
         find_unused_parameters: pass True if some parameters take no part in a step's loss.
 
     Raises:
-        LayoutError: the module is parallelised already, or ``batch_norm`` is unknown.
+        LayoutError: the module is parallelised already, or ``batch_norm`` is unknown. Later, from
+            forward or backward: the module is used in a way that would leave a gradient partial.
     """
     if batch_norm not in STATISTICS:
         raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
@@ -58,60 +64,57 @@ def parallelize(
     return module
 
 
-class _Body(nn.Module):
-    """A module's own forward, for DistributedDataParallel to wrap."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._forward = module.forward
-        self._running = False
-        for part in module.modules():
-            if part is not module and next(part.parameters(recurse=False), None) is not None:
-                part.register_forward_pre_hook(self._check, with_kwargs=True)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._running = True
-        try:
-            return self._forward(*args, **kwargs)
-        finally:
-            self._running = False
-
-    def _check(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A part called by itself would get gradients that nobody averages: partial ones."""
-        recomputed = torch._C._current_graph_task_id() != -1  # activation checkpointing
-        if self._running or recomputed or not torch.is_grad_enabled():
-            return
-        if any(isinstance(value, Sharded) for value in (*args, *kwargs.values())):
-            raise LayoutError(
-                f"{type(part).__name__} was called outside the forward of the parallelised "
-                f"{type(self.module).__name__}, so its gradients would not be averaged\n"
-                "    call the module that parallelize returned, parallelize this part by itself "
-                "instead, or use torch.no_grad()"
-            )
-
-
 def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:
-    if grid.size > 1:
-        _make_equal(module)
-    if grid.size == 1 or not any(p.requires_grad for p in module.parameters()):
-        module.no_sync = torch.enable_grad  # type: ignore[assignment]
+    if grid.size == 1:
+        module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
+        return
+    _make_equal(module, grid)
+    guard = Guard(module, find_unused=find_unused)
+    if not any(p.requires_grad for p in module.parameters()):
+        module.forward = Watched(module.forward, guard, None)  # type: ignore[method-assign]
+        module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
     ddp = DistributedDataParallel(
-        _Body(module),
+        Body(module),
         find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
+        init_sync=False,  # done, for expanded buffers too
         **_KEEP_BUFFERS,
     )
-    module.forward = ddp.forward  # type: ignore[method-assign]
+    module.forward = Watched(ddp.forward, guard, ddp)  # type: ignore[method-assign]
     module.no_sync = ddp.no_sync  # type: ignore[assignment]
 
 
-def _make_equal(module: nn.Module) -> None:
-    """What DistributedDataParallel leaves out: buffers and frozen parameters."""
-    frozen = (p.data for p in module.parameters() if not p.requires_grad)
-    for tensor in (*frozen, *module.buffers()):
-        dist.broadcast(tensor, src=0)
+def _make_equal(module: nn.Module, grid: Grid) -> None:
+    """Give every rank rank 0's parameters, buffers and random state."""
+    _check_same_network(module, grid)
+    for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
+        whole = tensor.contiguous()
+        dist.broadcast(whole, src=0)
+        if not torch.equal(tensor, whole):  # an expanded one cannot be written, nor need it be
+            tensor.copy_(whole)
+    _share_random_state(grid)
+
+
+def _check_same_network(module: nn.Module, grid: Grid) -> None:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    words = "\n".join(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)
+    if not grid.agree(zlib.crc32(words.encode())):
+        raise LayoutError(
+            f"the ranks' {type(module).__name__} differ in their parameters' names, shapes or types"
+            "\n    build the same network on every rank"
+        )
+
+
+def _share_random_state(grid: Grid) -> None:
+    """Torch seeds every process differently; ranks that drop elements must draw alike."""
+    state = torch.get_rng_state().to(grid.device)
+    dist.broadcast(state, src=0)
+    torch.set_rng_state(state.cpu())
+    if grid.device.type == "cuda":
+        state = torch.cuda.get_rng_state(grid.device).to(grid.device)
+        dist.broadcast(state, src=0)
+        torch.cuda.set_rng_state(state.cpu(), grid.device)
 
 
 def _policy_hook(policy: Policy) -> Any:
@@ -121,6 +124,6 @@ def _policy_hook(policy: Policy) -> Any:
         return value
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(map(apply, args)), {key: apply(value) for key, value in kwargs.items()}
+        return tree_map(apply, args), tree_map(apply, kwargs)
 
     return hook

@@ -1,0 +1,122 @@
+"""What stands between a module and DistributedDataParallel: nothing may stay unaveraged.
+
+DistributedDataParallel averages once for each forward, those parameters that it was made with.
+Whatever it would leave partial without a word is an error here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hyperslab.errors import LayoutError
+from hyperslab.tensor import Sharded
+
+
+class Body(nn.Module):
+    """A module's own forward, for DistributedDataParallel to wrap."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._forward = module.forward
+        self._running = False
+        for part in module.modules():
+            if part is not module and next(part.parameters(recurse=False), None) is not None:
+                part.register_forward_pre_hook(self._check, with_kwargs=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._running = True
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            self._running = False
+
+    def _check(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part called by itself would get gradients that nobody averages: partial ones."""
+        recomputed = torch._C._current_graph_task_id() != -1  # activation checkpointing
+        if self._running or recomputed or not torch.is_grad_enabled():
+            return
+        if any(isinstance(value, Sharded) for value in (*args, *kwargs.values())):
+            raise LayoutError(
+                f"{type(part).__name__} was called outside the forward of the parallelised "
+                f"{type(self.module).__name__}, so its gradients would not be averaged\n"
+                "    call the module that parallelize returned, parallelize this part by itself "
+                "instead, or use torch.no_grad()"
+            )
+
+
+class Guard:
+    """Watches a parallelised module's forward and the gradients that follow.
+
+    Args:
+        module: its trainable parameters now are those that will be averaged.
+        find_unused: whether some of them may take no part in a loss.
+    """
+
+    def __init__(self, module: nn.Module, *, find_unused: bool) -> None:
+        self.module, self.find_unused = module, find_unused
+        self.averaged = _trainable(module)
+        self.synchronised = True
+        self.seen: set[int] = set()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    def begin(self, ddp: DistributedDataParallel | None) -> None:
+        """A forward pass whose gradients will be averaged, unless in ``no_sync``."""
+        self._check_parameters()
+        self.seen.clear()
+        self.synchronised = ddp is None or ddp.require_backward_grad_sync
+
+    def _check_parameters(self) -> None:
+        now = _trainable(self.module)
+        frozen = self.averaged.keys() - now.keys()
+        changed = any(self.averaged.get(key) != kind for key, kind in now.items())
+        # With none left to train (a frozen discriminator) there is nothing to average.
+        if changed or (frozen and now and not self.find_unused):
+            raise LayoutError(
+                f"the trainable parameters of {type(self.module).__name__} are not those that it "
+                "was parallelised with, so some gradients would not be averaged\n    freeze, "
+                "replace or convert parameters before hyperslab.parallelize; for some frozen "
+                "later pass find_unused_parameters=True"
+            )
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self.synchronised:
+            return
+        if id(parameter) in self.seen:
+            raise LayoutError(
+                f"a second backward pass through one forward of {type(self.module).__name__}: "
+                "its gradients would not be averaged\n    add the losses and call backward once, "
+                "or call the module again for each, with no_sync() around all but the last"
+            )
+        self.seen.add(id(parameter))
+
+
+class Watched:
+    """The forward of a parallelised module."""
+
+    def __init__(
+        self, forward: Callable[..., Any], guard: Guard, ddp: DistributedDataParallel | None
+    ) -> None:
+        self.forward, self.guard, self.ddp = forward, guard, ddp
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.guard.begin(self.ddp)
+        return self.forward(*args, **kwargs)
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        raise LayoutError(
+            "a parallelised module cannot be copied or pickled: the copy would run the original\n"
+            "    copy it before hyperslab.parallelize, or use its state_dict() or hyperslab.save"
+        )
+
+
+def _trainable(module: nn.Module) -> dict[int, torch.dtype]:
+    return {id(p): p.dtype for p in module.parameters() if p.requires_grad}
