@@ -198,3 +198,18 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, message: str) -> None:
     with pytest.raises(hs.LayoutError, match=message):
         run_ranks(4, refused, case)
+
+
+def change_in_place() -> None:
+    """A flatten that gathers makes a copy where serial torch makes a view."""
+    x = hs.shard(torch.randn(2, 3, 4, 4, 4), hs.Grid(depth=2))
+    for way in (lambda y: y.mul_(2), lambda y: F.relu(y, inplace=True)):
+        with pytest.raises(hs.LayoutError, match="in place, on a reshape that gathered"):
+            way(x.flatten(1))
+    with pytest.raises(hs.LayoutError, match="dropout in place"):
+        F.dropout(x.flatten(1), inplace=True)
+    assert x.flatten(1).mul(1).mul_(2).shape == (2, 192)
+
+
+def test_a_copy_is_not_changed_in_place() -> None:
+    run_ranks(2, change_in_place)

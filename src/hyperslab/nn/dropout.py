@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.nn.counter import uniform_bits
+from hyperslab.nn.pointwise import check_writable
 from hyperslab.tensor import Sharded, register
 
 CHECK_EVERY = 64
@@ -43,6 +44,7 @@ def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
 
 def _multiply(x: Sharded, mask: torch.Tensor, scale: float, inplace: bool) -> Sharded:
     if inplace:
+        check_writable(x, "dropout")
         torch.Tensor.mul_(torch.Tensor.mul_(x, mask), scale)
         return x
     return x.like(x.local * mask * scale if scale != 1.0 else x.local * mask)

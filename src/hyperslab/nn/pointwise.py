@@ -64,6 +64,8 @@ def apply_pointwise(
             f"{function.__name__} in place would change the cut of its first operand; "
             "use the operator that returns a new tensor"
         )
+    if in_place:
+        check_writable(like, function.__name__)
     local = partial(_operand, target=target, like=like)
     blocks = [like if in_place and value is like else local(value) for value in args]
     result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
@@ -72,6 +74,15 @@ def apply_pointwise(
     if isinstance(result, Sharded):
         return result
     return like.like(result, target)
+
+
+def check_writable(x: Sharded, name: str) -> None:
+    """Refuse to change a copy where serial torch would change the tensor it is a view of."""
+    if x.gathered_copy:
+        raise LayoutError(
+            f"{name} in place, on a reshape that gathered its input: the input would not change as "
+            "it does serially\n    use the operator that returns a new tensor (inplace=False)"
+        )
 
 
 def common_partition(operands: list[torch.Tensor], function: Callable[..., Any]) -> Partition:

@@ -100,7 +100,9 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
         if _kept(group, x.shape, shape):
             cuts[group.target[0]] = x.partition.cuts[group.source[0]]
     partition = Partition(tuple(shape), tuple(cuts))
-    return x.like(x.local.reshape(partition.box(x.grid.coords).shape), partition)
+    y = x.like(x.local.reshape(partition.box(x.grid.coords).shape), partition)
+    y.gathered_copy = bool(merged)
+    return y
 
 
 def _kept(group: Group, old: Sequence[int], new: Sequence[int]) -> bool:

@@ -50,6 +50,8 @@ class Sharded(torch.Tensor):
     _partition: Partition
     _grid: Grid
     _policy: Policy
+    gathered_copy: bool = False
+    """Whether serial torch would have made a view here: then nothing may be changed in place."""
 
     @staticmethod
     def from_local(
