@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,22 @@ def test_an_existing_checkpoint_stays_until_the_new_one_is_whole(
     new = written(tmp_path / "a", 3)
     assert same(read(tmp_path / "a")[0], new)
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("free", "words"), [(3 << 20, "no space left on the disk (3 MiB free)"), (1 << 40, None)]
+)
+def test_a_full_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, words: str | None
+) -> None:
+    usage = type(shutil.disk_usage(tmp_path))(1 << 41, (1 << 41) - free, free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with full_disk(4096), pytest.raises(CheckpointError) as caught:
+        written(tmp_path / "a", 3)
+    first, *more = str(caught.value).splitlines()
+    assert first.startswith(f"cannot write the checkpoint {tmp_path / 'a'}: ")
+    assert [line.strip() for line in more] == ([words] if words else [])
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("what", ["a file in its place", "no such device"])

@@ -24,6 +24,9 @@ from hyperslab.train.ranks import on_main, reason
 MANIFEST = "manifest.json"
 EXTRA = "extra.pt"
 
+FULL = 16 << 20
+"""A disk with less space [B] than this is why a checkpoint could not be written."""
+
 
 class CheckpointError(HyperslabError, OSError):
     """A checkpoint cannot be written or read; names it and says why."""
@@ -57,9 +60,12 @@ def save(
         on_main(lambda: _clear(partial), failing, CheckpointError)
         parts.write(partial, model, optimizer, failing)
         on_main(lambda: _finish(partial, path, extra), failing, CheckpointError)
-    except CheckpointError:
+    except CheckpointError as error:
+        full = on_main(lambda: _fullness(partial), failing, CheckpointError)
         if _rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        if full:
+            raise CheckpointError(f"{error}\n    {full}") from error
         raise
 
 
@@ -96,6 +102,14 @@ def verify(path: Path) -> None:
             raise CheckpointError(f"the checkpoint {path} is corrupt: {name} is missing")
         if _sha256(path / name) != expected:
             raise CheckpointError(f"the checkpoint {path} is corrupt: {name} is not as written")
+
+
+def _fullness(path: Path) -> str:
+    """That the disk below a path is full, while what was written is still there; else nothing."""
+    while not path.exists():
+        path = path.parent
+    free = shutil.disk_usage(path).free
+    return f"no space left on the disk ({free >> 20} MiB free)" if free < FULL else ""
 
 
 def _clear(partial: Path) -> None:
