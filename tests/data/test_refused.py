@@ -42,6 +42,25 @@ def test_a_bad_value_is_an_error_for_the_rank_that_reads_it(
         list(open(ranks[0], ranks[2], **how).epoch(0))
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("b.hdf5", "is a link to nowhere"), ("sub/c.h5", "is a folder, not an")]
+)
+def test_what_has_the_name_of_a_file_and_is_none_is_named(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    public(tmp_path / "a.hdf5", counts(0, (6, 6, 6, 4)))
+    (tmp_path / ".hidden.hdf5").symlink_to("nowhere")
+    (tmp_path / "d.hdf5.partial").mkdir()
+    assert len(open(tmp_path, Seat(), batch_size=1, split="all")) == 1
+    bad = tmp_path / name
+    if name == "b.hdf5":
+        bad.symlink_to("nowhere")
+    else:
+        bad.mkdir(parents=True)
+    with pytest.raises(hs.DataError, match=f"{bad}: {words}"):
+        open(tmp_path, Seat(), batch_size=1, split="all")
+
+
 def test_a_file_damaged_inside_is_named(tmp_path: Path) -> None:
     volume = counts(0, (8, 8, 8, 4))
     public(tmp_path / "u.hdf5", volume, full=None)

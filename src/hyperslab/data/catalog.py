@@ -74,12 +74,21 @@ def _list(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         state = "is not a folder" if folder.exists() else "does not exist"
         raise DataError(f"{folder}: {state}; give the folder that holds the HDF5 files")
-    found = (p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-    relative = [p.relative_to(folder) for p in found]
+    relative = [p.relative_to(folder) for p in folder.rglob("*") if p.suffix in SUFFIXES]
     files = sorted(p.as_posix() for p in relative if not any(q[0] == "." for q in p.parts))
+    for file in files:
+        if not (folder / file).is_file():
+            raise DataError(f"{folder / file}: {_what(folder / file)}; mend it or take it away")
     if not files:
         raise DataError(f"{folder}: no file *{' or *'.join(SUFFIXES)} in it or below")
     return tuple(files)
+
+
+def _what(path: Path) -> str:
+    """What is under the name of a file that is none."""
+    if path.is_dir():
+        return "is a folder, not an HDF5 file"
+    return "is a link to nowhere" if path.is_symlink() else "is no file"
 
 
 def _check_alike(folder: Path, first: str, one: Layout, file: str, other: Layout) -> None:
