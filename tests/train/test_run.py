@@ -16,6 +16,7 @@ from hyperslab.errors import RecipeError
 from hyperslab.train.agree import Stopped
 from hyperslab.train.checkpoint import CheckpointError
 from hyperslab.train.checkpoints import folder_of, latest
+from hyperslab.train.evaluate import evaluate
 from hyperslab.train.lock import hold
 from hyperslab.train.recipe import load_recipe
 from hyperslab.train.trainer import Trainer
@@ -175,6 +176,37 @@ def test_a_resume_without_an_intact_checkpoint_overwrites_nothing(
     with pytest.raises(CheckpointError, match=f"none of the 1 checkpoints in {folder_of(out)} is"):
         run(recipe, "epochs=2", resume=True)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_samples_that_may_have_been_trained_on_are_warned_of(
+    tmp_path: Path, universes: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    run(recipe)
+    evaluate(out)
+    assert "may hold samples that it has seen" not in caplog.text
+    evaluate(out, overrides=["data.seed=1"])
+    assert "the test split of" in caplog.text
+    assert "may hold samples that it has seen" in caplog.text
+
+
+def test_a_resume_on_another_training_split_is_refused(tmp_path: Path, universes: Path) -> None:
+    folder = tmp_path / "universes"
+    folder.mkdir()
+    for file in universes.iterdir():
+        (folder / file.name).symlink_to(file)
+    recipe = write_recipe(tmp_path / "run.yaml", folder, epochs=1)
+    run(recipe)
+    for override in ("data.seed=1", "data.fractions=[0.6,0.2,0.2]"):
+        with pytest.raises(RecipeError, match=r"training split is not the one that .*step-0"):
+            run(recipe, override, "epochs=2", resume=True)
+    (folder / "univ_more.hdf5").symlink_to(next(universes.iterdir()))
+    with pytest.raises(RecipeError, match=r"files in data\.path are others now"):
+        run(recipe, "epochs=2", resume=True)
+    (folder / "univ_more.hdf5").unlink()
+    moved = folder.rename(tmp_path / "moved")
+    run(recipe, f"data.path={moved}", "epochs=2", resume=True)
+    assert len(losses(tmp_path / "run")) == 6
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -6,6 +6,7 @@ import csv
 import datetime
 import io
 import json
+import logging
 import math
 import os
 import platform
@@ -23,7 +24,6 @@ import torch.distributed as dist
 from hyperslab.comm import Grid
 from hyperslab.comm.grid import AXES
 from hyperslab.data import Dataset
-from hyperslab.data.schedule import samples_of
 from hyperslab.errors import DataError
 from hyperslab.train.checkpoint import load
 from hyperslab.train.checkpoints import folder_of, latest
@@ -36,7 +36,9 @@ from hyperslab.train.metrics import (
 )
 from hyperslab.train.ranks import on_main, start_ranks
 from hyperslab.train.recipe import load_recipe
-from hyperslab.train.setup import build_model, open_data
+from hyperslab.train.setup import build_model, open_data, training_digest, training_split
+
+log = logging.getLogger("hyperslab")
 
 UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
 
@@ -151,9 +153,7 @@ def predict(
 
 def training_mean(data: Dataset, recipe: Recipe) -> Array:
     """The mean (P,) of the normalised targets over the training split."""
-    source = data.source
-    volumes = [source.volume(sample) for sample in range(len(source.names))]
-    chosen = samples_of(volumes, "train", recipe.data.fractions, recipe.data.seed)
+    source, chosen = data.source, training_split(recipe, data)
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
 
@@ -179,6 +179,14 @@ def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation:
     with open_data(recipe, grid, split=split, shuffle=False) as data:
         model = build_model(recipe, data, grid)
         state = load(path, model)
+        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
+            log.warning(
+                "%s was trained on another split or other files: the %s split of %s may hold "
+                "samples that it has seen",
+                path,
+                split,
+                recipe.data.path,
+            )
         begin = time.perf_counter()
         true, predicted = predict(model, data, precision=recipe.precision)
         seconds = time.perf_counter() - begin

@@ -22,7 +22,7 @@ from hyperslab.train.optim import build_optimizer, build_schedule
 from hyperslab.train.ranks import on_main, reason, start_ranks
 from hyperslab.train.recipe import save_recipe
 from hyperslab.train.reporter import Reporter
-from hyperslab.train.setup import build_model, open_data
+from hyperslab.train.setup import build_model, open_data, training_digest
 from hyperslab.train.state import Position, restore
 from hyperslab.train.trainer import Trainer
 
@@ -74,12 +74,14 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
     optimizer = build_optimizer(recipe.optimizer, model.parameters())
     steps = -(-data.steps // recipe.optimizer.accumulate)
     schedule = build_schedule(recipe.optimizer, optimizer, steps)
+    samples = training_digest(recipe, data)
     at, path = Position(), latest(recipe.output) if resume else None
     if path is not None:
         at = restore(
             path,
             grid,
             batch_size=recipe.data.batch_size,
+            samples=samples,
             model=model,
             optimizer=optimizer,
             schedule=schedule,
@@ -100,6 +102,7 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
         optimizer=optimizer,
         schedule=schedule,
         at=at,
+        samples=samples,
         reporter=_reporter(recipe, at, steps, stack) if grid.is_main else None,
     )
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import torch
 
 from hyperslab import data as universes
 from hyperslab.comm import Grid
+from hyperslab.data.schedule import samples_of
 from hyperslab.errors import RecipeError
 from hyperslab.models import CosmoFlow
 from hyperslab.nn import parallelize
 from hyperslab.train.config import Recipe
+
+
+def training_split(recipe: Recipe, data: universes.Dataset) -> list[int]:
+    """The samples that training shows, whatever split ``data`` itself is."""
+    source = data.source
+    volumes = [source.volume(sample) for sample in range(len(source.names))]
+    return samples_of(volumes, "train", recipe.data.fractions, recipe.data.seed)
+
+
+def training_digest(recipe: Recipe, data: universes.Dataset) -> str:
+    """The SHA-256 of the names of the training split and of the seed of its order."""
+    names = [data.source.names[sample] for sample in training_split(recipe, data)]
+    return hashlib.sha256(json.dumps([recipe.data.seed, names]).encode()).hexdigest()
 
 
 def open_data(

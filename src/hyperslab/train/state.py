@@ -28,7 +28,7 @@ class Position:
 
 
 def state_of(
-    at: Position, schedule: LRScheduler, batch_size: int, device: torch.device
+    at: Position, schedule: LRScheduler, batch_size: int, samples: str, device: torch.device
 ) -> dict[str, Any]:
     """What a checkpoint holds besides model and optimizer."""
     return {
@@ -36,6 +36,7 @@ def state_of(
         "schedule": schedule.state_dict(),
         "random": _random_state(device),
         "batch_size": batch_size,
+        "samples": samples,
     }
 
 
@@ -44,6 +45,7 @@ def restore(
     grid: Grid,
     *,
     batch_size: int,
+    samples: str,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: LRScheduler,
@@ -52,13 +54,21 @@ def restore(
 
     Raises:
         CheckpointError: it cannot be read, or is of another network.
-        RecipeError: its mini-batches had another size, so its position means something else.
+        RecipeError: its mini-batches had another size or its training split was another one, so
+            its position means something else.
     """
     state = load(path, model, optimizer)
     if state["batch_size"] != batch_size:
         raise RecipeError(
             f"data.batch_size is {batch_size} but {path} was written with {state['batch_size']}\n"
             "    keep it, or start another run"
+        )
+    if state.get("samples", samples) != samples:
+        raise RecipeError(
+            f"the training split is not the one that {path} was trained on: data.seed, "
+            "data.fractions, data.subvolume or the files in data.path are others now\n"
+            "    what it was trained on must not end up in another split: put them back, or start "
+            "another run"
         )
     schedule.load_state_dict(state["schedule"])
     _set_random_state(state["random"], grid.device)

@@ -56,7 +56,7 @@ class Pending:
 class Trainer:
     """Trains a parallelised model on one rank of the grid; every rank runs the same one.
 
-    Only the main rank has a ``reporter``.
+    Only the main rank has a ``reporter``; ``samples`` is the digest of the training split.
     """
 
     def __init__(
@@ -70,12 +70,13 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         schedule: LRScheduler,
         at: Position,
+        samples: str,
         reporter: Reporter | None = None,
     ) -> None:
         self.recipe, self.grid, self.model = recipe, grid, model
         self.data, self.validation = data, validation
         self.optimizer, self.schedule = optimizer, schedule
-        self.at, self.reporter = at, reporter
+        self.at, self.samples, self.reporter = at, samples, reporter
         self.loss = LOSSES[recipe.loss]
         self.no_sync: Callable[[], AbstractContextManager[None]] = model.no_sync  # type: ignore
         self.stop = StopRequest()
@@ -237,7 +238,13 @@ class Trainer:
             self.optimizer,
             best=best,
             keep=self.recipe.checkpoint.keep,
-            **state_of(self.at, self.schedule, self.recipe.data.batch_size, self.grid.device),
+            **state_of(
+                self.at,
+                self.schedule,
+                self.recipe.data.batch_size,
+                self.samples,
+                self.grid.device,
+            ),
         )
 
 
