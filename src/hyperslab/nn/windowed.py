@@ -52,8 +52,9 @@ def place_outputs(
 ) -> tuple[Sharded, tuple[Cut | None, ...]]:
     """The cut of every spatial dim of the output, and the input it follows from.
 
-    Where an axis has more ranks than the output has elements, the input is gathered along that
-    axis first, so that its ranks repeat the work; the log says so once.
+    Where an axis has more ranks than the output has elements, or where its ranks would fetch
+    nearly everything as their halo, the input is gathered along that axis first, so that its
+    ranks repeat the work from there on; the log says so once.
     """
     partition, cuts = placement(x.partition, x.grid, windows, extents, name)
     return x.redistribute(partition, f"the gather before {name}"), cuts
@@ -74,14 +75,29 @@ def placement(
         cut and window.cut_outputs(cut, extent)
         for cut, window, extent in zip(partition.cuts[2:], windows, extents, strict=True)
     )
-    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    thin = [
+        cut.axis
+        for dim, (cut, window) in enumerate(zip(cuts, windows, strict=True), start=2)
+        if cut is not None and (cut.thin or reads_nearly_all(window, cut, partition.shape[dim]))
+    ]
     if not thin:
         return partition, cuts
     grid.notice(
-        f"{name}: output {' x '.join(map(str, extents))} is too thin for {', '.join(thin)} of "
-        f"{grid}; gathered there, its ranks repeat the work from here on"
+        f"{name}: output {' x '.join(map(str, extents))} is too thin to be cut along "
+        f"{', '.join(thin)} of {grid}; gathered there, its ranks repeat the work from here on"
     )
     return placement(partition.without(thin), grid, windows, extents, name)
+
+
+def reads_nearly_all(window: Window, cut: Cut, extent: int) -> bool:
+    """Whether the ranks that ``cut`` the outputs read three quarters of the inputs on average.
+
+    Gathering then moves little more than the halos do, and the layers that follow, which are the
+    small ones of a network, need no message at all.
+    """
+    spans = (window.reads(out) for out in cut.intervals)
+    read = sum(min(hi, extent) - max(lo, 0) for lo, hi in spans)
+    return 4 * read >= 3 * cut.parts * extent
 
 
 def read_cover(
