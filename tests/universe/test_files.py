@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -54,18 +55,20 @@ def test_too_many_particles_in_a_voxel_are_refused() -> None:
         files.as_int16(fits + 1, 7)
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of this process may grow beyond 2000 bytes."""
+    """No file of this process may grow beyond 2000 bytes; nor may the tests' own output."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_failing_write_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot write .*univ_ics_000000\.hdf5: File too large"):
+    message = r"cannot write .*univ_ics_000000\.hdf5: File too large"
+    with pytest.raises(DataError, match=message), full_disk():
         written(tmp_path, 16)
     assert list(tmp_path.iterdir()) == []
 
