@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.tensor import RULES, Sharded, register
+from hyperslab.tensor import Sharded, register
 
 PROPERTIES = """
 dtype device layout requires_grad grad_fn is_leaf is_cpu is_cuda is_meta is_mkldnn is_mps is_nested
@@ -47,6 +47,3 @@ def is_contiguous(self: Sharded, memory_format: Any = torch.contiguous_format) -
 def is_tensor(obj: Any) -> bool:
     """Always."""
     return isinstance(obj, torch.Tensor)
-
-
-assert torch.Tensor.dtype.__get__ in RULES  # type: ignore[attr-defined]

@@ -137,43 +137,21 @@ def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-@register(F.conv1d, family="convolution")
-def conv1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Sharded:
-    """Any kernel, stride, padding, dilation, groups."""
-    return convolve(1, input, weight, bias, stride, padding, dilation, groups)
+def _register(n: int) -> None:
+    def rule(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Sharded:
+        """Any kernel, stride, padding, dilation, groups."""
+        return convolve(n, input, weight, bias, stride, padding, dilation, groups)
+
+    register(LOCAL[n], family="convolution")(rule)
 
 
-@register(F.conv2d, family="convolution")
-def conv2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Sharded:
-    """Any kernel, stride, padding, dilation, groups."""
-    return convolve(2, input, weight, bias, stride, padding, dilation, groups)
-
-
-@register(F.conv3d, family="convolution")
-def conv3d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Sharded:
-    """Any kernel, stride, padding, dilation, groups."""
-    return convolve(3, input, weight, bias, stride, padding, dilation, groups)
+for _n in LOCAL:
+    _register(_n)
