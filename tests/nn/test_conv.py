@@ -13,6 +13,8 @@ import hyperslab as hs
 from tests.nn.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
+COVERS = {"convolution": {"conv1d", "conv2d", "conv3d"}}
+
 CONV = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 

@@ -17,6 +17,17 @@ from hyperslab.geometry import Box
 from hyperslab.nn.counter import uniform_bits
 from tests.ranks import run_ranks
 
+COVERS = {
+    "random": {
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "feature_dropout",
+    }
+}
+
 GRIDS = [
     {"depth": 1},
     {"width": 2},

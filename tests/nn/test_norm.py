@@ -24,6 +24,8 @@ from tests.nn.serial import (
 )
 from tests.ranks import run_ranks
 
+COVERS = {"normalisation": {"batch_norm"}}
+
 
 def batch_norm(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
     """The running statistics join the output, so that they are compared as well."""

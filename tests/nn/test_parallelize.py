@@ -17,6 +17,8 @@ import hyperslab as hs
 from tests.nn.serial import average, distance
 from tests.ranks import run_ranks
 
+COVERS = {"autograd": {"backward"}}
+
 Cut = Callable[[torch.Tensor], torch.Tensor]
 GRIDS = [
     {"depth": 2},

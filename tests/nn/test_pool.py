@@ -13,6 +13,17 @@ import hyperslab as hs
 from tests.nn.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
+COVERS = {
+    "pooling": {
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "max_pool1d",
+        "max_pool2d",
+        "max_pool3d",
+    }
+}
+
 MAX = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
 AVG = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}
 

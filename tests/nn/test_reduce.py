@@ -15,6 +15,22 @@ import hyperslab as hs
 from tests.nn.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
+COVERS = {
+    "dense": {"linear"},
+    "loss": {"mse_loss", "l1_loss", "smooth_l1_loss"},
+    "reduction": {"sum", "mean"},
+    "shape": {
+        "reshape",
+        "view",
+        "reshape_as",
+        "view_as",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+    },
+}
+
 LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}
 
 
