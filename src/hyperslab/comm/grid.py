@@ -84,8 +84,10 @@ class Grid:
             rank = rank * self.extents[axis] + coords[axis]
         return rank
 
-    def partition(self, shape: Sequence[int]) -> Partition:
+    def partition(self, shape: Sequence[int], *, channels: bool = True) -> Partition:
         """How a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
+
+        Without ``channels`` it is (batch, ...spatial): the class of every voxel, say.
 
         The batch dim is cut by ``data``; the last dims by ``depth``, ``height``, ``width`` in
         the order of their names (an image is cut by height and width). A mini-batch smaller than
@@ -96,7 +98,7 @@ class Grid:
         """
         shape = tuple(shape)
         axes: list[str | None] = ["data", *[None] * (len(shape) - 1)][: len(shape)]
-        spatial = max(0, min(3, len(shape) - 2))
+        spatial = max(0, min(3, len(shape) - 1 - channels))
         if spatial:
             axes[-spatial:] = AXES[-spatial:]
         idle = [a for a in AXES[1:] if self.extents[a] > 1 and a not in axes]

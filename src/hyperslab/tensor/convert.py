@@ -53,16 +53,17 @@ class _Shard(torch.autograd.Function):
         return reduce_in_place(whole, group, "the adjoint of shard").div_(grid.size), None, None
 
 
-def shard(tensor: torch.Tensor, grid: Grid) -> Sharded:
+def shard(tensor: torch.Tensor, grid: Grid, *, channels: bool = True) -> Sharded:
     """Cut a full tensor, batch included, that every rank holds; differentiable.
 
     For tests and small data: a data set from `hyperslab.open` never holds a whole sample. The
-    batch (dim 0) is cut by data, the dims after batch and channel by depth, height, width.
+    batch (dim 0) is cut by data, the dims after batch and channel by depth, height, width. Say
+    ``channels=False`` where there is no channel dim, such as for labels (batch, D, H, W).
 
     Raises:
         LayoutError: an extent has fewer elements than its axis has ranks.
     """
     if isinstance(tensor, Sharded):
         raise LayoutError("the tensor is already cut; use redistribute or gather")
-    partition = grid.partition(tensor.shape)
+    partition = grid.partition(tensor.shape, channels=channels)
     return Sharded.from_local(_Shard.apply(tensor, partition, grid), partition, grid)
