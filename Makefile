@@ -22,7 +22,7 @@ setup: $(ready)
 $(ready): pyproject.toml Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet "$(TORCH)"
-	$(bin)/python -m pip install --quiet -e ".[dev,universe]"
+	$(bin)/python -m pip install --quiet -e ".[dev,universe,medical]"
 	touch $@
 
 demo: $(ready)

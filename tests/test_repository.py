@@ -21,7 +21,8 @@ TEXT = sorted(
     for path in (folder.glob(pattern) if folder == ROOT else folder.rglob(pattern))
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RUNTIME = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["universe"]]
+EXTRAS = PROJECT["optional-dependencies"]
+RUNTIME = [*PROJECT["dependencies"], *EXTRAS["universe"], *EXTRAS["medical"]]
 OTHERS_NEED = {"setuptools"}  # jax-cosmo imports it and does not say so
 IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo"}
 # An absolute path of one machine, a home folder say; the pattern does not match itself.

@@ -1,0 +1,1 @@
+"""CT volumes: NIfTI files in one orientation and on one lattice (the extra `medical`)."""
