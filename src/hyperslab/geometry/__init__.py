@@ -3,6 +3,19 @@
 from hyperslab.geometry.box import Box, Interval
 from hyperslab.geometry.partition import Cover, Cut, Partition
 from hyperslab.geometry.transfer import Transfer, transfers
-from hyperslab.geometry.window import Window
+from hyperslab.geometry.transposed import Crop, TransposedWindow
+from hyperslab.geometry.window import Window, WindowMap
 
-__all__ = ["Box", "Cover", "Cut", "Interval", "Partition", "Transfer", "Window", "transfers"]
+__all__ = [
+    "Box",
+    "Cover",
+    "Crop",
+    "Cut",
+    "Interval",
+    "Partition",
+    "Transfer",
+    "TransposedWindow",
+    "Window",
+    "WindowMap",
+    "transfers",
+]

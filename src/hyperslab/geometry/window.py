@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from hyperslab.geometry.box import Interval
 from hyperslab.geometry.partition import Cut
+
+
+class WindowMap(Protocol):
+    """Which inputs outputs read, and where outputs go: what placing an operator asks for."""
+
+    def reads(self, out: Interval) -> Interval:
+        """Inputs that the outputs ``out`` read; not clipped to the volume."""
+
+    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
+        """The cut of the outputs that follows from the cut of the inputs."""
+
+
+def place_bounds(cut: Cut, inner: Sequence[int], outputs: int) -> Cut:
+    """``outputs`` cut at ``inner``, as far as these lie inside.
+
+    Where that would leave a rank without outputs although there are enough, the cut is balanced.
+    """
+    placed = Cut(cut.axis, (0, *(min(max(bound, 0), outputs) for bound in inner), outputs))
+    if placed.thin and outputs >= cut.parts:
+        return Cut.balanced(cut.axis, outputs, cut.parts)
+    return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +75,11 @@ class Window:
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
         """The cut of the outputs: each goes to the rank that owns the centre of its window.
 
-        So strided layers stay aligned with the cut of their input, and halos are symmetric. Where
-        that would leave a rank without outputs although there are enough, the cut is balanced.
+        So strided layers stay aligned with the cut of their input, and halos are symmetric.
         """
         centre = (self.span - 1) // 2 - self.before
-        inner = (-((centre - bound) // self.stride) for bound in cut.bounds[1:-1])
-        bounds = (0, *(min(max(bound, 0), outputs) for bound in inner), outputs)
-        placed = Cut(cut.axis, bounds)
-        if placed.thin and outputs >= cut.parts:
-            return Cut.balanced(cut.axis, outputs, cut.parts)
-        return placed
+        inner = [-((centre - bound) // self.stride) for bound in cut.bounds[1:-1]]
+        return place_bounds(cut, inner, outputs)
 
     def taps(self, output: int, inputs: Interval) -> Interval:
         """The kernel taps with which ``output`` reads ``inputs``, as ``[first, last + 1)``.

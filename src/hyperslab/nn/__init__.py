@@ -12,6 +12,7 @@ from hyperslab.nn import (  # noqa: F401  (importing a family registers its rule
     pool,
     reduce,
     shape,
+    transposed,
 )
 from hyperslab.nn.parallelize import parallelize
 

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 import torch
 from torch.autograd.function import once_differentiable
 
+from hyperslab.comm import Plan
 from hyperslab.comm.exchange import add_returned, blank, place, start, start_adjoint
-from hyperslab.nn.convspec import ConvSpec, conv_backward, conv_forward
+from hyperslab.geometry import Box
+
+
+class Local(Protocol):
+    """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
+
+    ``box``: what the buffer spans: what the plan brings, and zeros beside it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def box(self) -> Box: ...
+
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The rank's outputs from the buffer."""
+
+    def backward(
+        self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
+    ) -> Any:
+        """Gradients of buffer, weight and bias; None where ``needs`` is false."""
 
 
 class BufferConv(torch.autograd.Function):
@@ -20,11 +50,11 @@ class BufferConv(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, spec: ConvSpec):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, bias, spec: Local):  # type: ignore[no-untyped-def]
         pieces = start(x, spec.plan, spec.name).wait()
         ctx.spec, ctx.has_bias = spec, bias is not None
         ctx.save_for_backward(x, weight, *pieces)
-        return conv_forward(_fill(x, pieces, spec), weight, bias, spec, spec.uncovered_padding)
+        return spec.forward(_fill(x, pieces, spec), weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -32,22 +62,21 @@ class BufferConv(torch.autograd.Function):
         spec, plan = ctx.spec, ctx.spec.plan
         x, weight, *pieces = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
-        buffer = _fill(x, pieces, spec)
-        whole, dw, db = conv_backward(gradient, buffer, weight, spec, spec.uncovered_padding, needs)
+        whole, dw, db = spec.backward(gradient, _fill(x, pieces, spec), weight, needs)
         if whole is None:
             return None, dw, db, None
-        halos = [whole[t.box.slices(plan.wanted)] for t in plan.receives]
+        halos = [whole[t.box.slices(spec.box)] for t in plan.receives]
         pending = start_adjoint(halos, whole, plan, spec.name)
         dx = blank(plan.own, [plan.kept], whole)
-        place(dx, plan.own, whole, plan.wanted)
+        place(dx, plan.own, whole, spec.box)
         add_returned(dx, pending.wait(), plan)
         return dx, dw, db, None
 
 
-def _fill(x: torch.Tensor, pieces: list[torch.Tensor], spec: ConvSpec) -> torch.Tensor:
-    plan = spec.plan
-    buffer = blank(plan.wanted, [plan.kept, *(t.box for t in plan.receives)], x)
-    place(buffer, plan.wanted, x, plan.own)
+def _fill(x: torch.Tensor, pieces: list[torch.Tensor], spec: Local) -> torch.Tensor:
+    plan, box = spec.plan, spec.box
+    buffer = blank(box, [plan.kept, *(t.box for t in plan.receives)], x)
+    place(buffer, box, x, plan.own)
     for t, piece in zip(plan.receives, pieces, strict=True):
-        place(buffer, plan.wanted, piece, t.box)
+        place(buffer, box, piece, t.box)
     return buffer

@@ -42,6 +42,23 @@ class ConvSpec:
         """Padding left to the op when it runs on the wanted box."""
         return [0 if c else w.before for c, w in zip(self.covered, self.windows, strict=True)]
 
+    @property
+    def box(self) -> Box:
+        """What the buffer spans for one convolution of block and halo."""
+        return self.plan.wanted
+
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The rank's outputs from the buffer."""
+        return conv_forward(x, weight, bias, self, self.uncovered_padding)
+
+    def backward(
+        self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
+    ) -> Any:
+        """Gradients of buffer, weight and bias; None where ``needs`` is false."""
+        return conv_backward(gradient, x, weight, self, self.uncovered_padding, needs)
+
 
 def conv_forward(
     x: torch.Tensor,

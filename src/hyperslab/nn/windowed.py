@@ -11,7 +11,7 @@ from typing import Any
 
 from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Cover, Cut, Partition, Window
+from hyperslab.geometry import Cover, Cut, Partition, WindowMap
 from hyperslab.tensor import Sharded
 
 
@@ -48,7 +48,7 @@ def check_channels(x: Sharded, name: str) -> None:
 
 
 def place_outputs(
-    x: Sharded, windows: Sequence[Window], extents: Sequence[int], name: str
+    x: Sharded, windows: Sequence[WindowMap], extents: Sequence[int], name: str
 ) -> tuple[Sharded, tuple[Cut | None, ...]]:
     """The cut of every spatial dim of the output, and the input it follows from.
 
@@ -63,7 +63,7 @@ def place_outputs(
 def placement(
     partition: Partition,
     grid: Grid,
-    windows: Sequence[Window],
+    windows: Sequence[WindowMap],
     extents: Sequence[int],
     name: str,
 ) -> tuple[Partition, tuple[Cut | None, ...]]:
@@ -89,20 +89,20 @@ def placement(
     return placement(partition.without(thin), grid, windows, extents, name)
 
 
-def reads_nearly_all(window: Window, cut: Cut, extent: int) -> bool:
+def reads_nearly_all(window: WindowMap, cut: Cut, extent: int) -> bool:
     """Whether the ranks that ``cut`` the outputs read three quarters of the inputs on average.
 
     Gathering then moves little more than the halos do, and the layers that follow, which are the
-    small ones of a network, need no message at all.
+    small ones of a network, need no message at all. Not where the map grows: larger ones follow.
     """
     spans = (window.reads(out) for out in cut.intervals)
     read = sum(min(hi, extent) - max(lo, 0) for lo, hi in spans)
-    return 4 * read >= 3 * cut.parts * extent
+    return 4 * read >= 3 * cut.parts * max(extent, cut.extent)
 
 
 def read_cover(
     partition: Partition,
-    windows: Sequence[Window],
+    windows: Sequence[WindowMap],
     cuts: Sequence[Cut | None],
     extents: Sequence[int],
     covered: Sequence[bool],
