@@ -66,7 +66,7 @@ def apply_pointwise(
         )
     if in_place:
         check_writable(like, function.__name__)
-    local = partial(_operand, target=target, like=like)
+    local = partial(operand_block, target=target, like=like)
     blocks = [like if in_place and value is like else local(value) for value in args]
     result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
     if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
@@ -106,7 +106,7 @@ def common_partition(operands: list[torch.Tensor], function: Callable[..., Any])
     return Partition(shape, tuple(cuts))
 
 
-def _operand(value: Any, *, target: Partition, like: Sharded) -> Any:
+def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
     """This rank's part of one operand."""
     if not isinstance(value, torch.Tensor):
         return value
