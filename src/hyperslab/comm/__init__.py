@@ -2,6 +2,16 @@
 
 from hyperslab.comm.exchange import Pending, Plan, plan_exchange
 from hyperslab.comm.grid import AXES, Grid
-from hyperslab.comm.reduce import all_reduce_sum
+from hyperslab.comm.reduce import all_reduce_sum, average_gradients
+from hyperslab.comm.shared import shared_memory
 
-__all__ = ["AXES", "Grid", "Pending", "Plan", "all_reduce_sum", "plan_exchange"]
+__all__ = [
+    "AXES",
+    "Grid",
+    "Pending",
+    "Plan",
+    "all_reduce_sum",
+    "average_gradients",
+    "plan_exchange",
+    "shared_memory",
+]

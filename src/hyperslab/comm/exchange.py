@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.grid import Grid
+from hyperslab.comm.shared import shared_memory
 from hyperslab.errors import CommError
 from hyperslab.geometry import Box, Cover, Partition, Transfer, transfers
 
@@ -57,7 +58,10 @@ def _make_plan(partition: Partition, cover: Cover, grid: Grid) -> Plan:
 
 
 class Pending:
-    """Messages under way: the buffers to fill and the handles to wait for."""
+    """Messages under way: the buffers to fill and the handles to wait for.
+
+    Between ranks of one machine small ones go through shared memory.
+    """
 
     def __init__(
         self,
@@ -65,12 +69,19 @@ class Pending:
         receives: Sequence[tuple[int, torch.Tensor]],
         what: str,
     ) -> None:
-        self._sends = sends  # kept alive until the messages have left
         self._receives = receives
         self._what = what
-        ops = [dist.P2POp(dist.irecv, buffer, peer) for peer, buffer in receives]
-        ops += [dist.P2POp(dist.isend, buffer, peer) for peer, buffer in sends]
-        self._peers = [peer for peer, _ in (*receives, *sends)]
+        self._shared = shared = shared_memory()
+        far = [(peer, b) for peer, b in receives if shared is None or not shared.fits(b)]
+        ops = [dist.P2POp(dist.irecv, buffer, peer) for peer, buffer in far]
+        self._sends = []  # kept alive until the messages have left
+        for peer, piece in sends:
+            if shared is not None and shared.fits(piece):
+                shared.send(piece, peer, what)
+            else:
+                self._sends.append((peer, _packed(piece)))
+        ops += [dist.P2POp(dist.isend, buffer, peer) for peer, buffer in self._sends]
+        self._peers = [peer for peer, _ in (*far, *self._sends)]
         try:
             self._works = dist.batch_isend_irecv(ops) if ops else []
         except RuntimeError as error:
@@ -88,6 +99,9 @@ class Pending:
                 work.wait()
             except RuntimeError as error:
                 raise self._lost(peers, error) from error
+        for peer, buffer in self._receives:
+            if self._shared is not None and self._shared.fits(buffer):
+                self._shared.receive(buffer, peer, self._what)
         return [buffer for _, buffer in self._receives]
 
     def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
@@ -103,7 +117,7 @@ def start(x: torch.Tensor, plan: Plan, what: str) -> Pending:
 
     ``x`` holds ``plan.own``.
     """
-    sends = [(t.rank, _pack(x, t.box, plan.own)) for t in plan.sends]
+    sends = [(t.rank, x[t.box.slices(plan.own)]) for t in plan.sends]
     receives = [(t.rank, x.new_empty(t.box.shape)) for t in plan.receives]
     return Pending(sends, receives, what)
 
@@ -112,7 +126,7 @@ def start_adjoint(
     pieces: Sequence[torch.Tensor], like: torch.Tensor, plan: Plan, what: str
 ) -> Pending:
     """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
-    sends = [(t.rank, piece.contiguous()) for t, piece in zip(plan.receives, pieces, strict=True)]
+    sends = [(t.rank, piece) for t, piece in zip(plan.receives, pieces, strict=True)]
     receives = [(t.rank, like.new_empty(t.box.shape)) for t in plan.sends]
     return Pending(sends, receives, f"the adjoint of {what}")
 
@@ -123,9 +137,11 @@ def add_returned(gradient: torch.Tensor, returned: Sequence[torch.Tensor], plan:
         gradient[t.box.slices(plan.own)] += piece
 
 
-def _pack(x: torch.Tensor, box: Box, own: Box) -> torch.Tensor:
-    # gloo refuses non-contiguous buffers, and a view of x would pin all of x until it has left.
-    return x[box.slices(own)].clone(memory_format=torch.contiguous_format)
+def _packed(piece: torch.Tensor) -> torch.Tensor:
+    # gloo refuses non-contiguous buffers, and a view would pin all of its tensor until it has left.
+    if piece.is_contiguous() and piece.untyped_storage().nbytes() == piece.nbytes:
+        return piece
+    return piece.clone(memory_format=torch.contiguous_format)
 
 
 def blank(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:

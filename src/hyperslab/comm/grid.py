@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.allocator import keep_freed_memory
+from hyperslab.comm.shared import connect_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 
@@ -53,6 +54,7 @@ class Grid:
                 f"(torchrun --nproc-per-node {math.prod(self.extents.values())} ...), "
                 "or change the grid"
             )
+        connect_ranks()
         self.device = _device()
         self.coords = self.coords_of(self.rank)
         self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, average_gradients, shared_memory
 from hyperslab.errors import LayoutError
 from hyperslab.nn.averaging import Body, Guard, Watched
 from hyperslab.tensor import Sharded
@@ -81,8 +81,18 @@ def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None
         init_sync=False,  # done, for expanded buffers too
         **_KEEP_BUFFERS,
     )
+    if shared_memory() is not None and grid.device.type == "cpu":
+        ddp.register_comm_hook(ddp.process_group, _average)
     module.forward = Watched(ddp.forward, guard, ddp)  # type: ignore[method-assign]
     module.no_sync = ddp.no_sync  # type: ignore[assignment]
+
+
+def _average(group, bucket):  # type: ignore[no-untyped-def]
+    """DistributedDataParallel's hook, which must not have annotations as strings."""
+    average_gradients(bucket.buffer(), group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _make_equal(module: nn.Module, grid: Grid) -> None:
