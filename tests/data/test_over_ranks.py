@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import hyperslab as hs
 from hyperslab.data import open
+from tests.data import scans
 from tests.data.universes import folder
 from tests.ranks import run_ranks
 
@@ -58,3 +59,23 @@ def test_a_mean_is_that_of_the_whole_sample(tmp_path: Path, extents: dict[str, i
     expected = volumes / volumes.mean((1, 2, 3, 4), keepdims=True)
     for x in run_ranks(int(np.prod([*extents.values()])), means, tmp_path, extents):
         torch.testing.assert_close(x, torch.from_numpy(expected).float())
+
+
+def labelled(path: Path, extents: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    data = open(path, hs.Grid(**extents), batch_size=3, split="all", window=(-100, 400))
+    ((x, y),) = data.epoch(0)
+    return x.full(), y.full(), data.bytes_read
+
+
+@pytest.mark.parametrize("extents", [{"depth": 2, "width": 2}, {"data": 2, "height": 3}], ids=str)
+def test_labels_of_the_whole_sample(tmp_path: Path, extents: dict[str, int]) -> None:
+    shape = (1, 7, 6, 5)
+    scans.folder(tmp_path, 3, shape)
+    volumes = np.stack([scans.hu(i, shape) for i in range(3)])
+    expected = torch.from_numpy((volumes.astype("f4").clip(-100, 400) + 100) / 500)
+    classes = torch.from_numpy(np.stack([scans.labels(i, shape[1:]) for i in range(3)])).long()
+    results = run_ranks(int(np.prod([*extents.values()])), labelled, tmp_path, extents)
+    assert sum(size for _, _, size in results) == volumes.size * 3
+    for x, y, _ in results:
+        torch.testing.assert_close(x, expected)
+        assert torch.equal(y, classes)

@@ -1,7 +1,9 @@
 """From stored values to the network's input, on the device.
 
 ``"log1p"``: log(x + 1), as MLPerf's CosmoFlow. ``"mean"``: x / mean(x), the mean of the whole
-sample over all channels and voxels. ``None``: as stored.
+sample over all channels and voxels. ``None``: as stored. A window (low, high) [HU]: clipped to it,
+then low becomes 0 and high 1, so that the zeros with which convolutions pad are what lies lowest:
+air, beyond the edge of a scan too.
 """
 
 from __future__ import annotations
@@ -17,23 +19,41 @@ from hyperslab.errors import DataError
 
 TRANSFORMS = ("log1p", "mean", None)
 
+Window = tuple[float, float]
+Transform = str | Window | None
 
-def check(values: Array, transform: str | None, where: str) -> None:
+
+def check_window(window: Window) -> Window:
+    """The window as two numbers.
+
+    Raises:
+        DataError: it is not two finite numbers, the lower one first.
+    """
+    try:
+        low, high = map(float, window)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not (math.isfinite(high - low) and low < high):
+        raise DataError(f"window={window!r}: needs two numbers, the lower first, as (-200, 250)")
+    return low, high
+
+
+def check(values: Array, transform: Transform, where: str, *, signed: bool = False) -> None:
     """Refuse values that cannot be right before they reach the network as NaN.
 
     Raises:
-        DataError: NaN or infinite; negative integers, for they are counts; for ``"log1p"`` a
-            value at or below -1.
+        DataError: NaN or infinite; negative integers, for they are counts if not ``signed``; for
+            ``"log1p"`` a value at or below -1.
     """
     with np.errstate(invalid="ignore"):
         low, high = values.min(), values.max()
     if values.dtype.kind == "f" and not (math.isfinite(low) and math.isfinite(high)):
         raise DataError(f"{where} holds NaN or infinite values")
-    if values.dtype.kind == "i" and low < 0:
+    if not signed and values.dtype.kind == "i" and low < 0:
         raise DataError(f"{where} holds negative counts, down to {low}")
     if transform == "log1p" and low <= -1:
         raise DataError(
-            f'{where} holds {low}, of which log1p is not a number; use transform="mean"'
+            f'{where} holds {low}, of which log1p is not a number; use transform="mean" or a window'
         )
 
 
@@ -41,7 +61,7 @@ def decode(
     values: torch.Tensor,
     shape: tuple[int, ...],
     grid: Grid,
-    transform: str | None,
+    transform: Transform,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """This rank's block (b, C, d, h, w) of samples of ``shape`` (C, D, H, W), transformed.
@@ -56,4 +76,7 @@ def decode(
         group = grid.group(("depth", "height", "width"))
         mean = all_reduce_sum(sums, group, "the mean of a sample") / math.prod(shape)
         x = x / torch.where(mean == 0, 1, mean).to(x.dtype)  # an empty sample stays zero
+    elif isinstance(transform, tuple):
+        low, high = transform
+        x = x.clamp(low, high).sub_(low).div_(high - low)
     return x.to(dtype)

@@ -30,7 +30,8 @@ class Mover:
             return Moving(block)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             values = block.values.to(self.device, non_blocking=True)
-            targets = block.targets.pin_memory().to(self.device, non_blocking=True)
+            pinned = block.targets.pin_memory()  # no copy if it is already
+            targets = pinned.to(self.device, non_blocking=True)
             return Moving(
                 replace(block, values=values, targets=targets), self.stream.record_event()
             )

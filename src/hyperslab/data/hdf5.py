@@ -13,6 +13,7 @@ import numpy as np
 from hyperslab.comm import Grid
 from hyperslab.data.catalog import Catalog, from_main, scan
 from hyperslab.data.header import Channels, naming
+from hyperslab.data.labels import KEYS, as_classes
 from hyperslab.data.source import Array, Source
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
@@ -30,6 +31,10 @@ class Hdf5Folder(Source):
         self.shape = catalog.layout.shape
         self.dtype = np.dtype(catalog.layout.dtype)
         self.parameters = catalog.parameters
+        self.classes = catalog.layout.classes
+        if self.classes:
+            channels, itemsize = catalog.layout.label_shape[0], catalog.layout.label_dtype
+            self.label_bytes = channels * np.dtype(itemsize).itemsize
         self._open: OrderedDict[str, h5py.File] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -54,23 +59,33 @@ class Hdf5Folder(Source):
         stored = Box(box.lo[1:] + box.lo[:1], box.hi[1:] + box.hi[:1]) if last else box
         values = np.empty(stored.shape, self.dtype)
         with naming(self.catalog.folder / self.catalog.files[sample]), self._lock:
-            self._volume(sample).read_direct(values, source_sel=stored.slices())
+            layout = self.catalog.layout
+            volume = self._stored(sample, layout.key, layout.stored, layout.dtype)
+            volume.read_direct(values, source_sel=stored.slices())
         return np.moveaxis(values, -1, 0) if last else values
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """Read one hyperslab of the labels; errors as `read`, and labels that are no classes."""
+        layout = self.catalog.layout
+        stored = np.empty((layout.label_shape[0], *box.shape), layout.label_dtype)
+        with naming(self.catalog.folder / self.catalog.files[sample]), self._lock:
+            labels = self._stored(sample, KEYS[1], layout.label_shape, layout.label_dtype)
+            labels.read_direct(stored, source_sel=(slice(None), *box.slices()))
+        return as_classes(stored, f"{self.where(sample)}: {box}")
 
     def close(self) -> None:
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
 
-    def _volume(self, sample: int) -> Any:
-        layout = self.catalog.layout
-        volume = self._file(self.catalog.files[sample])[layout.key]
-        if volume.shape != layout.stored or volume.dtype.name != layout.dtype:
+    def _stored(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
+        stored = self._file(self.catalog.files[sample])[key]
+        if stored.shape != shape or stored.dtype.name != dtype:
             raise DataError(
-                f"{self.where(sample)}: {layout.key!r} is {volume.dtype} {volume.shape} but was "
-                f"{layout.dtype} {layout.stored} when the folder was scanned"
+                f"{self.where(sample)}: {key!r} is {stored.dtype} {stored.shape} but was "
+                f"{dtype} {shape} when the folder was scanned"
             )
-        return volume
+        return stored
 
     def _file(self, name: str) -> h5py.File:
         """An open file; the least recently used one makes room."""

@@ -1,8 +1,9 @@
 """What one HDF5 file says about itself, checked.
 
-Two layouts are known, by their keys: the public CosmoFlow files (``full``, ``unitPar``, and
-``physPar``, ``namePar``, ``redshifts``, of which the last three may be absent) and the benchmark's
-(``x``, ``y``). In both the volume is (D, H, W, C) or (C, D, H, W).
+Three layouts are known, by their keys: the public CosmoFlow files (``full``, ``unitPar``, and
+``physPar``, ``namePar``, ``redshifts``, of which the last three may be absent), the benchmark's
+(``x``, ``y``), and scans with a class for every voxel (``volume``, ``segmentation``, see `labels`).
+In the first two the volume is (D, H, W, C) or (C, D, H, W).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any, Literal, get_args
 import h5py
 import numpy as np
 
+from hyperslab.data import labels
 from hyperslab.errors import DataError
 
 Channels = Literal["first", "last"]
-KEYS = (("full", "unitPar"), ("x", "y"))
+KEYS = (("full", "unitPar"), ("x", "y"), labels.KEYS)
 DTYPES = ("int16", "uint16", "float32")
 NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")  # the order of unitPar in the public files
 
@@ -33,6 +35,9 @@ class Layout:
     dtype: str
     channels: Channels
     names: tuple[str, ...]  # of the targets
+    classes: tuple[str, ...] = ()
+    label_shape: tuple[int, ...] = ()  # in the file
+    label_dtype: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,6 +75,8 @@ def read_header(path: Path, channels: Channels | None) -> Header:
         key, target = _keys(path, file)
         volume = file[key]
         _check_volume(path, key, volume)
+        if target == labels.KEYS[1]:
+            return Header(_labelled(path, file, channels), (), None)
         unit = _vector(path, target, file[target])
         return Header(
             Layout(
@@ -103,6 +110,23 @@ def _check_volume(path: Path, key: str, volume: Any) -> None:
         )
     if volume.dtype.name not in DTYPES:
         raise DataError(f"{path}: {key!r} is {volume.dtype}; needs one of {', '.join(DTYPES)}")
+
+
+def _labelled(path: Path, file: h5py.File, channels: Channels | None) -> Layout:
+    volume, segmentation = (file[key] for key in labels.KEYS)
+    if channels == "last":
+        raise DataError(f"{path}: in files with 'volume' and 'segmentation' channels come first")
+    labels.check_segmentation(str(path), volume, segmentation)
+    return Layout(
+        labels.KEYS[0],
+        volume.shape,
+        volume.dtype.name,
+        "first",
+        (),
+        labels.classes_of(str(path), file),
+        segmentation.shape,
+        segmentation.dtype.name,
+    )
 
 
 def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.data.decode import decode
+from hyperslab.data.decode import Transform, decode
 from hyperslab.data.device import Mover, Moving
 from hyperslab.data.parameters import Parameters
 from hyperslab.data.prefetch import ahead
@@ -31,7 +31,7 @@ class Dataset:
         grid: Grid,
         schedule: Schedule,
         *,
-        transform: str | None,
+        transform: Transform,
         augment: bool,
         prefetch: int,
         dtype: torch.dtype,
@@ -66,8 +66,13 @@ class Dataset:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The names of the P targets."""
+        """The names of the P targets; none where voxels have classes."""
         return self.source.parameters.names
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the voxels' classes, background first; none where there are targets."""
+        return self.source.classes
 
     @property
     def parameters(self) -> Parameters:
@@ -76,7 +81,7 @@ class Dataset:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the boxes that this rank has asked for so far, read ahead or not [B]."""
+        """Bytes of the boxes of volumes and labels asked for so far, read ahead or not [B]."""
         return self._reader.bytes_read
 
     def names(self, epoch: int = 0) -> list[str]:
@@ -87,8 +92,9 @@ class Dataset:
         """The mini-batches of an epoch from step ``start`` on, read in the background.
 
         Yields ``x`` (B, C, D, H, W) and the normalised targets ``y`` (B, P), float32 (float64 if
-        ``dtype`` is), cut along the batch only. Every sample comes once; order and augmentation
-        depend on seed and epoch alone, so that an epoch resumed at a step goes on as it would have.
+        ``dtype`` is), cut along the batch only. Where there are ``classes``, ``y`` is (B, D, H, W)
+        int64, cut like ``x``. Every sample comes once; order and augmentation depend on seed and
+        epoch alone, so that an epoch resumed at a step goes on as it would have.
 
         Raises (at the step concerned):
             DataError: a file cannot be read or holds values that cannot be right.
@@ -116,9 +122,10 @@ class Dataset:
     def _finish(self, moving: Moving) -> tuple[Sharded, Sharded]:
         block = self._mover.receive(moving)
         x = decode(block.values, self.shape, self.grid, self.transform, self.dtype)
+        y = block.targets.long() if self.classes else block.targets
         return (
             Sharded.from_local(x, block.partition, self.grid),
-            Sharded.from_local(block.targets, block.target_partition, self.grid),
+            Sharded.from_local(y, block.target_partition, self.grid),
         )
 
     def close(self) -> None:

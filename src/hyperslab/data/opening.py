@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.data.decode import TRANSFORMS
+from hyperslab.data.decode import TRANSFORMS, Transform, Window, check_window
 from hyperslab.data.hdf5 import Hdf5Folder
 from hyperslab.data.loader import Dataset
 from hyperslab.data.parameters import Parameters
@@ -31,14 +31,17 @@ def open(
     seed: int = 0,
     shuffle: bool | None = None,
     channels: Literal["first", "last"] | None = None,
-    transform: str | None = "log1p",
+    transform: str | None = "auto",
+    window: Window | None = None,
     augment: bool = False,
     subvolume: int | None = None,
     prefetch: int = 2,
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     dtype: torch.dtype = torch.float32,
 ) -> Dataset:
-    """Open a folder of HDF5 universes (or a `Source`); every rank calls this alike.
+    """Open a folder of HDF5 files (or a `Source`); every rank calls this alike.
+
+    Universes with their parameters or scans with a class for every voxel: the files' keys tell.
 
     Args:
         batch_size: samples per step over the whole grid.
@@ -46,8 +49,12 @@ def open(
             whole volumes at a time) or ``"all"``.
         shuffle: a new order each epoch; by default for ``"train"`` only.
         channels: where the channel dim is stored; needed only where the shape does not tell.
-        transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``.
-        augment: flip and permute the axes at random. Meant for training.
+        transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``. ``"auto"`` is ``"log1p"`` of
+            counts, and ``None`` where voxels have classes or a window is given.
+        window: (low, high) in the unit of the volumes (HU): clip to it, then scale it to [0, 1].
+            Takes the place of a transform.
+        augment: flip and permute the axes at random; where voxels have classes, flip only. Meant
+            for training.
         subvolume: cut each volume into cubes of this width, see `Subvolumes`.
         prefetch: mini-batches read ahead; each rank holds one more of its boxes for each.
         dtype: of ``x``.
@@ -56,7 +63,7 @@ def open(
         DataError: the folder or a file in it is not what it should be, or an argument.
         LayoutError: the volumes are too small to be cut for this grid, or into sub-volumes.
     """
-    if transform not in TRANSFORMS or channels not in ("first", "last", None):
+    if transform not in (*TRANSFORMS, "auto") or channels not in ("first", "last", None):
         raise DataError(f"transform={transform!r}, channels={channels!r}: see hyperslab.open")
     if batch_size < 1 or prefetch < 0 or seed < 0:
         raise DataError(f"{batch_size=}, {prefetch=}, {seed=}: need >= 1, >= 0, >= 0")
@@ -69,11 +76,20 @@ def open(
         source,
         grid,
         _schedule(source, split, fractions, batch_size, seed, shuffle),
-        transform=transform,
+        transform=_transform(source, transform, window),
         augment=augment,
         prefetch=prefetch,
         dtype=dtype,
     )
+
+
+def _transform(source: Source, transform: str | None, window: Window | None) -> Transform:
+    if window is None:
+        counts = None if source.classes else "log1p"
+        return counts if transform == "auto" else transform
+    if transform not in ("auto", None):
+        raise DataError(f"{transform=} and {window=} are two transforms; give one of them")
+    return check_window(window)
 
 
 def _schedule(

@@ -16,19 +16,24 @@ Array = NDArray[Any]
 
 
 class Source(ABC):
-    """Samples of one shape, each a volume that can be read box by box and a target.
+    """Samples of one shape, each a volume that can be read box by box and what is to be found.
 
-    Implement `read` and `target` and set the four attributes; every rank must set them alike.
-    An instance can be given to `hyperslab.open` in place of a path.
+    That is P numbers (implement `target`) or, where ``classes`` has their names, a class for every
+    voxel (implement `labels`). Implement `read` too and set the attributes; every rank must set
+    them alike. An instance can be given to `hyperslab.open` in place of a path.
 
     ``names``: one per sample, unique. ``shape``: (C, D, H, W) of every volume. ``dtype``: of the
-    storage, kept until the data is on the device. ``parameters``: what the P targets are.
+    storage, kept until the data is on the device. ``parameters``: what the P targets are, none
+    where voxels have classes. ``classes``: their names, the background's first. ``label_bytes``:
+    stored for the label of one voxel [B].
     """
 
     names: Sequence[str]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    parameters: Parameters
+    parameters: Parameters = Parameters.normalised(())
+    classes: tuple[str, ...] = ()
+    label_bytes: int = 1
 
     @abstractmethod
     def read(self, sample: int, box: Box) -> Array:
@@ -37,9 +42,16 @@ class Source(ABC):
         Called from a background thread, never from two threads at once by one data set.
         """
 
-    @abstractmethod
     def target(self, sample: int) -> Array:
         """The targets (P,) of a sample."""
+        raise NotImplementedError(f"{type(self).__name__} has neither targets nor classes")
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """The class of every voxel of ``box``, which has three dims, as uint8 (d, h, w).
+
+        Called as `read` is.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has classes but no labels")
 
     def volume(self, sample: int) -> str:
         """The volume from which the sample is cut: all samples of one are in the same split."""

@@ -14,7 +14,8 @@ class Subvolumes(Source):
 
     W' is ``width``. Sample ``{name}_{ix}_{iy}_{iz}`` begins at (ix, iy, iz)·W' along depth, height
     and width of its volume; samples are ordered by volume, then ix, then iy, then iz. So 512³ cubes
-    become the 128³ data set of Oyama et al. 2020, section V-A. The target is the volume's.
+    become the 128³ data set of Oyama et al. 2020, section V-A. The target is the volume's; labels
+    are those of the voxels.
 
     Raises:
         LayoutError: an extent is not a multiple of ``width``.
@@ -31,15 +32,19 @@ class Subvolumes(Source):
         self.shape = (channels, width, width, width)
         self.dtype = source.dtype
         self.parameters = source.parameters
+        self.classes, self.label_bytes = source.classes, source.label_bytes
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
         self.names = [
             f"{name}_{ix}_{iy}_{iz}" for name in source.names for ix, iy, iz in self.places
         ]
 
     def read(self, sample: int, box: Box) -> Array:
-        volume, place = divmod(sample, len(self.places))
-        offset = (0, *(i * self.shape[1] for i in self.places[place]))
-        return self.source.read(volume, box.shift(offset))
+        volume, offset = self._place(sample)
+        return self.source.read(volume, box.shift((0, *offset)))
+
+    def labels(self, sample: int, box: Box) -> Array:
+        volume, offset = self._place(sample)
+        return self.source.labels(volume, box.shift(offset))
 
     def target(self, sample: int) -> Array:
         return self.source.target(sample // len(self.places))
@@ -50,6 +55,11 @@ class Subvolumes(Source):
     def where(self, sample: int) -> str:
         place = self.places[sample % len(self.places)]
         return f"{self.source.where(sample // len(self.places))}, sub-volume {place}"
+
+    def _place(self, sample: int) -> tuple[int, tuple[int, ...]]:
+        """The volume of a sample, and where in it the sample begins."""
+        volume, place = divmod(sample, len(self.places))
+        return volume, tuple(i * self.shape[1] for i in self.places[place])
 
     def close(self) -> None:
         self.source.close()

@@ -27,11 +27,14 @@ class Symmetry:
     flipped: tuple[bool, ...]
 
     @classmethod
-    def draw(cls, shape: Sequence[int], *key: int) -> Symmetry:
-        """One of those that keep the shape (48 of a cube), evenly, by the key alone."""
+    def draw(cls, shape: Sequence[int], *key: int, turns: bool = True) -> Symmetry:
+        """One of those that keep the shape (48 of a cube), evenly, by the key alone.
+
+        Without ``turns`` it is one of the 8 flips: the axes of a scan are not interchangeable.
+        """
         orders = [
             order
-            for order in itertools.permutations(range(3))
+            for order in (itertools.permutations(range(3)) if turns else [(0, 1, 2)])
             if all(shape[1 + a] == shape[1 + k] for k, a in enumerate(order))
         ]
         numbers = [int(n) for n in draw(4, SYMMETRY, *key)]
@@ -50,3 +53,7 @@ class Symmetry:
         """Augment the values (C, d, h, w) of a stored box; a view."""
         turned = values.transpose(0, *(axis + 1 for axis in self.order))
         return turned[(slice(None), *(slice(None, None, -1 if f else 1) for f in self.flipped))]
+
+
+STILL = Symmetry((0, 1, 2), (False, False, False))
+"""The one that changes nothing."""
