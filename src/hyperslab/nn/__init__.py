@@ -7,6 +7,7 @@ from hyperslab.nn import (  # noqa: F401  (importing a family registers its rule
     dropout,
     linear,
     loss,
+    losslabels,
     norm,
     pointwise,
     pool,
