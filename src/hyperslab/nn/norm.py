@@ -6,11 +6,10 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.reduce import reduce_in_place
+from hyperslab.nn.normalise import Normalise, widened
 from hyperslab.nn.windowed import check_channels
 from hyperslab.tensor import Sharded, register
 
@@ -50,17 +49,11 @@ def batch_norm(
             f"{(fewest, *x.shape[1:])}"
         )
     count, group = samples * values, x.grid.group(axes)
-    weight, bias = _widened(weight), _widened(bias)
-    y, mean, var = _BatchNorm.apply(x.local, weight, bias, eps, count, group)
+    weight, bias = widened(weight), widened(bias)
+    y, mean, var = Normalise.apply(x.local, weight, bias, eps, count, group)
     if running_mean is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
     return x.like(y)
-
-
-def _widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """Parameters of half precision go with statistics of float32."""
-    half = parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16)
-    return parameter.float() if parameter is not None and half else parameter
 
 
 def _update(
@@ -78,75 +71,3 @@ def _update(
         new = reduce_in_place(new, data, "the running statistics of batch_norm") / x.grid.data
     running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
     running_var.lerp_(new[1].to(running_var.dtype), momentum)
-
-
-class _BatchNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias, eps, count, group):  # type: ignore[no-untyped-def]
-        mean, var = _statistics(x, count, group)
-        y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
-        ctx.eps, ctx.count, ctx.group = eps, count, group
-        ctx.save_for_backward(x, weight, mean, var)
-        ctx.mark_non_differentiable(mean, var)
-        return y, mean, var
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient, _mean, _var):  # type: ignore[no-untyped-def]
-        x, weight, mean, var = ctx.saved_tensors
-        invstd = (var + ctx.eps).rsqrt()
-        dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
-        if ctx.needs_input_grad[0]:
-            sums = torch.stack([db, dxhat])
-            if ctx.group is not None:
-                sums = reduce_in_place(sums.clone(), ctx.group, "the gradient of batch_norm")
-            scale = invstd if weight is None else weight.to(invstd.dtype) * invstd
-            slope = -scale * invstd * sums[1] / ctx.count
-            offset = -scale * sums[0] / ctx.count - slope * mean
-            shape = [1, -1] + [1] * (x.dim() - 2)
-            dx.add_(offset.to(dx.dtype).view(shape))
-            dx.addcmul_(x, slope.to(dx.dtype).view(shape))
-        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        return dx, dxhat if needs_weight else None, db if needs_bias else None, None, None, None
-
-
-def _eval_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With statistics held fixed: gradient of the input, and the sums of dy * xhat and dy."""
-    scale = weight if weight is not None else torch.ones_like(mean)
-    return torch.ops.aten.native_batch_norm_backward(
-        gradient, x, scale, mean, var, None, None, False, eps, [True, True, True]
-    )
-
-
-def _statistics(
-    x: torch.Tensor, count: int, group: dist.ProcessGroup | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance per channel over all ranks of ``group``.
-
-    The local ones take two passes. The ranks' are combined in float64: for inputs of half or
-    single precision as E[x²] − E[x]², whose cancellation there is far below their resolution; for
-    float64 around the common mean (Chan et al. 1979), which takes a second all-reduce.
-    """
-    dims = [0, *range(2, x.dim())]
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    var, mean = torch.var_mean(wide, dims, correction=0)
-    if group is None:
-        return mean, var
-    local = x.numel() // x.shape[1]
-    mean64 = mean.double()
-    var64, share, what = var.double(), local / count, "the statistics of batch_norm"
-    both = torch.stack([mean64, var64 + mean64.square()]) * share
-    total, spread = reduce_in_place(both, group, what)
-    if x.dtype == torch.float64:
-        around = (var64 + (mean64 - total).square()) * share
-        spread = reduce_in_place(around, group, what)
-    else:
-        spread = (spread - total.square()).clamp_min_(0)
-    return total.to(mean.dtype), spread.to(mean.dtype)

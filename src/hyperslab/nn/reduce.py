@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hyperslab.comm import all_reduce_sum
 from hyperslab.geometry import Partition
@@ -39,12 +40,16 @@ def finish(x: Sharded, local: torch.Tensor, dims: Sequence[int], keepdim: bool) 
     return x.like(local, Partition(tuple(shape), tuple(cuts)))
 
 
+def group_over(x: Sharded, dims: Iterable[int]) -> dist.ProcessGroup | None:
+    """The ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
+    return x.grid.group([cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None])
+
+
 def total(
     x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype
 ) -> Any:
     """The sum over ranks of a block whose ``dims`` are reduced already, as ``dtype``."""
-    axes = [cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None]
-    whole = all_reduce_sum(block, x.grid.group(axes), "a sum over cut dims")
+    whole = all_reduce_sum(block, group_over(x, dims), "a sum over cut dims")
     return finish(x, whole.to(dtype), dims, keepdim)
 
 
