@@ -25,6 +25,7 @@ from launch import run_ranks
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.geometry import Partition
 
 PARTS = ("forward", "backward", "optimiser")
 WARM_UP = 3
@@ -109,35 +110,36 @@ def report(turns: list[dict[str, Any]]) -> dict[str, Any]:
 def compare_convolutions(
     width: int, ranks: int, steps: int, dtype: torch.dtype
 ) -> list[dict[str, Any]]:
-    """Every convolution of the network, forward and backward; on every rank."""
+    """Every convolution of the network, forward and backward, as it lies there; on every rank."""
     grid = hs.Grid(depth=ranks)
-    layers: list[tuple[str, nn.Conv3d, tuple[int, ...]]] = []
-    with torch.device("meta"):
-        features = hs.models.CosmoFlow(width).features
-        for name, module in features.named_children():
-            if isinstance(module, nn.Conv3d):
-                module.register_forward_pre_hook(
-                    lambda layer, args, name=name: layers.append((name, layer, args[0].shape))
-                )
-        features(torch.empty(1, 4, width, width, width))
+    layers: list[tuple[str, nn.Conv3d, Partition]] = []
+    features = hs.models.CosmoFlow(width).to(grid.device).features
+    for name, module in features.named_children():
+        if isinstance(module, nn.Conv3d):
+            module.register_forward_pre_hook(
+                lambda layer, args, name=name: layers.append((name, layer, args[0].partition))
+            )
+    with torch.no_grad():
+        features(hs.shard(torch.zeros(1, 4, width, width, width, device=grid.device), grid))
     return [
-        {"layer": name, **compare_layer(layer, shape, i > 0, grid, steps, dtype)}
-        for i, (name, layer, shape) in enumerate(layers)
+        {"layer": name, **compare_layer(layer, partition, i > 0, grid, steps, dtype)}
+        for i, (name, layer, partition) in enumerate(layers)
     ]
 
 
 def compare_layer(
     layer: nn.Conv3d,
-    shape: tuple[int, ...],
+    partition: Partition,
     needs_dx: bool,
     grid: hs.Grid,
     steps: int,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
     """One convolution of one input, plain and distributed in turn, on all ranks at once."""
-    box = grid.partition(shape).box(grid.coords)
-    block = torch.randn(box.shape, device=grid.device, dtype=dtype, requires_grad=needs_dx)
-    cut = hs.Sharded.from_local(block, grid.partition(shape), grid)
+    block = torch.randn(
+        partition.box(grid.coords).shape, device=grid.device, dtype=dtype, requires_grad=needs_dx
+    )
+    cut = hs.Sharded.from_local(block, partition, grid)
     weight = torch.randn(layer.weight.shape, device=grid.device, dtype=dtype, requires_grad=True)
     plain = Convolution(layer, block, weight)
     distributed = Convolution(layer, cut, weight)
@@ -158,7 +160,8 @@ def compare_layer(
         }
         for i, side in enumerate(("plain", "distributed"))
     }
-    return {"input": list(shape), "share": summary(shares), **sides}
+    cut_along = ", ".join(cut.axis for cut in partition.cuts if cut is not None)
+    return {"input": list(partition.shape), "cut": cut_along, "share": summary(shares), **sides}
 
 
 class Convolution:
@@ -210,9 +213,9 @@ def print_step(name: str, result: dict[str, Any], ranks: int) -> None:
 
 def print_convolutions(name: str, rows: list[dict[str, Any]], ranks: int) -> None:
     print(f"\n{name}: plain convolution of the block against the distributed one, {ranks} ranks")
-    print(f"{'':30}{'plain [ms]':>18}{'distributed [ms]':>18}{'share':>16}")
+    print(f"{'':34}{'plain [ms]':>18}{'distributed [ms]':>18}{'share':>16}")
     print(
-        f"{'layer':8}{'input':>22}{'best':>9}{'median':>9}{'best':>9}{'median':>9}"
+        f"{'layer':8}{'input':>26}{'best':>9}{'median':>9}{'best':>9}{'median':>9}"
         f"{'best':>8}{'paired':>8}"
     )
     sides = ("plain", "distributed")
@@ -222,9 +225,9 @@ def print_convolutions(name: str, rows: list[dict[str, Any]], ranks: int) -> Non
             (side, kind): sum(part[kind] for part in row[side].values()) for side, kind in totals
         }
         totals = {key: totals[key] + times[key] for key in totals}
-        shape = " x ".join(map(str, row["input"][1:]))
-        print_shares(f"{row['layer']:8}{shape:>22}", times, row["share"]["median"])
-    print_shares(f"{'all':30}", totals, totals["plain", "median"] / totals["distributed", "median"])
+        shape = " x ".join(map(str, row["input"][1:])) + ("" if row["cut"] else " (whole)")
+        print_shares(f"{row['layer']:8}{shape:>26}", times, row["share"]["median"])
+    print_shares(f"{'all':34}", totals, totals["plain", "median"] / totals["distributed", "median"])
 
 
 def print_shares(label: str, times: dict[tuple[str, str], float], paired: float) -> None:

@@ -36,7 +36,14 @@ def fill_freed_memory(value: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("extents", "kernel", "stride"),
-    [((2, 4, 4), 3, 1), ((2, 2, 2), 3, 1), ((1, 5, 3), 3, 2), ((4, 6, 5), 5, 1), ((7, 9, 8), 3, 2)],
+    [
+        ((2, 4, 4), 3, 1),
+        ((2, 2, 2), 3, 1),
+        ((1, 5, 3), 3, 2),
+        ((4, 6, 5), 5, 1),
+        ((8, 1, 8), 5, 1),
+        ((7, 9, 8), 3, 2),
+    ],
 )
 def test_kernels_ignore_what_memory_held(
     extents: tuple[int, int, int], kernel: int, stride: int, dtype: torch.dtype

@@ -46,7 +46,8 @@ class Segment:
         finally:
             os.close(descriptor)
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._first = self.bytes.data_ptr() + self.bytes.numel() - data - semaphores * LINE
+        first = self.bytes.data_ptr() + self.bytes.numel() - data - semaphores * LINE
+        self._semaphores = [ctypes.c_void_p(first + n * LINE) for n in range(semaphores)]
         self.data = self.bytes[self.bytes.numel() - data :]
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._peers: dict[int, int] = {}  # rank to process descriptor
@@ -55,7 +56,7 @@ class Segment:
     def prepare(self, semaphores: Sequence[int]) -> None:
         """Give every semaphore its first value; one rank does, before anybody uses them."""
         for number, value in enumerate(semaphores):
-            if self._libc.sem_init(self._address(number), 1, value) != 0:
+            if self._libc.sem_init(self._semaphores[number], 1, value) != 0:
                 raise OSError(ctypes.get_errno(), "sem_init")
 
     def watch(self, processes: Sequence[int]) -> None:
@@ -73,7 +74,7 @@ class Segment:
             os.close(self._peers.popitem()[1])
 
     def post(self, semaphore: int) -> None:
-        self._libc.sem_post(self._address(semaphore))
+        self._libc.sem_post(self._semaphores[semaphore])
 
     def wait(self, semaphore: int, peer: int, what: str) -> None:
         """Wait until ``peer`` posts.
@@ -81,7 +82,7 @@ class Segment:
         Raises:
             CommError: it has left, its process has ended, or the time limit has passed.
         """
-        address = self._address(semaphore)
+        address = self._semaphores[semaphore]
         for _ in range(self._spins):
             if self._libc.sem_trywait(address) == 0:
                 return
@@ -109,9 +110,6 @@ class Segment:
 
     def _lost(self, peer: int, what: str, why: str) -> CommError:
         return CommError(f"rank {self.rank} lost contact with rank {peer} during {what}: {why}")
-
-    def _address(self, semaphore: int) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._first + semaphore * LINE)
 
 
 def connect(group: dist.ProcessGroup, semaphores: Sequence[int], data: int) -> Segment | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ class Shared:
         self._areas = segment.data[slots : slots + areas].view(size, LARGEST)
         self._sent = dict.fromkeys(range(size), 0)
         self._received = dict.fromkeys(range(size), 0)
+        self._views: dict[Hashable, torch.Tensor] = {}
         self._readers: list[int] = []  # who may still read this rank's area
 
     def fits(self, x: torch.Tensor) -> bool:
@@ -124,8 +125,12 @@ class Shared:
             self._post(self.rank, rank, TOKEN)
 
     def _slot(self, sender: int, receiver: int, number: int, like: torch.Tensor) -> torch.Tensor:
-        slot = self._slots[self._pairs[sender, receiver], number % SLOTS]
-        return slot[: like.nbytes].view(like.dtype).view(like.shape)
+        """The part of a slot that a message fills."""
+        key = (sender, receiver, number % SLOTS, like.shape, like.dtype)
+        if key not in self._views:
+            slot = self._slots[self._pairs[sender, receiver], number % SLOTS]
+            self._views[key] = slot[: like.nbytes].view(like.dtype).view(like.shape)
+        return self._views[key]
 
     def _area(self, rank: int, like: torch.Tensor) -> torch.Tensor:
         return self._areas[rank, : like.nbytes].view(like.dtype)

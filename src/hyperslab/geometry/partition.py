@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hyperslab.geometry.box import Box, Interval
 
@@ -88,8 +89,11 @@ class Partition:
 
     shape: tuple[int, ...]
     cuts: tuple[Cut | None, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Every operator of every step looks up its geometry by a partition.
+        object.__setattr__(self, "_hash", hash((self.shape, self.cuts)))
         if len(self.shape) != len(self.cuts):
             raise ValueError(f"{len(self.shape)} dims but {len(self.cuts)} cuts")
         for extent, cut in zip(self.shape, self.cuts, strict=True):
@@ -97,6 +101,12 @@ class Partition:
                 raise ValueError(f"cut {cut.bounds} does not fit extent {extent}")
         if len(set(self.axes)) != len(self.axes):
             raise ValueError(f"an axis cuts two dims: {self.axes}")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> Any:  # another process hashes strings otherwise
+        return Partition, (self.shape, self.cuts)
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Partition:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, plan_exchange
 from hyperslab.geometry import Partition, Window
 from hyperslab.nn.bufferconv import BufferConv
-from hyperslab.nn.convspec import ConvSpec, needs_float32
+from hyperslab.nn.convspec import ConvSpec, too_shallow
 from hyperslab.nn.slabconv import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.nn.windowed import (
     check_input,
@@ -27,15 +27,17 @@ LOCAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def windows_of(
-    weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
+    shape: Sequence[int], stride: Any, padding: Any, dilation: Any
 ) -> tuple[Window, ...]:
-    """One window per spatial dim of a weight (out, in / groups, *kernel)."""
-    kernel = tuple(weight.shape[2:])
+    """One window per spatial dim of a weight of ``shape`` (out, in / groups, *kernel)."""
+    kernel = tuple(shape[2:])
     n = len(kernel)
     strides, dilations = per_dim(stride, n), per_dim(dilation, n)
     if padding == "valid":
         padding = 0
     if padding == "same":
+        if any(s != 1 for s in strides):
+            raise ValueError("padding='same' is not supported for strided convolutions")
         totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
@@ -48,34 +50,43 @@ def windows_of(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One rank's geometry of a convolution; made once per (partition, weight shape, windows)."""
+    """One rank's geometry of a convolution; made once per (partition, weight shape, options)."""
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
+    windows: tuple[Window, ...]
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
 
 
 def lay_out(
-    x: Partition, grid: Grid, shape: torch.Size, windows: Sequence[Window], groups: int
+    x: Partition,
+    grid: Grid,
+    shape: torch.Size,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
 ) -> Layout:
     """Where the outputs of a convolution lie and what they read."""
+    windows = windows_of(shape, stride, padding, dilation)
     name = f"conv{len(windows)}d"
     extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
     x, cuts = placement(x, grid, windows, extents, name)
     output = output_partition(x, shape[0], extents, cuts)
     if not any(cuts):
-        return Layout(x, output, None, None)
+        return Layout(x, output, windows, None, None)
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
     spec = ConvSpec(
         name=f"the halo exchange of {name} {tuple(shape)}",
-        windows=tuple(windows),
+        windows=windows,
         covered=tuple(covered),
         groups=groups,
         plan=plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid),
         out=output.box(grid.coords),
     )
-    return Layout(x, output, spec, slabs_of(spec) if aligned(spec) and not thin(spec) else None)
+    slabs = slabs_of(spec) if aligned(spec) and not thin(spec) else None
+    return Layout(x, output, windows, spec, slabs)
 
 
 def convolve(
@@ -98,34 +109,38 @@ def convolve(
        (`BufferConv`).
     """
     check_input(x, n, f"conv{n}d")
-    windows = windows_of(weight, stride, padding, dilation)
-    if padding == "same" and any(w.stride != 1 for w in windows):
-        raise ValueError("padding='same' is not supported for strided convolutions")
-    layout = x.grid.remember(
-        (lay_out, x.partition, weight.shape, windows, groups),
-        lambda: lay_out(x.partition, x.grid, weight.shape, windows, groups),
-    )
+    options = (stride, padding, dilation, groups)
+    key = (lay_out, x.partition, weight.shape, *map(hashable, options))
+    layout = x.grid.remember(key, lambda: lay_out(x.partition, x.grid, weight.shape, *options))
     x = x.redistribute(layout.input, f"the gather before conv{n}d")
     local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     if layout.spec is None:
-        y = uncut(local, weight, bias, (stride, padding, dilation, groups))
-        return x.like(y, layout.output)
+        return x.like(uncut(local, weight, bias, options, layout.windows), layout.output)
     if layout.slabs is None:
         return x.like(BufferConv.apply(local, weight, bias, layout.spec), layout.output)
     return x.like(SlabConv.apply(local, weight, bias, layout.spec, layout.slabs), layout.output)
 
 
 def uncut(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: tuple[Any, ...]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: tuple[Any, ...],
+    windows: Sequence[Window],
 ) -> torch.Tensor:
     """Torch's own convolution, but not where its bfloat16 kernel is broken."""
     local = LOCAL[x.dim() - 2]
-    if not needs_float32(x, weight):
+    if not too_shallow(x, weight):
         return local(x, weight, bias, *options)
-    with torch.autocast(x.device.type, enabled=False):
-        wide = (x.float(), weight.float(), None if bias is None else bias.float())
-        return local(*wide, *options).to(x.dtype)
+    stride, _, dilation, groups = options
+    margins = [m for w in reversed(windows) for m in (w.before, w.after)]
+    return local(F.pad(x, margins), weight, bias, stride, 0, dilation, groups)
+
+
+def hashable(option: Any) -> Any:
+    """A number, a word, or a sequence of numbers, as a key."""
+    return tuple(option) if isinstance(option, list) else option
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from hyperslab.comm import Plan
 from hyperslab.geometry import Box, Window
@@ -87,10 +88,12 @@ def conv_backward(
     needs: Sequence[bool],
 ) -> Any:
     """Gradients of input, weight and bias of `conv_forward`; None where ``needs`` is false."""
-    if needs_float32(x, weight) and needs[1]:
-        wide = (gradient.float(), x.float(), weight.float())
-        grads = conv_backward(*wide, spec, padding, needs)
-        return tuple(None if g is None else g.to(x.dtype) for g in grads)
+    if too_shallow(x, weight) and needs[1]:
+        margins = [m for p in reversed(padding) for m in (p, p)]
+        dx, dw, db = conv_backward(
+            gradient, F.pad(x, margins), weight, spec, [0] * len(padding), needs
+        )
+        return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
     zero = [0] * len(spec.windows)
     if _asks_for_onednn(x, weight):
         x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
@@ -127,11 +130,11 @@ def _asks_for_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def needs_float32(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether oneDNN's bfloat16 kernel must be avoided.
+def too_shallow(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether oneDNN's bfloat16 kernel needs padding to be part of ``x`` itself.
 
-    Its weight gradient reads, and sometimes writes, foreign memory when the kernel is deeper
-    than the volume (oneDNN 3.12): garbage or NaN, also in a plain torch convolution.
+    Its weight gradient reads, and sometimes writes, foreign memory when the kernel is larger than
+    the volume in some dim (oneDNN 3.12): garbage or NaN, also in a plain torch convolution.
     """
-    deeper = x.dim() == 5 and weight.shape[2] > x.shape[2]
-    return deeper and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    larger = any(k > e for k, e in zip(weight.shape[2:], x.shape[2:], strict=True))
+    return larger and x.device.type == "cpu" and x.dtype == torch.bfloat16
