@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.grid import Grid
 from hyperslab.comm.shared import shared_memory
@@ -172,8 +171,7 @@ class _Fetch(torch.autograd.Function):
     """From the own box of a cut tensor to any wanted box of it.
 
     Distribution scheme, forward: 1. send what others want of the own box, 2. copy what is kept,
-    3. receive the rest. Backward (the adjoint): 1. send received pieces' gradients home, 2. copy
-    the kept part's gradient, 3. add what came home.
+    3. receive the rest. Backward: `_GiveBack`.
     """
 
     @staticmethod
@@ -187,15 +185,30 @@ class _Fetch(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        plan = ctx.plan
+        return _GiveBack.apply(gradient, ctx.plan, ctx.what), None, None, None
+
+
+class _GiveBack(torch.autograd.Function):
+    """The adjoint of `_Fetch`: from the gradient of the wanted box to that of the own box.
+
+    Distribution scheme: 1. send received pieces' gradients home, 2. copy the kept part's
+    gradient, 3. add what came home. Backward: `_Fetch`.
+    """
+
+    @staticmethod
+    def forward(ctx, gradient, plan: Plan, what: str):  # type: ignore[no-untyped-def]
+        ctx.plan, ctx.what = plan, what
         pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]
-        pending = start_adjoint(pieces, gradient, plan, ctx.what)
+        pending = start_adjoint(pieces, gradient, plan, what)
         own = blank(plan.own, [plan.kept], gradient)
         place(own, plan.own, gradient, plan.wanted)
         add_returned(own, pending.wait(), plan)
-        return own, None, None, None
+        return own
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return _Fetch.apply(gradient, ctx.plan, 0.0, ctx.what), None, None
 
 
 def fetch(x: torch.Tensor, plan: Plan, *, fill: float = 0.0, what: str) -> torch.Tensor:
@@ -207,3 +220,8 @@ def fetch(x: torch.Tensor, plan: Plan, *, fill: float = 0.0, what: str) -> torch
     if not plan.sends and not plan.receives and plan.kept == plan.wanted:
         return x if plan.own == plan.wanted else x[plan.wanted.slices(plan.own)]
     return _Fetch.apply(x, plan, fill, what)
+
+
+def give_back(gradient: torch.Tensor, plan: Plan, *, what: str) -> torch.Tensor:
+    """The adjoint of `fetch`, differentiable; ``gradient`` is that of the wanted box."""
+    return _GiveBack.apply(gradient, plan, what)

@@ -12,6 +12,7 @@ from hyperslab.nn import (  # noqa: F401  (importing a family registers its rule
     loss,
     losslabels,
     norm,
+    pad,
     pointwise,
     pool,
     reduce,

@@ -1,0 +1,168 @@
+"""Padding and cropping: the rule of ``F.pad``, which the padding modules call, and of convolution
+with a padding mode other than zeros.
+
+Legend: an output ``o`` of a dim is padded at ``before`` and reads the *source* ``o - before``,
+which is an index of the input where it lies inside it and else goes by the mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import plan_exchange
+from hyperslab.comm.exchange import fetch
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cover, Interval, Partition, Window
+from hyperslab.tensor import Sharded, gather, register
+
+WHAT = "the exchange of pad"
+
+
+@register(F.pad, family="padding")
+def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Sharded:
+    """Constant, reflect, replicate and circular, also negative; the cut stays where it is.
+
+    Distribution scheme:
+    1. The planes that padding adds join the first and the last shard.
+    2. constant: one exchange that asks for the source, outside of which is the value.
+    3. reflect, replicate: the same for the sources inside (mostly the own block, no message),
+       and the local op on the ranks at the edge of the volume.
+    4. circular: dim by dim, so that corners need no message of their own, the first and the last
+       rank fetch what is wrapped around.
+    """
+    return _padded(input, [int(p) for p in pad], mode, 0 if value is None else value)
+
+
+@register(torch.constant_pad_nd, family="padding")
+def constant_pad_nd(input: Any, pad: Any, value: Any = 0) -> Sharded:
+    """As ``F.pad`` with a constant."""
+    return _padded(input, [int(p) for p in pad], "constant", value)
+
+
+def _padded(x: Sharded, pads: list[int], mode: str, value: Any) -> Sharded:
+    # Torch's own checks, on the global shape.
+    F.pad(torch.empty(x.shape, dtype=x.dtype, device="meta"), pads, mode, value)
+    if mode == "constant":
+        return _constant(x, pads, value)
+    return _circular(x, pads) if mode == "circular" else _at_edge(x, pads, mode)
+
+
+def _windows(ndim: int, pads: Sequence[int]) -> list[Window]:
+    """Padding, as windows of one element; ``pads`` begin with the last dim."""
+    count = ndim - len(pads) // 2
+    pairs = zip(pads[-2::-2], pads[::-2], strict=True)
+    return [Window(1)] * count + [Window(1, before=a, after=b) for a, b in pairs]
+
+
+def _place(x: Sharded, windows: Sequence[Window]) -> tuple[Sharded, Partition]:
+    """The partition of the output; the input, gathered where too little is left to be cut."""
+    extents = tuple(w.outputs(e) for w, e in zip(windows, x.shape, strict=True))
+    cuts = tuple(
+        cut and window.cut_outputs(cut, extent)
+        for cut, window, extent in zip(x.partition.cuts, windows, extents, strict=True)
+    )
+    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    if not thin:
+        return x, Partition(extents, cuts)
+    x.grid.notice(
+        f"pad: {' x '.join(map(str, extents))} is too thin to be cut along {', '.join(thin)} of "
+        f"{x.grid}; gathered there, its ranks repeat the work from here on"
+    )
+    return _place(gather(x, thin), windows)
+
+
+def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Interval, ...]]:
+    """Per dim of an output, the sources of each of its shards."""
+    return [
+        tuple(window.reads(out) for out in intervals)
+        for window, intervals in zip(windows, partition.cover.intervals, strict=True)
+    ]
+
+
+def _constant(x: Sharded, pads: Sequence[int], value: Any) -> Sharded:
+    windows = _windows(x.dim(), pads)
+    x, partition = _place(x, windows)
+    cover = Cover(partition.cover.axes, tuple(_sources(partition, windows)))
+    plan = plan_exchange(x.partition, cover, x.grid)
+    return x.like(_fresh(fetch(x.local, plan, fill=value, what=WHAT), x), partition)
+
+
+def _fresh(local: torch.Tensor, x: Sharded) -> torch.Tensor:
+    """A copy where nothing was copied yet: torch's padding never gives a view."""
+    place, theirs = (t.untyped_storage().data_ptr() for t in (local, x.local))
+    return local.clone() if place == theirs else local
+
+
+def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
+    """The modes that repeat what is next to the edge."""
+    windows = _windows(x.dim(), pads)
+    x, partition = _place(x, windows)
+    sources = _sources(partition, windows)
+    hulls = [
+        tuple(_hull(source, extent, mode) for source in choices)
+        for choices, extent in zip(sources, x.shape, strict=True)
+    ]
+    wanted, held = (Cover(partition.cover.axes, tuple(c)) for c in (sources, hulls))
+    local = fetch(x.local, plan_exchange(x.partition, held, x.grid), what=WHAT)
+    mine, hull = wanted.box(x.grid.coords), held.box(x.grid.coords)
+    first = [max(0, -lo) for lo in mine.lo]
+    last = [max(0, hi - extent) for hi, extent in zip(mine.hi, x.shape, strict=True)]
+    if any(first) or any(last):
+        sides = [side for pair in zip(last, first, strict=True) for side in pair][::-1]
+        local = F.pad(local, sides[: len(pads)], mode)
+    for dim, (lo, extent) in enumerate(zip(mine.lo, mine.shape, strict=True)):
+        if local.shape[dim] != extent:  # a reflection that reaches beyond this rank's planes
+            local = local.narrow(dim, lo + first[dim] - hull.lo[dim], extent)
+    return x.like(_fresh(local, x), partition)
+
+
+def _hull(source: Interval, extent: int, mode: str) -> Interval:
+    """The inputs from which the op makes ``source``: from the edge on where it reaches over."""
+    lo, hi = max(source[0], 0), min(source[1], extent)
+    reflect = mode == "reflect"
+    if source[0] < 0:
+        hi = max(hi, 1 - source[0] * reflect)
+    if source[1] > extent:
+        lo = min(lo, extent - 1 - (source[1] - extent) * reflect)
+    return lo, hi
+
+
+def _circular(x: Sharded, pads: Sequence[int]) -> Sharded:
+    y = _constant(x, [min(0, p) for p in pads], 0) if min(pads, default=0) < 0 else x
+    windows = _windows(x.dim(), [max(0, p) for p in pads])
+    for dim, window in enumerate(windows):
+        if max(window.before, window.after) > y.shape[dim]:
+            raise LayoutError(
+                f"pad: {window.before} and {window.after} planes of circular padding in dim {dim} "
+                f"need as many to repeat, of {y.partition}"
+            )
+        if y.partition.cuts[dim] is not None and window != Window(1):
+            y = _wrap(y, dim, window)
+            windows[dim] = Window(1)
+    sides = [side for window in windows for side in (window.after, window.before)][::-1]
+    local = F.pad(y.local, sides[: len(pads)], "circular") if any(sides) else y.local
+    return y.like(_fresh(local, x), _place(y, windows)[1])
+
+
+def _wrap(x: Sharded, dim: int, window: Window) -> Sharded:
+    """Circular padding of a cut dim."""
+    extent, cut = x.shape[dim], x.partition.cuts[dim]
+    assert cut is not None
+    nothing = ((0, 0),) * (cut.parts - 1)
+    left = _piece(x, dim, ((extent - window.before, extent), *nothing))
+    right = _piece(x, dim, (*nothing, (0, window.after)))
+    wider = window.outputs(extent)
+    partition = x.partition.with_dim(dim, wider, window.cut_outputs(cut, wider))
+    # Also on ranks that get nothing: those that send something get its gradient back.
+    return x.like(torch.cat([left, x.local, right], dim), partition)
+
+
+def _piece(x: Sharded, dim: int, intervals: tuple[Interval, ...]) -> torch.Tensor:
+    """The part of one dim that each shard asks for."""
+    cover = x.partition.cover
+    chosen = (*cover.intervals[:dim], intervals, *cover.intervals[dim + 1 :])
+    return fetch(x.local, plan_exchange(x.partition, Cover(cover.axes, chosen), x.grid), what=WHAT)
