@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hyperslab import models
+from hyperslab import losses, models
 from hyperslab.comm import Grid
 from hyperslab.data import Source, open
 from hyperslab.errors import (
@@ -29,6 +29,7 @@ __all__ = [
     "UnsupportedOp",
     "gather",
     "load",
+    "losses",
     "models",
     "open",
     "parallelize",
