@@ -2,11 +2,13 @@
 
 from hyperslab.geometry.box import Box, Interval
 from hyperslab.geometry.partition import Cover, Cut, Partition
+from hyperslab.geometry.scaled import AdaptiveWindow, scale_cut
 from hyperslab.geometry.transfer import Transfer, transfers
 from hyperslab.geometry.transposed import Crop, TransposedWindow
 from hyperslab.geometry.window import Window, WindowMap
 
 __all__ = [
+    "AdaptiveWindow",
     "Box",
     "Cover",
     "Crop",
@@ -17,5 +19,6 @@ __all__ = [
     "TransposedWindow",
     "Window",
     "WindowMap",
+    "scale_cut",
     "transfers",
 ]

@@ -1,0 +1,141 @@
+"""Taps: along one dim, every output is a weighted sum of a few inputs; asked of torch itself.
+
+Where torch samples, and how it weighs, follows from rounded arithmetic that differs between types,
+devices and modes. None of it is repeated here: torch's own operator answers to combs of ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from hyperslab.geometry import Cut, Interval, scale_cut
+
+REACH = 5
+"""How far an output reads to each side, in inputs or, where the map shrinks, in outputs: at most.
+
+The widest filter of torch, Lanczos, has 3; half an output more is the alignment of the corners.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taps:
+    """Output ``o`` is the sum over ``k`` of ``weight[k, o] * input[index[k, o]]``.
+
+    Without ``weight`` it is the copy of one input. ``back`` has the inputs that the gradient goes
+    to: ``index``, but for the rare copies where torch rounds otherwise in its backward pass. All
+    are of shape (taps, outputs).
+    """
+
+    index: torch.Tensor
+    back: torch.Tensor
+    weight: torch.Tensor | None
+
+    def reads(self, out: Interval) -> Interval:
+        """Inputs that the outputs ``out`` read, or that get their gradient."""
+        used = torch.cat([self.index, self.back])[:, out[0] : out[1]]
+        return int(used.min()), int(used.max()) + 1
+
+    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
+        """The cut of the outputs, in proportion."""
+        return scale_cut(cut, outputs)
+
+    def of(self, out: Interval, origin: int) -> Taps:
+        """Those of the outputs ``out``, for a block that begins at the input ``origin``."""
+        these = (slice(None), slice(*out))
+        weight = self.weight if self.weight is None else self.weight[these]
+        return Taps(self.index[these] - origin, self.back[these] - origin, weight)
+
+    def copies_as(self, other: Taps) -> bool:
+        """Whether both copy the same inputs."""
+        return (
+            self.weight is None
+            and other.weight is None
+            and torch.equal(self.index, other.index)
+            and torch.equal(self.back, other.back)
+        )
+
+
+def find_taps(
+    operator: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor, outputs: int
+) -> Taps:
+    """The taps of an operator from (N, inputs) to (N, outputs), for rows like ``like`` (inputs).
+
+    A comb has a tooth at every ``period``-th input, so far apart that an output meets one of them
+    at most.
+    """
+    extent = like.shape[0]
+    reach = math.ceil(REACH * max(1.0, extent / outputs)) + 1
+    period = 2 * reach + 1
+    residues = torch.arange(extent, device=like.device) % period
+    combs = torch.nn.functional.one_hot(residues, period).T.to(like.dtype)
+    index, weight = _teeth(operator(combs), extent, reach)
+    if weight.shape[0] > 1 or not bool((weight == 1).all()):
+        return Taps(index, index, weight)
+    return Taps(index, _where_gradients_go(operator, like), None)
+
+
+def _teeth(answer: torch.Tensor, extent: int, reach: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which teeth the outputs of an ``answer`` (period, outputs) met, and with which weights."""
+    outputs = answer.shape[1]
+    o = torch.arange(outputs, device=answer.device)
+    near = o * extent // outputs
+    inputs = near + torch.arange(-reach, reach + 1, device=answer.device)[:, None]
+    weights = answer[inputs % answer.shape[0], o] * ((inputs >= 0) & (inputs < extent))
+    assert torch.allclose(weights.sum(0), answer.sum(0)), "an output reads beyond the reach"
+    used = (weights != 0).int()
+    first, last = used.argmax(0), 2 * reach - used.flip(0).argmax(0)
+    taps = first + torch.arange(int((last - first).max()) + 1, device=answer.device)[:, None]
+    held = torch.minimum(taps, last)
+    return inputs.gather(0, held), weights.gather(0, held) * (taps <= last)
+
+
+def _where_gradients_go(
+    operator: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
+) -> torch.Tensor:
+    """The input that gets each output's gradient, in order: (1, outputs)."""
+    row = torch.zeros_like(like)[None].requires_grad_()
+    with torch.enable_grad():
+        (counts,) = torch.autograd.grad(operator(row).sum(), row)
+    inputs = torch.arange(like.shape[0], device=like.device)
+    return inputs.repeat_interleave(counts[0].long())[None]
+
+
+class Blend(torch.autograd.Function):
+    """Apply `Taps` along one dim of a block. A pass over the output for every tap.
+
+    Its adjoint adds each output's gradient, weighted, to the inputs that it came from.
+    """
+
+    @staticmethod
+    def forward(ctx, x, dim: int, taps: Taps):  # type: ignore[no-untyped-def]
+        ctx.dim, ctx.taps, ctx.extent = dim, taps, x.shape[dim]
+        if taps.weight is None:
+            return x.index_select(dim, taps.index[0])
+        out = x.new_zeros(())
+        for index, weight in zip(taps.index, _along(taps.weight, dim, x.dim()), strict=True):
+            part = x.index_select(dim, index)
+            out = part.mul_(weight) if out.dim() == 0 else out.addcmul_(part, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        taps, dim = ctx.taps, ctx.dim
+        shape = list(gradient.shape)
+        shape[dim] = ctx.extent
+        out = gradient.new_zeros(shape)
+        if taps.weight is None:
+            return out.index_add_(dim, taps.back[0], gradient), None, None
+        for index, weight in zip(taps.back, _along(taps.weight, dim, out.dim()), strict=True):
+            out.index_add_(dim, index, gradient * weight)
+        return out, None, None
+
+
+def _along(weight: torch.Tensor, dim: int, n: int) -> torch.Tensor:
+    """Weights (taps, outputs) for one dim of ``n``: (taps, 1, ..., outputs, ..., 1)."""
+    return weight.view(-1, *(weight.shape[1] if d == dim else 1 for d in range(n)))
