@@ -2,10 +2,13 @@
 
 from hyperslab.nn import (  # noqa: F401  (importing a family registers its rules)
     attributes,
+    cat,
     checkpoint,
     conv,
     dropout,
     groupnorm,
+    index,
+    indexitem,
     interpolate,
     layernorm,
     linear,
@@ -14,6 +17,7 @@ from hyperslab.nn import (  # noqa: F401  (importing a family registers its rule
     losslabels,
     norm,
     pad,
+    permute,
     pointwise,
     pool,
     reduce,

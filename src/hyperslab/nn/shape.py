@@ -61,17 +61,19 @@ def _match(old: Sequence[int], new: Sequence[int], i: int, j: int) -> tuple[int,
 def resolve(shape: Sequence[int], numel: int, old: Sequence[int]) -> tuple[int, ...]:
     """Replace a -1 by the extent that fits the global number of elements."""
     known = math.prod(extent for extent in shape if extent != -1)
-    if (
-        list(shape).count(-1) > 1
-        or known == 0
-        or numel % known
-        or (-1 not in shape and known != numel)
-    ):
+    free = list(shape).count(-1)
+    fits = known == numel if free == 0 else free == 1 and known > 0 and numel % known == 0
+    if not fits or (numel == 0 and _not_one(shape) != _not_one(old)):
         raise LayoutError(
             f"cannot reshape the global shape {tuple(old)} to {tuple(shape)}\n"
             "    shapes of a cut tensor are global: x.shape[0] is the whole mini-batch"
         )
     return tuple(numel // known if extent == -1 else extent for extent in shape)
+
+
+def _not_one(shape: Sequence[int]) -> list[int]:
+    """Without elements nothing tells which dims merge: only dims of extent 1 come and go."""
+    return [extent for extent in shape if extent != 1]
 
 
 def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
@@ -101,7 +103,7 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
             cuts[group.target[0]] = x.partition.cuts[group.source[0]]
     partition = Partition(tuple(shape), tuple(cuts))
     y = x.like(x.local.reshape(partition.box(x.grid.coords).shape), partition)
-    y.gathered_copy = bool(merged)
+    y.gathered_copy |= bool(merged)
     return y
 
 
@@ -156,10 +158,8 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Sharded:
 
 @register(torch.unsqueeze, torch.Tensor.unsqueeze, family="shape")
 def unsqueeze(input: Any, dim: int) -> Sharded:
-    """Anywhere after the batch dim."""
+    """Anywhere; each cut goes with its dim."""
     d = _dim(dim, input.dim() + 1)
-    if d == 0:
-        raise LayoutError("unsqueeze(0) would put a new dim before the batch; use unsqueeze(1)")
     cuts, shape = list(input.partition.cuts), list(input.shape)
     cuts.insert(d, None)
     shape.insert(d, 1)
@@ -168,14 +168,12 @@ def unsqueeze(input: Any, dim: int) -> Sharded:
 
 @register(torch.squeeze, torch.Tensor.squeeze, family="shape")
 def squeeze(input: Any, dim: Any = None) -> Sharded:
-    """Drops dims of global extent 1; the batch dim always stays."""
+    """Drops dims of global extent 1; each cut goes with its dim."""
     n = input.dim()
     dims = (
         range(n) if dim is None else [_dim(d, n) for d in ([dim] if isinstance(dim, int) else dim)]
     )
     drop = [d for d in dims if input.shape[d] == 1]
-    if 0 in drop:
-        raise LayoutError("squeeze would drop the batch dim; name the dims to squeeze")
     keep = [d for d in range(n) if d not in drop]
     partition = Partition(
         tuple(input.shape[d] for d in keep), tuple(input.partition.cuts[d] for d in keep)

@@ -40,6 +40,11 @@ class Policy:
 _GRAD: Any = torch.Tensor.grad
 
 
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    with DisableTorchFunctionSubclass():
+        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
 class Sharded(torch.Tensor):
     """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
 
@@ -75,7 +80,10 @@ class Sharded(torch.Tensor):
 
     def like(self, local: torch.Tensor, partition: Partition | None = None) -> Sharded:
         """Wrap a block on the same grid; ``partition`` defaults to this tensor's own."""
-        return Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
+        y = Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
+        if self.gathered_copy:  # and so is every view of it
+            y.gathered_copy = _share_memory(self, y)
+        return y
 
     @property
     def local(self) -> torch.Tensor:

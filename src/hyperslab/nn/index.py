@@ -1,0 +1,195 @@
+"""Parts of a tensor by position: narrow, select, split and their kin, along any dim."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hyperslab.comm import plan_exchange
+from hyperslab.comm.exchange import fetch
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cover, Cut, Interval, Partition
+from hyperslab.tensor import Sharded, register
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The ``count`` elements ``start, start + step, ...`` of one dim.
+
+    >>> Span(1, 3, 2).reads((1, 3))
+    (3, 6)
+    >>> Span(1, 3, 2).follow(Cut("depth", (0, 4, 8))).bounds
+    (0, 2, 3)
+    """
+
+    start: int
+    count: int
+    step: int = 1
+
+    def reads(self, out: Interval) -> Interval:
+        """The smallest interval of the dim that holds the chosen elements ``out``."""
+        lo, hi = out
+        first = self.start + lo * self.step
+        return (first, first + (hi - lo - 1) * self.step + 1) if lo < hi else (first, first)
+
+    def follow(self, cut: Cut) -> Cut:
+        """The cut that leaves every chosen element where it is; shards may become empty."""
+        inner = (-((self.start - bound) // self.step) for bound in cut.bounds[1:-1])
+        bounds = (0, *(min(max(bound, 0), self.count) for bound in inner), self.count)
+        return Cut(cut.axis, bounds)
+
+    def slice(self, out: Interval, origin: int) -> slice:
+        """The chosen elements ``out`` in a block that begins at ``origin``."""
+        lo, hi = self.reads(out)
+        return slice(lo - origin, hi - origin, self.step) if lo < hi else slice(0, 0)
+
+
+def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
+    """The elements ``spans[dim]`` of some dims, all of the others.
+
+    Distribution scheme: 1. chosen elements stay on the ranks that own them, and the result is a
+    view; 2. where that leaves a rank without any, that dim is cut in balanced shards, or not at
+    all if there are fewer elements than ranks, and every rank fetches its own.
+    """
+    chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
+    stay, target, cover = x.grid.remember(
+        (crop, x.partition, chosen), lambda: _lay_out(x.partition, chosen)
+    )
+    block, origin = x.local, x.box
+    if not stay:
+        block = fetch(block, plan_exchange(x.partition, cover, x.grid), what="a crop")
+        origin = cover.box(x.grid.coords)
+    box = target.box(x.grid.coords)
+    slices = [s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen)]
+    y = x.like(block[tuple(slices)], target)
+    y.gathered_copy |= not stay
+    return y
+
+
+def _lay_out(partition: Partition, chosen: Sequence[Span]) -> tuple[bool, Partition, Cover]:
+    """Whether all elements stay where they are, how the result is cut, and what it reads."""
+    cuts, stay = [], True
+    for cut, span in zip(partition.cuts, chosen, strict=True):
+        new = cut and span.follow(cut)
+        if new is not None and new.thin:
+            stay = False
+            new = Cut.balanced(new.axis, span.count, new.parts)
+        cuts.append(None if new is None or new.thin else new)
+    target = Partition(tuple(s.count for s in chosen), tuple(cuts))
+    reads = [
+        tuple(span.reads(out) for out in outs)
+        for span, outs in zip(chosen, target.cover.intervals, strict=True)
+    ]
+    return stay, target, Cover(target.cover.axes, tuple(reads))
+
+
+def drop_dim(x: Sharded, dim: int) -> Sharded:
+    """The view without a dim of extent 1 that is not cut."""
+    shape, cuts = list(x.partition.shape), list(x.partition.cuts)
+    del shape[dim], cuts[dim]
+    return x.like(x.local.select(dim, 0), Partition(tuple(shape), tuple(cuts)))
+
+
+def dim_of(x: Sharded, dim: int, name: str) -> int:
+    """A dim counted from the front."""
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(f"{name}: dim {dim} of a tensor of {x.dim()} dims")
+    return dim % x.dim()
+
+
+def pieces(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]:
+    """The parts of a dim between successive bounds."""
+    return tuple(crop(x, {dim: Span(a, b - a)}) for a, b in itertools.pairwise(bounds))
+
+
+@register(torch.narrow, torch.Tensor.narrow, family="indexing")
+def narrow(input: Any, dim: int, start: Any, length: int) -> Sharded:
+    """Any dim; elements stay on their ranks unless that leaves a rank without any."""
+    d, start = dim_of(input, dim, "narrow"), int(start)
+    extent = input.shape[d]
+    if not (-extent <= start <= extent and 0 <= length <= extent - start % (extent + 1)):
+        raise IndexError(f"narrow: {length} elements from {start} of dim {dim}, {input.partition}")
+    return crop(input, {d: Span(start + extent * (start < 0), length)})
+
+
+@register(torch.select, torch.Tensor.select, family="indexing")
+def select(input: Any, dim: int, index: Any) -> Sharded:
+    """Any dim, the batch too; along a cut dim every rank fetches the slice."""
+    d, index = dim_of(input, dim, "select"), int(index)
+    extent = input.shape[d]
+    if not -extent <= index < extent:
+        raise IndexError(f"index {index} is out of bounds for dim {d} with size {extent}")
+    return drop_dim(crop(input, {d: Span(index % extent, 1)}), d)
+
+
+@register(torch.unbind, torch.Tensor.unbind, family="indexing")
+def unbind(input: Any, dim: int = 0) -> tuple[Sharded, ...]:
+    """Every slice of a dim, as select."""
+    d = dim_of(input, dim, "unbind")
+    return tuple(select(input, d, index) for index in range(input.shape[d]))
+
+
+@register(torch.split, torch.Tensor.split, family="indexing")
+def split(tensor: Any, split_size_or_sections: Any, dim: int = 0, **kwargs: Any) -> Any:
+    """Any dim; each part as narrow."""
+    d, size = dim_of(tensor, dim, "split"), kwargs.get("split_size", split_size_or_sections)
+    extent = tensor.shape[d]
+    if not isinstance(size, int):
+        return split_with_sizes(tensor, size, d)
+    if size <= 0:
+        raise ValueError(f"split: the size of a part must be positive, not {size}")
+    return pieces(tensor, d, [*range(0, extent, size), extent] if extent else [0, 0])
+
+
+@register(torch.split_with_sizes, torch.Tensor.split_with_sizes, family="indexing")
+def split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
+    """Any dim; each part as narrow."""
+    d, sizes = dim_of(input, dim, "split"), list(split_sizes)
+    if sum(sizes) != input.shape[d] or any(size < 0 for size in sizes):
+        raise LayoutError(f"split: sizes {sizes} do not fill dim {dim} of {input.partition}")
+    return pieces(input, d, [0, *itertools.accumulate(sizes)])
+
+
+@register(torch.chunk, torch.Tensor.chunk, family="indexing")
+def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+    """Any dim; each part as narrow."""
+    if chunks <= 0:
+        raise ValueError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    d = dim_of(input, dim, "chunk")
+    if input.shape[d] == 0:
+        return split_with_sizes(input, [0] * chunks, d)
+    return split(input, math.ceil(input.shape[d] / chunks), d)
+
+
+@register(torch.tensor_split, torch.Tensor.tensor_split, family="indexing")
+def tensor_split(input: Any, indices_or_sections: Any, dim: int = 0, **kwargs: Any) -> Any:
+    """Any dim; each part as narrow."""
+    d = dim_of(input, dim, "tensor_split")
+    extent = input.shape[d]
+    given = next(iter(kwargs.values()), indices_or_sections)
+    given = given.tolist() if isinstance(given, torch.Tensor) else given
+    if isinstance(given, int):
+        return pieces(input, d, Cut.balanced("", extent, given).bounds)
+    ends = [slice(None, end).indices(extent)[1] for end in given]
+    spans = [Span(a, max(0, b - a)) for a, b in itertools.pairwise([0, *ends, extent])]
+    return tuple(crop(input, {d: span}) for span in spans)
+
+
+def _register_split(name: str, dim: int) -> None:
+    def rule(input: Any, sections: Any) -> Any:
+        """As tensor_split along its dim."""
+        if input.dim() <= dim:
+            raise LayoutError(f"{name} of {input.partition}\n    use tensor_split with a dim")
+        return tensor_split(input, sections, dim)
+
+    functions: list[Callable[..., Any]] = [getattr(torch, name), getattr(torch.Tensor, name)]
+    register(*functions, family="indexing")(rule)
+
+
+for _dim, _name in enumerate(("vsplit", "hsplit", "dsplit")):
+    _register_split(_name, _dim)
