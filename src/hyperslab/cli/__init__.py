@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hyperslab.cli.convert import convert
 from hyperslab.cli.errors import DEBUG, clean_errors, leave
 from hyperslab.cli.evaluate import evaluate
 from hyperslab.cli.report import report
@@ -31,6 +32,7 @@ def options(
 
 for command in (simulate, train, evaluate, report):
     app.command()(command)
+app.add_typer(convert, name="convert")
 
 
 def main() -> None:

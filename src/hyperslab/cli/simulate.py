@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hyperslab.cli.progress import progress
 from hyperslab.universe import NAMES
 from hyperslab.universe import simulate as make
 
@@ -31,8 +30,8 @@ def simulate(
     steps: Annotated[int, typer.Option(help="Time steps of the particle mesh.")] = 10,
 ) -> None:
     """Make N-body universes in the public HDF5 layout; run it again to go on after a stop."""
-    with _progress() as progress:
-        task = progress.add_task("universes", total=count)
+    with progress() as bar:
+        task = bar.add_task("universes", total=count)
         make(
             out,
             count=count,
@@ -42,15 +41,6 @@ def simulate(
             parameters=[name.strip() for name in parameters.split(",") if name.strip()],
             particles=particles,
             steps=steps,
-            done=lambda path: progress.advance(task),
+            done=lambda path: bar.advance(task),
         )
     typer.echo(f"{count} universes in {out}")
-
-
-def _progress() -> Progress:
-    """A bar on the terminal; nothing where the output goes to a file."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(
-        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )

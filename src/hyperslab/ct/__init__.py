@@ -1,1 +1,24 @@
-"""CT volumes: NIfTI files in one orientation and on one lattice (the extra `medical`)."""
+"""CT volumes: NIfTI files in one orientation and on one lattice (the extra `medical`).
+
+`nifti` reads a volume and writes a mask of it, `lattice` resamples, `convert` makes a folder for
+`hyperslab.open` of what `find` found or `make_phantoms` made.
+"""
+
+from hyperslab.ct.convert import Outcome, convert
+from hyperslab.ct.files import Shape
+from hyperslab.ct.nifti import CtVolume, read, read_labels, write_mask
+from hyperslab.ct.pairs import Pair, find
+from hyperslab.ct.phantom import make_phantoms
+
+__all__ = [
+    "CtVolume",
+    "Outcome",
+    "Pair",
+    "Shape",
+    "convert",
+    "find",
+    "make_phantoms",
+    "read",
+    "read_labels",
+    "write_mask",
+]

@@ -90,9 +90,7 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     off = _distance(labels, like)
     if not off <= 0.5:
         raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.path.name}'s")
-    whole = np.rint(labels.values)
-    if not np.abs(labels.values - whole).max() < 1e-3:  # NaN too; a slope may round
-        raise DataError(f"{path}: holds labels that are no whole numbers")
+    whole = _whole(path, labels.values)
     low, high = whole.min(), whole.max()
     if low < 0 or high >= classes:
         raise DataError(f"{path}: holds labels {low:g} to {high:g}; needs 0 to {classes - 1}")
@@ -147,7 +145,7 @@ def save(
 
 def _load(path: Path) -> CtVolume:
     nibabel = library.load()
-    with _naming(path):
+    with naming(path):
         image = nibabel.load(path, mmap=False)
         if not isinstance(image, nibabel.Nifti1Image):
             raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
@@ -161,7 +159,7 @@ def _load(path: Path) -> CtVolume:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Damaged bytes can raise anything; what comes out names the file."""
     try:
         yield
@@ -206,6 +204,15 @@ def _values(path: Path, image: Any) -> NDArray[Any]:
         return np.asarray(proxy, np.float32)
     exact = np.can_cast(stored, np.int16)
     return proxy.get_unscaled().astype(np.int16 if exact else np.float32, copy=False)
+
+
+def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
+    if labels.dtype.kind == "i":
+        return labels
+    whole = np.rint(labels)
+    if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
+        raise DataError(f"{path}: holds labels that are no whole numbers")
+    return whole
 
 
 def _distance(one: CtVolume, other: CtVolume) -> float:

@@ -1,0 +1,103 @@
+"""A folder of HDF5 volumes from NIfTI files: what is missing is made, what is there is kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hyperslab.ct import files, library, nifti
+from hyperslab.ct.pairs import Pair
+from hyperslab.data.labels import LIVER
+from hyperslab.errors import DataError, HyperslabError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a pair; ``reason`` names the file and what is wrong with it."""
+
+    pair: Pair
+    state: Literal["converted", "kept", "skipped"]
+    reason: str = ""
+
+
+def convert(
+    pairs: Sequence[Pair],
+    folder: Path,
+    *,
+    shape: files.Shape,
+    workers: int = 1,
+    done: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Convert each pair to ``{name}.hdf5`` in ``folder``, on a lattice of ``shape`` (D, H, W).
+
+    A volume that is not what it should be is skipped and the others go on. Files that are there
+    already are kept. ``done`` is called for each pair, kept ones first, the others as they end. A
+    worker holds one volume at a time.
+
+    Raises:
+        DataError: if ``shape`` or ``workers`` is not positive, if a file in the folder is not the
+            volume that it would be (before anything is converted), or cannot be written.
+        HyperslabError: if the extra ``medical`` is not installed, or a worker process dies.
+    """
+    library.load()
+    if min(shape) < 1 or workers < 1:
+        raise DataError(f"size {shape}, {workers} workers: need at least 1")
+    files.make_folder(folder)
+    outcomes = []
+    for outcome in _each(pairs, folder, shape, workers):
+        outcomes.append(outcome)
+        done(outcome)
+    return outcomes
+
+
+def _each(
+    pairs: Sequence[Pair], folder: Path, shape: files.Shape, workers: int
+) -> Iterator[Outcome]:
+    there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
+    for pair in there:
+        files.check(_path(folder, pair), pair, shape)
+    yield from (Outcome(pair, "kept") for pair in there)
+    todo = [pair for pair in pairs if pair not in there]
+    if min(workers, len(todo)) <= 1:
+        yield from (_convert(pair, folder, shape) for pair in todo)
+    else:
+        yield from _in_processes(todo, folder, shape, min(workers, len(todo)))
+
+
+def _in_processes(
+    pairs: Sequence[Pair], folder: Path, shape: files.Shape, workers: int
+) -> Iterator[Outcome]:
+    context = multiprocessing.get_context("forkserver")  # threads, a progress bar's say, never fork
+    context.set_forkserver_preload([__name__])
+    pool = ProcessPoolExecutor(workers, context)
+    try:
+        waiting = [pool.submit(_convert, pair, folder, shape) for pair in pairs]
+        yield from (future.result() for future in as_completed(waiting))
+    except BrokenProcessPool as error:
+        raise HyperslabError(
+            "a worker died, perhaps for want of memory; take fewer workers and run it again: "
+            "finished files are kept"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _convert(pair: Pair, folder: Path, shape: files.Shape) -> Outcome:
+    if pair.problem:
+        return Outcome(pair, "skipped", pair.problem)
+    try:
+        scan = nifti.read(pair.image)
+        labels = nifti.read_labels(pair.labels, scan, len(LIVER))
+    except DataError as error:
+        return Outcome(pair, "skipped", str(error))
+    files.write(_path(folder, pair), pair, scan, labels, shape)
+    return Outcome(pair, "converted")
+
+
+def _path(folder: Path, pair: Pair) -> Path:
+    return folder / f"{pair.name}.hdf5"
