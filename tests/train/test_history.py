@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hyperslab.train.history import EPOCHS, STEPS, Table
+from hyperslab.train.history import STEPS, Table, epochs_columns
 from hyperslab.train.reporter import Reporter
 
+MEASURES = ("validation_loss", "validation_mae")
 COLUMNS = ("step", "loss")
 
 
@@ -57,10 +58,13 @@ def row(step: int) -> dict[str, float]:
 def test_without_a_terminal_nothing_is_drawn_and_epochs_are_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4)
+    reporter = Reporter(tmp_path, measures=MEASURES, step=0, epoch=0, total_steps=4)
     reporter.step(row(1))
     with caplog.at_level("INFO", "hyperslab"):
-        reporter.epoch({**dict.fromkeys(EPOCHS, 0.25), "epoch": 0, "validation_loss": None}, 1)
+        reporter.epoch(
+            {**dict.fromkeys(epochs_columns(MEASURES), 0.25), "epoch": 0, "validation_loss": None},
+            1,
+        )
     reporter.close()
     assert capsys.readouterr().out == ""
     assert "epoch 0  train loss 0.25  validation mae 0.25" in caplog.text
@@ -71,7 +75,9 @@ def test_without_a_terminal_nothing_is_drawn_and_epochs_are_logged(
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(force_terminal=True, width=200, file=screen)
-    reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4, console=console)
+    reporter = Reporter(
+        tmp_path, measures=MEASURES, step=0, epoch=0, total_steps=4, console=console
+    )
     reporter.step(row(3))
     reporter.close()
     assert "3/4" in screen.getvalue()
@@ -82,7 +88,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
-    reporter = Reporter(tmp_path, step=0, epoch=0, total_steps=4)
+    reporter = Reporter(tmp_path, measures=MEASURES, step=0, epoch=0, total_steps=4)
     for step in (1, 2):
         reporter.step({**row(step), "loss": step / 4})
     reporter.close()

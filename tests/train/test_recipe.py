@@ -114,12 +114,32 @@ def test_an_unknown_key_in_the_file_names_the_file(tmp_path: Path) -> None:
         ("epochs=1.5", "bad value 1.5 for 'epochs'"),
         ("optimizer.learning_rate=.inf", "'optimizer.learning_rate': it should be a finite"),
         ("grid=4", "'grid': it is a section of keys\n    valid in grid: data, depth"),
+        ("model=4", "'model': it is a section of keys\n    valid in model: "),
+        ("model.name=unet", "'unet' for 'model.name': it should be one of"),
+        ("model.levels=4", "'model.levels' does not go with the chosen model.name"),
+        ("loss=dise", "nearest: 'dice'"),
+        ("data.window=3", "bad value 3 for 'data.window'"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_valid(tmp_path: Path, override: str, words: str) -> None:
     message = error(write(tmp_path, SMALLEST), override)
     assert f"override {override.partition('=')[0]}=: " in message
     assert words in message
+
+
+def test_a_network_for_classes_and_a_window(tmp_path: Path) -> None:
+    path = write(tmp_path, {**SMALLEST, "loss": "dice"})
+    recipe = load_recipe(path, ["model.name=unet3d", "data.window=[-100, 400]"])
+    assert recipe.model.name == "unet3d"
+    assert (recipe.model.channels, recipe.model.levels) == (32, 3)
+    assert (recipe.data.window, recipe.data.transform) == ((-100.0, 400.0), "auto")
+    save_recipe(recipe, tmp_path / "again.yaml")
+    assert load_recipe(tmp_path / "again.yaml").data.window == (-100.0, 400.0)
+    assert "loss=dice does not go with model.name=cosmoflow: use one of mse, l1" in error(path)
+    message = error(path, "model.name=unet3d", "loss=mse")
+    assert "loss=mse does not go with model.name=unet3d: use one of cross_entropy, dice" in message
+    message = error(path, "model.name=unet3d", "data.window=[0, 1]", "data.transform=mean")
+    assert "data.window and data.transform are two transforms" in message
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     field_validator,
+    model_validator,
 )
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -26,26 +27,40 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Model(Section):
-    """The network. ``width``, the channels and the outputs are those of the data."""
+class Network(Section):
+    """What all networks have. Their channels, outputs and classes are those of the data."""
+
+    statistics: Literal["grid", "replica"] = "grid"  # of batch norm: over all, or per replica
+
+
+class CosmoFlow(Network):
+    """From volumes to numbers."""
 
     name: Literal["cosmoflow"] = "cosmoflow"
     variant: Literal["paper2020", "sc18", "lbann", "mlperf"] = "paper2020"
     width: PositiveInt | None = None  # voxels along each side; given, it is checked
     batch_norm: bool = False
-    statistics: Literal["grid", "replica"] = "grid"  # of batch norm: over all, or per replica
     dropout: Probability | None = None  # of dropping; None: the variant's own
 
 
+class UNet3D(Network):
+    """From volumes to a class for every voxel."""
+
+    name: Literal["unet3d"]
+    channels: PositiveInt = 32  # after the first convolution
+    levels: PositiveInt = 3  # poolings
+
+
 class Data(Section):
-    """The universes and how they are read."""
+    """The volumes and how they are read."""
 
     path: Path
     batch_size: PositiveInt  # samples over all ranks
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
     channels: Literal["first", "last"] | None = None  # None: found out
-    transform: Literal["log1p", "mean"] | None = "log1p"
-    augment: bool = False  # flips and axis permutations
+    transform: Literal["auto", "log1p", "mean"] | None = "auto"  # log1p of counts, none of scans
+    window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
+    augment: bool = False  # flips, and axis permutations where voxels have no classes
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     seed: NonNegativeInt = 0  # of the split and of the order
     prefetch: NonNegativeInt = 2  # mini-batches read ahead
@@ -56,6 +71,12 @@ class Data(Section):
         if not math.isclose(sum(fractions), 1.0, abs_tol=1e-6):
             raise ValueError(f"train, validation and test make {sum(fractions):g}, not 1")
         return fractions
+
+    @model_validator(mode="after")
+    def _one_transform(self) -> Data:
+        if self.window is not None and self.transform not in ("auto", None):
+            raise ValueError("data.window and data.transform are two transforms; give one of them")
+        return self
 
 
 class Places(Section):
@@ -121,14 +142,18 @@ class Checkpoints(Section):
     keep: PositiveInt = 2
 
 
+OfNumbers = Literal["mse", "l1"]
+OfClasses = Literal["cross_entropy", "dice", "generalised_dice", "focal", "dice_cross_entropy"]
+
+
 class Recipe(Section):
     """One training run."""
 
-    model: Model = Model()
+    model: Annotated[CosmoFlow | UNet3D, Field(discriminator="name")] = CosmoFlow()
     data: Data
     grid: Places = Places()
     optimizer: Annotated[Adam | SGD, Field(discriminator="name")] = Adam()
-    loss: Literal["mse", "l1"] = "mse"
+    loss: Literal[OfNumbers, OfClasses] = "mse"
     epochs: PositiveInt = 130
     precision: Literal["float32", "bf16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -136,3 +161,13 @@ class Recipe(Section):
     output: Path  # the run's folder
     checkpoint: Checkpoints = Checkpoints()
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
+
+    @model_validator(mode="after")
+    def _loss_of_the_network(self) -> Recipe:
+        losses = get_args(OfClasses if isinstance(self.model, UNet3D) else OfNumbers)
+        if self.loss not in losses:
+            raise ValueError(
+                f"loss={self.loss} does not go with model.name={self.model.name}: "
+                f"use one of {', '.join(losses)}"
+            )
+        return self

@@ -25,6 +25,7 @@ from hyperslab.comm import Grid
 from hyperslab.comm.grid import AXES
 from hyperslab.data import Dataset
 from hyperslab.errors import DataError
+from hyperslab.train.about import About
 from hyperslab.train.checkpoint import load
 from hyperslab.train.checkpoints import folder_of, latest
 from hyperslab.train.config import Recipe
@@ -177,7 +178,7 @@ def write(result: Evaluation, run: Path) -> None:
 def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation:
     """Predict and compare; every rank gets the same."""
     with open_data(recipe, grid, split=split, shuffle=False) as data:
-        model = build_model(recipe, data, grid)
+        model = build_model(recipe, About.of(data), grid)
         state = load(path, model)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
             log.warning(

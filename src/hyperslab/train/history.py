@@ -17,7 +17,11 @@ STEPS = (
     "samples_per_second",
     "memory_bytes",
 )
-EPOCHS = ("epoch", "train_loss", "validation_loss", "validation_mae", "seconds")
+
+
+def epochs_columns(measures: tuple[str, ...]) -> tuple[str, ...]:
+    """Of ``epochs.csv``, where a validation measures these; the learning rate is the next one's."""
+    return ("epoch", "train_loss", *measures, "learning_rate", "seconds")
 
 
 class Table:

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ValidationError
 from hyperslab.errors import RecipeError
 from hyperslab.train.config import Recipe
 
+DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule": "linear"}
+"""Sections with alternatives, and the one that goes without saying."""
+
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a YAML file, with ``key=value`` overrides (``grid.depth=2``; YAML values).
@@ -32,7 +35,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for key, value in given:
         _put(values, key, value)
     values.setdefault("output", f"runs/{path.stem}")
-    for section, name in (("optimizer", "adam"), ("optimizer.schedule", "linear")):
+    for section, name in DEFAULT_NAMES.items():
         _default_name(values, section.split("."), name)
     try:
         return Recipe.model_validate(values)
@@ -116,6 +119,8 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
         )
     if kind == "missing":
         return f"{key!r} is missing"
+    if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
+        return str(problem["msg"].removeprefix("Value error, "))
     if kind in ("model_type", "model_attributes_type"):
         return f"bad value {value!r} for {key!r}: it is a section of keys{_siblings(f'{key}.')}"
     if kind == "union_tag_invalid":
@@ -152,7 +157,7 @@ def _dotted(loc: Sequence[int | str], values: Any) -> str:
             continue
         keys.append(str(part))
         values = values.get(part) if isinstance(values, dict) else None
-    if keys and keys[-1] in ("optimizer", "schedule") and isinstance(values, dict):
+    if ".".join(keys) in DEFAULT_NAMES and isinstance(values, dict):
         keys.append("name")  # an alternative that does not exist
     return ".".join(keys)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from hyperslab.train.history import EPOCHS, STEPS, Table
+from hyperslab.train.history import STEPS, Table, epochs_columns
 
 log = logging.getLogger("hyperslab")
 
@@ -26,11 +26,21 @@ class Reporter:
     """
 
     def __init__(
-        self, run: Path, *, step: int, epoch: int, total_steps: int, console: Console | None = None
+        self,
+        run: Path,
+        *,
+        measures: tuple[str, ...],
+        step: int,
+        epoch: int,
+        total_steps: int,
+        console: Console | None = None,
     ) -> None:
-        """Go on after ``step`` steps, in ``epoch``; both are 0 at first."""
+        """Go on after ``step`` steps, in ``epoch``; both are 0 at first.
+
+        ``measures`` are those of a validation.
+        """
         self.steps = Table(run / "steps.csv", STEPS, before=step + 1)
-        self.epochs = Table(run / "epochs.csv", EPOCHS, before=epoch)
+        self.epochs = Table(run / "epochs.csv", epochs_columns(measures), before=epoch)
         self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
         console = console or Console()
         self.live = console.is_terminal
@@ -52,12 +62,16 @@ class Reporter:
 
     def epoch(self, row: dict[str, float | None], step: int) -> None:
         """Record one epoch, counted from 0, that ended with ``step``."""
-        self.epochs.add({name: _cell(row[name]) for name in EPOCHS})
-        for name in EPOCHS[1:]:
+        self.epochs.add({name: _cell(row[name]) for name in self.epochs.columns})
+        for name in self.epochs.columns[1:]:
             if row[name] is not None:
                 self.board.add_scalar(f"epoch/{name}", row[name], step)
         self.board.flush()
-        shown = [f"{name.replace('_', ' ')} {row[name]:.4g}" for name in EPOCHS[1:-1] if row[name]]
+        shown = [
+            f"{name.replace('_', ' ')} {row[name]:.4g}"
+            for name in self.epochs.columns
+            if name.startswith(("train_", "validation_")) and row[name] is not None
+        ]
         self._log(f"epoch {row['epoch']}  {'  '.join(shown)}  {row['seconds']:.1f} s")
 
     def _log(self, line: str) -> None:

@@ -14,15 +14,17 @@ import torch.distributed as dist
 from hyperslab.comm import Grid
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError
+from hyperslab.train.about import About
 from hyperslab.train.agree import Stopped
 from hyperslab.train.checkpoints import folder_of, latest
 from hyperslab.train.config import Recipe
 from hyperslab.train.lock import hold
+from hyperslab.train.objective import Objective
 from hyperslab.train.optim import build_optimizer, build_schedule
 from hyperslab.train.ranks import on_main, reason, start_ranks
 from hyperslab.train.recipe import save_recipe
 from hyperslab.train.reporter import Reporter
-from hyperslab.train.setup import build_model, open_data, training_digest
+from hyperslab.train.setup import build_model, build_objective, open_data, training_digest
 from hyperslab.train.state import Position, restore
 from hyperslab.train.trainer import Trainer
 
@@ -70,7 +72,9 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
     torch.manual_seed(recipe.seed)
     data = stack.enter_context(open_data(recipe, grid, split="train"))
     validation = stack.enter_context(open_data(recipe, grid, split="validation"))
-    model = build_model(recipe, data, grid)
+    about = About.of(data)
+    model = build_model(recipe, about, grid)
+    objective = build_objective(recipe, about)
     optimizer = build_optimizer(recipe.optimizer, model.parameters())
     steps = -(-data.steps // recipe.optimizer.accumulate)
     schedule = build_schedule(recipe.optimizer, optimizer, steps)
@@ -97,13 +101,15 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
         recipe,
         grid,
         model,
+        objective,
         data=data,
         validation=validation,
         optimizer=optimizer,
         schedule=schedule,
         at=at,
         samples=samples,
-        reporter=_reporter(recipe, at, steps, stack) if grid.is_main else None,
+        about=about,
+        reporter=_reporter(recipe, objective, at, steps, stack) if grid.is_main else None,
     )
 
 
@@ -132,9 +138,15 @@ def _prepare(recipe: Recipe, stack: ExitStack, resume: bool) -> None:
         save_recipe(recipe, run / RECIPE)
 
 
-def _reporter(recipe: Recipe, at: Position, steps: int, stack: ExitStack) -> Reporter:
+def _reporter(
+    recipe: Recipe, objective: Objective, at: Position, steps: int, stack: ExitStack
+) -> Reporter:
     reporter = Reporter(
-        recipe.output, step=at.step, epoch=at.epoch, total_steps=steps * recipe.epochs
+        recipe.output,
+        measures=objective.measures,
+        step=at.step,
+        epoch=at.epoch,
+        total_steps=steps * recipe.epochs,
     )
     stack.callback(reporter.close)
     return reporter

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.comm import Grid
 from hyperslab.errors import RecipeError
+from hyperslab.train.about import About
 from hyperslab.train.checkpoint import load
 
 
@@ -28,10 +29,16 @@ class Position:
 
 
 def state_of(
-    at: Position, schedule: LRScheduler, batch_size: int, samples: str, device: torch.device
+    at: Position,
+    schedule: LRScheduler,
+    batch_size: int,
+    samples: str,
+    about: About,
+    device: torch.device,
 ) -> dict[str, Any]:
     """What a checkpoint holds besides model and optimizer."""
     return {
+        "about": about.state(),
         "position": asdict(at),
         "schedule": schedule.state_dict(),
         "random": _random_state(device),

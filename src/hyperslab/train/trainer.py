@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.comm import Grid
 from hyperslab.tensor import Sharded
+from hyperslab.train.about import About
 from hyperslab.train.agree import DivergedError, Stopped, StopRequest, Verdict, Vote
 from hyperslab.train.checkpoints import folder_of, save_step
 from hyperslab.train.config import Recipe
+from hyperslab.train.objective import Objective
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.state import Position, state_of
-
-LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss}
 
 Batches = Iterator[tuple[Sharded, Sharded]]
 
@@ -56,7 +55,8 @@ class Pending:
 class Trainer:
     """Trains a parallelised model on one rank of the grid; every rank runs the same one.
 
-    Only the main rank has a ``reporter``; ``samples`` is the digest of the training split.
+    Only the main rank has a ``reporter``; ``samples`` is the digest of the training split and
+    ``about`` describes the data.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Trainer:
         recipe: Recipe,
         grid: Grid,
         model: torch.nn.Module,
+        objective: Objective,
         *,
         data: Source,
         validation: Source,
@@ -71,13 +72,14 @@ class Trainer:
         schedule: LRScheduler,
         at: Position,
         samples: str,
+        about: About,
         reporter: Reporter | None = None,
     ) -> None:
         self.recipe, self.grid, self.model = recipe, grid, model
         self.data, self.validation = data, validation
         self.optimizer, self.schedule = optimizer, schedule
-        self.at, self.samples, self.reporter = at, samples, reporter
-        self.loss = LOSSES[recipe.loss]
+        self.at, self.samples, self.about, self.reporter = at, samples, about, reporter
+        self.objective = objective
         self.no_sync: Callable[[], AbstractContextManager[None]] = model.no_sync  # type: ignore
         self.stop = StopRequest()
         self.pending: Pending | None = None
@@ -121,7 +123,7 @@ class Trainer:
             with torch.enable_grad() if i == count - 1 else self.no_sync():
                 with self.autocast():
                     prediction = self.model(x)
-                    loss = self.loss(prediction, y) * (x.shape[0] / samples)
+                    loss = self.objective.loss(prediction, y) * (x.shape[0] / samples)
                 loss.backward()
             losses.append(loss.detach())
         if self.recipe.optimizer.clip is not None:
@@ -196,33 +198,40 @@ class Trainer:
         )
 
     @torch.no_grad()
-    def validate(self) -> tuple[float | None, float | None]:
-        """Loss and mean absolute error over the validation split; None where it is empty."""
+    def validate(self) -> dict[str, float | None]:
+        """The objective's measures over the validation split."""
         self.model.eval()
-        sums, samples = torch.zeros(2, dtype=torch.float64, device=self.grid.device), 0
+        tally = self.objective.tally(self.grid)
         for x, y in self.validation.epoch(0):
             with self.autocast():
                 prediction = self.model(x)
-                both = torch.stack([self.loss(prediction, y), F.l1_loss(prediction, y)])
-            sums += both * x.shape[0]
-            samples += x.shape[0]
-            vote = Vote(self.grid, both[0], prediction.local, stop=self.stop.signal, wait=0.0)
+                loss = self.objective.loss(prediction, y)
+                tally.add(prediction, y, loss)
+            vote = Vote(self.grid, loss, prediction.local, stop=self.stop.signal, wait=0.0)
             if number := vote.result().signal:
                 self.leave(number)
-        loss, mae = sums.tolist()
-        return (loss / samples, mae / samples) if samples else (None, None)
+        return tally.result()
 
     def finish_epoch(self) -> None:
         """Validate, record, go to the next epoch, and write a checkpoint where one is due."""
         at, begin = self.at, time.perf_counter()
-        validation, mae = self.validate()
-        train = at.loss / at.samples if at.samples else None
-        row = {"train_loss": train, "validation_loss": validation, "validation_mae": mae}
-        seconds = at.seconds + time.perf_counter() - begin
+        measured = self.validate()
+        train, validation = (
+            at.loss / at.samples if at.samples else None,
+            measured["validation_loss"],
+        )
+        row = {
+            "epoch": at.epoch,
+            "train_loss": train,
+            **measured,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "seconds": at.seconds + time.perf_counter() - begin,
+        }
         if self.reporter is not None:
-            self.reporter.epoch({"epoch": at.epoch, **row, "seconds": seconds}, at.step)
+            self.reporter.epoch(row, at.step)
         self.at = Position(step=at.step, epoch=at.epoch + 1, best=at.best)
         if self.at.epoch % self.recipe.checkpoint.every == 0 or self.at.epoch == self.recipe.epochs:
+            validation = measured["validation_loss"]
             self.checkpoint(train if validation is None else validation)
 
     def checkpoint(self, score: float | None = None) -> Path:
@@ -243,6 +252,7 @@ class Trainer:
                 self.schedule,
                 self.recipe.data.batch_size,
                 self.samples,
+                self.about,
                 self.grid.device,
             ),
         )
