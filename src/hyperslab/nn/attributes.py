@@ -26,12 +26,14 @@ def _register_all() -> None:
         for accessor in ("__get__", "__set__"):
             method = getattr(descriptor, accessor, None)
             if method is not None:
-                register(method, family="attribute")(method)
+                register(method, family="attribute", doc="Of the block and the whole alike.")(
+                    method
+                )
     for name in METHODS:
         for space in (torch.Tensor, torch):
             function = getattr(space, name, None)
             if callable(function):
-                register(function, family="attribute")(function)
+                register(function, family="attribute", doc="Asks or marks the block.")(function)
 
 
 _register_all()

@@ -25,8 +25,12 @@ RULES: dict[Callable[..., Any], Rule] = {}
 """The rule of each operator, keyed by the torch function that users' code calls."""
 
 
-def register(*functions: Callable[..., Any], family: str = "user") -> Callable[..., Any]:
+def register(
+    *functions: Callable[..., Any], family: str = "user", doc: str | None = None
+) -> Callable[..., Any]:
     """Decorator: the decorated function is the rule of these torch functions.
+
+    ``doc`` is its line in the table of ops, by default the first of its docstring.
 
     The rule has the operator's own signature and receives `Sharded` arguments; it computes with
     their ``.local`` blocks and returns `Sharded` (see `Sharded.like`) or ordinary tensors that
@@ -39,9 +43,9 @@ def register(*functions: Callable[..., Any], family: str = "user") -> Callable[.
     """
 
     def add(run: Callable[..., Any]) -> Callable[..., Any]:
-        doc = (run.__doc__ or "").strip().split("\n")[0]
+        line = doc or (run.__doc__ or "").strip().split("\n")[0]
         for function in functions:
-            RULES[function] = Rule(run, family, doc)
+            RULES[function] = Rule(run, family, line)
         return run
 
     return add
