@@ -6,6 +6,7 @@ from hyperslab.nn import (  # noqa: F401  (importing a family registers its rule
     checkpoint,
     conv,
     dropout,
+    gradient,
     groupnorm,
     index,
     indexitem,

@@ -89,6 +89,12 @@ class Guard:
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if not self.synchronised:
             return
+        if torch.is_grad_enabled():
+            raise LayoutError(
+                f"backward(create_graph=True) through {type(self.module).__name__}: averaging its "
+                "gradients would lose their graph\n    use torch.autograd.grad(loss, x, "
+                "create_graph=True) for a gradient penalty, or no_sync() around the module"
+            )
         if id(parameter) in self.seen:
             raise LayoutError(
                 f"a second backward pass through one forward of {type(self.module).__name__}: "

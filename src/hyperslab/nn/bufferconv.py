@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import once_differentiable
+import torch.nn.functional as F
 
 from hyperslab.comm import Plan
-from hyperslab.comm.exchange import add_returned, blank, place, start, start_adjoint
+from hyperslab.comm.exchange import (
+    add_returned,
+    blank,
+    fetch,
+    give_back,
+    place,
+    start,
+    start_adjoint,
+)
 from hyperslab.geometry import Box
 
 
@@ -46,7 +54,7 @@ class BufferConv(torch.autograd.Function):
     spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Saved are
     the block (the producer's own tensor) and the thin halos, not the buffer: it is filled again
     in the backward pass. Backward: 1. gradients of buffer, weight, bias, 2. halo gradients
-    travel home and are added.
+    travel home and are added; or `backward_with_graph`.
     """
 
     @staticmethod
@@ -57,11 +65,12 @@ class BufferConv(torch.autograd.Function):
         return spec.forward(_fill(x, pieces, spec), weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         spec, plan = ctx.spec, ctx.spec.plan
         x, weight, *pieces = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+        if torch.is_grad_enabled():
+            return *backward_with_graph(gradient, x, weight, spec, needs), None
         whole, dw, db = spec.backward(gradient, _fill(x, pieces, spec), weight, needs)
         if whole is None:
             return None, dw, db, None
@@ -71,6 +80,29 @@ class BufferConv(torch.autograd.Function):
         place(dx, plan.own, whole, spec.box)
         add_returned(dx, pending.wait(), plan)
         return dx, dw, db, None
+
+
+def backward_with_graph(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    spec: Local,
+    needs: Sequence[bool],
+) -> tuple[Any, Any, Any]:
+    """Gradients of block, weight and bias out of operators that can be differentiated again.
+
+    For ``create_graph=True``. The halo is fetched once more: the saved one has no history.
+    """
+    buffer = fetch(x, spec.plan, what=spec.name)
+    wanted, box = spec.plan.wanted, spec.box
+    before = [a - b for a, b in zip(wanted.lo, box.lo, strict=True)]
+    after = [b - a for a, b in zip(wanted.hi, box.hi, strict=True)]
+    margins = [m for ends in zip(reversed(before), reversed(after), strict=True) for m in ends]
+    buffer = F.pad(buffer, margins) if any(margins) else buffer
+    whole, dw, db = spec.backward(gradient, buffer, weight, needs)
+    if whole is None:
+        return None, dw, db
+    return give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
 
 
 def _fill(x: torch.Tensor, pieces: list[torch.Tensor], spec: Local) -> torch.Tensor:

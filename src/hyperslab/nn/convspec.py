@@ -95,8 +95,8 @@ def conv_backward(
         )
         return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
     zero = [0] * len(spec.windows)
-    if _asks_for_onednn(x, weight):
-        x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
+    if _asks_for_onednn(x, weight) and not torch.is_grad_enabled():
+        x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors, without graph
     return torch.ops.aten.convolution_backward(
         gradient,
         x,

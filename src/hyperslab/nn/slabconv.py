@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.exchange import add_returned, blank, place, start, start_adjoint
 from hyperslab.geometry import Box
+from hyperslab.nn.bufferconv import backward_with_graph
 from hyperslab.nn.convspec import ConvSpec, conv_backward, conv_forward
 
 
@@ -103,8 +103,8 @@ class SlabConv(torch.autograd.Function):
     Distribution scheme, forward: 1. send boundary planes, 2. convolve the block with the layer's
     own padding while they travel, 3. add each slab's convolution to the few output planes that
     it touches. Backward: 1. gradients of the slabs, sent home, 2. gradients of the block, weight
-    and bias while they travel, 3. add what came home. Saved: the block (the producer's own
-    tensor) and the thin slabs.
+    and bias while they travel, 3. add what came home; or `backward_with_graph`. Saved: the block
+    (the producer's own tensor) and the thin slabs.
     """
 
     @staticmethod
@@ -127,12 +127,13 @@ class SlabConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         spec, slabs = ctx.spec, ctx.slabs
         x, weight, *halos = ctx.saved_tensors
         needs_x, needs_w = ctx.needs_input_grad[:2]
         needs = [needs_x, needs_w, ctx.has_bias and ctx.needs_input_grad[2]]
+        if torch.is_grad_enabled():
+            return *backward_with_graph(gradient, x, weight, spec, needs), None, None
         grads = [
             _slab_backward(gradient, halo, weight, spec, slab, needs)
             for slab, halo in zip(slabs, halos, strict=True)
@@ -187,7 +188,8 @@ def _slab_backward(
     needs: list[bool],
 ) -> Any:
     """The gradient of one slab and of the kernel taps of each of its planes."""
-    dhalo = torch.zeros_like(halo) if needs[0] else None
+    whole = len(slab.outputs) == 1 and slab.outputs[0].planes == halo.shape[slab.dim]
+    dhalo = torch.zeros_like(halo) if needs[0] and not whole else None
     taps = []
     for plane in slab.outputs:
         out = gradient.narrow(slab.dim, plane.output, 1)
@@ -201,6 +203,8 @@ def _slab_backward(
         )
         if dhalo is not None:
             _planes(dhalo, slab, plane, spec).add_(dx)
+        elif needs[0]:
+            dhalo = dx
         if needs[1]:
             taps.append(dw)
     return dhalo, taps

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from hyperslab.comm import Grid
-from hyperslab.comm.reduce import reduce_in_place
+from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.tensor.sharded import Sharded
@@ -42,7 +40,6 @@ class _Shard(torch.autograd.Function):
         return block.clone() if grid.size > 1 else block.view_as(block)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         grid = ctx.grid
         if grid.size == 1:
@@ -50,7 +47,7 @@ class _Shard(torch.autograd.Function):
         whole = gradient.new_zeros(ctx.shape)
         whole[ctx.partition.box(grid.coords).slices()] = gradient
         group = grid.group(tuple(grid.extents))
-        return reduce_in_place(whole, group, "the adjoint of shard").div_(grid.size), None, None
+        return all_reduce_sum(whole, group, "the adjoint of shard") / grid.size, None, None
 
 
 def shard(tensor: torch.Tensor, grid: Grid, *, channels: bool = True) -> Sharded:

@@ -67,7 +67,9 @@ class Sharded(torch.Tensor):
         Raises:
             LayoutError: the block has not the shape of this rank's box.
         """
-        expected = partition.box(grid.coords).shape
+        expected = grid.remember(
+            (Sharded.from_local, partition), lambda: partition.box(grid.coords).shape
+        )
         with DisableTorchFunctionSubclass():
             if tuple(local.shape) != expected:
                 raise LayoutError(
@@ -174,9 +176,16 @@ class Sharded(torch.Tensor):
             # Inside a backward pass it is re-entrant checkpointing that hands the block's on.
             if gradient is None or torch._C._current_graph_task_id() != -1:
                 return gradient
-            copies = [a for a in self._grid.extents if a not in self._partition.axes]
-            total = all_reduce_sum(gradient, self._grid.group(copies), "the gradient of a leaf")
-            return self.like(total / self._grid.size)
+            return self.serial_gradient(gradient)
+
+    def serial_gradient(self, gradient: torch.Tensor) -> Sharded:
+        """The serial gradient, cut like this tensor, from what came to its block; differentiable.
+
+        All ranks ask together: copies along axes that do not cut the tensor are summed.
+        """
+        copies = [a for a in self._grid.extents if a not in self._partition.axes]
+        total = all_reduce_sum(gradient, self._grid.group(copies), "the gradient of a cut tensor")
+        return self.like(total / self._grid.size)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
