@@ -58,7 +58,6 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "total norm": lambda x: torch.nn.utils.get_total_norm([x]),
     "where": lambda x: torch.where(x > 0),
     "list of": lambda x: torch.tensor([x, x]),
-    "new": lambda x: x.new_zeros(3),
     "backward": lambda x: x.backward(),
     "autograd.backward": lambda x: torch.autograd.backward(x, x),
     "unsorted": lambda x: torch.sort(x),
