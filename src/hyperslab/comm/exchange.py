@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from hyperslab.errors import CommError
 from hyperslab.geometry import Box, Cover, Partition, Transfer, transfers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """One rank's part of an exchange; all boxes in global indices.
 
@@ -32,10 +33,20 @@ class Plan:
     sends: tuple[Transfer, ...]
     receives: tuple[Transfer, ...]
 
-    @property
+    @cached_property
     def kept(self) -> Box:
         """The part of the wanted box that this rank owns itself."""
         return self.wanted.intersect(self.own)
+
+    @cached_property
+    def parts_sent(self) -> list[tuple[int, tuple[slice, ...], tuple[int, ...]]]:
+        """Who gets which part of the own block, and its shape."""
+        return [(t.rank, t.box.slices(self.own), t.box.shape) for t in self.sends]
+
+    @cached_property
+    def parts_received(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Who sends pieces of which shapes."""
+        return [(t.rank, t.box.shape) for t in self.receives]
 
 
 def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> Plan:
@@ -116,8 +127,8 @@ def start(x: torch.Tensor, plan: Plan, what: str) -> Pending:
 
     ``x`` holds ``plan.own``.
     """
-    sends = [(t.rank, x[t.box.slices(plan.own)]) for t in plan.sends]
-    receives = [(t.rank, x.new_empty(t.box.shape)) for t in plan.receives]
+    sends = [(rank, x[part]) for rank, part, _ in plan.parts_sent]
+    receives = [(rank, x.new_empty(shape)) for rank, shape in plan.parts_received]
     return Pending(sends, receives, what)
 
 
@@ -125,15 +136,15 @@ def start_adjoint(
     pieces: Sequence[torch.Tensor], like: torch.Tensor, plan: Plan, what: str
 ) -> Pending:
     """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
-    sends = [(t.rank, piece) for t, piece in zip(plan.receives, pieces, strict=True)]
-    receives = [(t.rank, like.new_empty(t.box.shape)) for t in plan.sends]
+    sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
+    receives = [(rank, like.new_empty(shape)) for rank, _, shape in plan.parts_sent]
     return Pending(sends, receives, f"the adjoint of {what}")
 
 
 def add_returned(gradient: torch.Tensor, returned: Sequence[torch.Tensor], plan: Plan) -> None:
     """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
-    for t, piece in zip(plan.sends, returned, strict=True):
-        gradient[t.box.slices(plan.own)] += piece
+    for (_, part, _), piece in zip(plan.parts_sent, returned, strict=True):
+        gradient[part].add_(piece)
 
 
 def _packed(piece: torch.Tensor) -> torch.Tensor:

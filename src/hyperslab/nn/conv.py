@@ -146,10 +146,10 @@ def hashable(option: Any) -> Any:
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
     """What autocast does to a convolution's argument; it does not know our autograd functions."""
     kind = value.device.type
+    if not torch.is_autocast_enabled(kind):
+        return value
     eligible = value.is_floating_point() and value.dtype != torch.float64
-    if eligible and torch.is_autocast_enabled(kind):
-        return value.to(torch.get_autocast_dtype(kind))
-    return value
+    return value.to(torch.get_autocast_dtype(kind)) if eligible else value
 
 
 def _register(n: int) -> None:
