@@ -1,10 +1,13 @@
-"""From a folder of NIfTI files to one of HDF5 files (tier: no process, but for two workers)."""
+"""From a folder of NIfTI files to one of HDF5 files (tier: no process group, some workers)."""
 
 from __future__ import annotations
 
 import doctest
 import os
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from hyperslab.errors import DataError, HyperslabError
 from tests.ct.scans import affine_of, classes, numbers, write
 from tests.universe.test_files import full_disk
 
+ROOT = Path(__file__).parents[2]
 XYZ, SHAPE = (9, 8, 7), (6, 4, 5)
 
 
@@ -195,6 +199,39 @@ def test_a_worker_that_dies_is_said(
     monkeypatch.setattr(sys.modules["hyperslab.ct.convert"], "_convert", die)
     with pytest.raises(HyperslabError, match=r"a worker died.*fewer workers"):
         run(source, tmp_path, workers=2)
+
+
+def wait(pair: Any, folder: Path, shape: Any) -> None:
+    (folder / str(os.getpid())).touch()
+    time.sleep(100)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from hyperslab.ct import convert, find
+from tests.ct.test_convert import wait
+
+sys.modules["hyperslab.ct.convert"]._convert = wait
+convert(find(Path(sys.argv[1])), Path(sys.argv[2]), shape=(2, 2, 2), workers=2)
+"""
+
+
+def test_workers_end_with_a_run_that_is_killed(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", KILLED, str(source), str(out)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+        until(lambda: out.is_dir() and len(list(out.iterdir())) == 2)
+        run.kill()
+    workers = [Path("/proc", path.name) for path in out.iterdir()]
+    until(lambda: not any(worker.exists() for worker in workers))
+
+
+def until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", [{"shape": (0, 4, 4)}, {"workers": 0}, {"shape": (4, -1, 4)}])

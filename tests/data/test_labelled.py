@@ -161,3 +161,16 @@ def test_every_type_of_label(tmp_path: Path, dtype: str) -> None:
     got = source.labels(0, box)
     assert got.dtype == np.uint8
     np.testing.assert_array_equal(got, labels(0, SHAPE)[0][box.slices()])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_device_gets_what_the_processor_gets(scans: Hdf5Folder) -> None:
+    how: Any = {"batch_size": 2, "split": "all", "augment": True, "window": (-100, 400)}
+    seat = Seat(height=2)
+    on_cpu = list(open(scans, seat, **how).epoch(0))
+    seat.device = torch.device("cuda", torch.cuda.current_device())
+    for expected, got in zip(on_cpu, open(scans, seat, **how).epoch(0), strict=True):
+        for a, b in zip(expected, got, strict=True):
+            assert b.local.device.type == "cuda"
+            torch.testing.assert_close(a.local, b.local.cpu())

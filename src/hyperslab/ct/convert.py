@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -74,7 +76,7 @@ def _in_processes(
 ) -> Iterator[Outcome]:
     context = multiprocessing.get_context("forkserver")  # threads, a progress bar's say, never fork
     context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(workers, context)
+    pool = ProcessPoolExecutor(workers, context, _end_with_parent)
     try:
         waiting = [pool.submit(_convert, pair, folder, shape) for pair in pairs]
         yield from (future.result() for future in as_completed(waiting))
@@ -85,6 +87,18 @@ def _in_processes(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent is killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _convert(pair: Pair, folder: Path, shape: files.Shape) -> Outcome:
