@@ -1,6 +1,8 @@
 """The rules of torch's operators on cut tensors, one family per file."""
 
 from hyperslab.nn import (  # noqa: F401  (importing a family registers its rules)
+    adaptiveavg,
+    adaptivemax,
     attributes,
     cat,
     checkpoint,
@@ -19,14 +21,17 @@ from hyperslab.nn import (  # noqa: F401  (importing a family registers its rule
     localnorm,
     loss,
     losslabels,
+    lppool,
     norm,
     pad,
     permute,
+    pixelshuffle,
     pointwise,
     pool,
     reduce,
     shape,
     transposed,
+    unpool,
 )
 from hyperslab.nn.parallelize import parallelize
 

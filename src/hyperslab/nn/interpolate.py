@@ -6,7 +6,7 @@ Legend: a *spatial dim* is counted from 0 after batch and channel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from hyperslab.comm import Grid, plan_exchange
 from hyperslab.comm.exchange import Plan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.nn.taps import Blend, Taps, find_taps
+from hyperslab.nn.adaptiveavg import adaptive_avg_pool
+from hyperslab.nn.taps import Blend, Reach, Taps, find_taps
 from hyperslab.nn.windowed import check_input, output_partition, placement, read_cover
 from hyperslab.tensor import Sharded, register
 
@@ -103,18 +104,23 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     return x.like(block.to(dtype), layout.output)
 
 
+@torch.inference_mode(False)
 def lay_out(x: Partition, grid: Grid, resize: Resize, kind: Kind, name: str) -> Layout:
     """Where the outputs of an interpolation lie, what they read and how."""
     dims = range(len(resize.sizes))
-    whole = [_taps(resize, d, x.shape[d + 2], resize.sizes[d], kind) for d in dims]
-    x, cuts = placement(x, grid, whole, resize.sizes, name)
+    kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]
+    several = [
+        [_taps(resize, d, x.shape[d + 2], resize.sizes[d], kind) for kind in kinds] for d in dims
+    ]
+    windows = [Reach.of(taps) for taps in several]
+    x, cuts = placement(x, grid, windows, resize.sizes, name)
     output = output_partition(x, x.shape[1], resize.sizes, cuts)
     covered = [cut is not None for cut in cuts]
-    plan = plan_exchange(x, read_cover(x, whole, cuts, resize.sizes, covered), grid)
+    plan = plan_exchange(x, read_cover(x, windows, cuts, resize.sizes, covered), grid)
     out = output.box(grid.coords)
     blends, rest = [], []
     for d in reversed(dims):  # the innermost dim costs most: first, while the block is small
-        taps = whole[d].of(out.interval(d + 2), plan.wanted.lo[d + 2])
+        taps = several[d][0].of(out.interval(d + 2), plan.wanted.lo[d + 2])
         inputs, outputs = plan.wanted.shape[d + 2], out.shape[d + 2]
         alone = not covered[d] and not resize.antialias  # torch's is wrong at width 1
         if alone or _alone(taps, resize, d, inputs, outputs, kind):
@@ -168,6 +174,8 @@ def rule(
             f"interpolate(antialias=True) of {input.partition} on {input.grid} to {sizes}: torch "
             "itself is wrong where the last extent becomes 1\n    use antialias=False"
         )
+    if mode == "area":
+        return adaptive_avg_pool(len(sizes), input, sizes)
     scales = None
     if scale_factor is not None and not recompute_scale_factor:
         given = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor]

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
-from hyperslab.errors import UnsupportedOp
 from hyperslab.geometry import Window
+from hyperslab.nn.poolindices import move_indices
 from hyperslab.nn.tilepool import TileAverage, tiles
 from hyperslab.nn.windowed import (
     check_input,
@@ -23,6 +23,11 @@ from hyperslab.nn.windowed import (
 from hyperslab.tensor import Sharded, register
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+MAX_WITH_INDICES = {
+    1: F.max_pool1d_with_indices,
+    2: F.max_pool2d_with_indices,
+    3: F.max_pool3d_with_indices,
+}
 AVG = {2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -60,6 +65,7 @@ class Pooled:
         cover = read_cover(x.partition, windows, self.cuts, extents, covered)
         plan = plan_exchange(x.partition, cover, x.grid)
         self.local = fetch(x.local, plan, fill=fill, what=f"the halo exchange of {name}")
+        self.first = plan.wanted.lo[2:]
         self.padding = [0 if c else w.before for c, w in zip(covered, windows, strict=True)]
         self.out = self.partition.box(x.grid.coords)
         self.x = x
@@ -79,11 +85,33 @@ class Pooled:
 def max_pool(
     n: int, x: Sharded, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Sharded:
+    p, options = _for_maximum(n, x, kernel, stride, padding, dilation, ceil)
+    return p.wrap(MAX[n](p.local, p.kernel, p.stride, p.padding, *options))
+
+
+def max_pool_with_indices(
+    n: int, x: Sharded, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> tuple[Sharded, Sharded]:
+    """The maxima and their flat positions in the whole volume."""
+    p, options = _for_maximum(n, x, kernel, stride, padding, dilation, ceil)
+    y, index = MAX_WITH_INDICES[n](p.local, p.kernel, p.stride, p.padding, *options)
+
+    def move(dim: int, at: torch.Tensor) -> torch.Tensor:
+        at = at + p.first[dim]
+        # Padding wins where all is -inf: torch names the window's first element that is not.
+        return torch.where(at < 0, at % p.windows[dim].dilation, at)
+
+    return p.wrap(y), p.wrap(move_indices(index, p.local.shape[2:], move, p.inputs))
+
+
+def _for_maximum(
+    n: int, x: Sharded, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> tuple[Pooled, tuple[Any, ...]]:
+    """The input, and what else torch's own pooling of it takes."""
     windows = pool_windows(n, kernel, stride, padding, dilation)
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     p = Pooled(n, x, windows, ceil, lowest, f"max_pool{n}d")
-    dilations = [w.dilation for w in windows]
-    return p.wrap(MAX[n](p.local, p.kernel, p.stride, p.padding, dilations, ceil_mode=ceil))
+    return p, ([w.dilation for w in windows], ceil)
 
 
 def avg_pool(
@@ -154,12 +182,24 @@ def _register_max(n: int) -> None:
         return_indices: bool = False,
     ) -> Sharded:
         """Any window, with overlap, padding, dilation and ceil_mode."""
-        if return_indices:
-            raise UnsupportedOp(f"max_pool{n}d of a cut tensor cannot return indices")
         return max_pool(n, input, kernel_size, stride, padding, dilation, ceil_mode)
 
-    functional = getattr(F, f"max_pool{n}d")
-    register(functional, getattr(torch, f"max_pool{n}d"), family="pooling")(rule)
+    def pair(
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = True,
+    ) -> tuple[Sharded, Sharded]:
+        """Any window; the indices are the maxima's flat positions in the whole volume."""
+        return max_pool_with_indices(n, input, kernel_size, stride, padding, dilation, ceil_mode)
+
+    register(MAX[n], getattr(torch, f"max_pool{n}d"), family="pooling")(rule)
+    register(MAX_WITH_INDICES[n], family="pooling")(pair)
+    if n == 1:
+        register(torch.max_pool1d_with_indices, family="pooling")(pair)
 
 
 def _register_avg(n: int) -> None:

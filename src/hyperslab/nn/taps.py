@@ -7,7 +7,7 @@ devices and modes. None of it is repeated here: torch's own operator answers to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,15 +35,6 @@ class Taps:
     back: torch.Tensor
     weight: torch.Tensor | None
 
-    def reads(self, out: Interval) -> Interval:
-        """Inputs that the outputs ``out`` read, or that get their gradient."""
-        used = torch.cat([self.index, self.back])[:, out[0] : out[1]]
-        return int(used.min()), int(used.max()) + 1
-
-    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """The cut of the outputs, in proportion."""
-        return scale_cut(cut, outputs)
-
     def of(self, out: Interval, origin: int) -> Taps:
         """Those of the outputs ``out``, for a block that begins at the input ``origin``."""
         these = (slice(None), slice(*out))
@@ -58,6 +49,31 @@ class Taps:
             and torch.equal(self.index, other.index)
             and torch.equal(self.back, other.back)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The window map of taps: the ``first`` and the ``last`` input of every output.
+
+    Of several taps it spans all that any of them touches. Blocks of one tensor may lie in memory
+    in different ways, and so have different taps, but all ranks must expect the same messages.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+    @staticmethod
+    def of(several: Sequence[Taps]) -> Reach:
+        touched = torch.cat([t for taps in several for t in (taps.index, taps.back)])
+        return Reach(tuple(touched.amin(0).tolist()), tuple(touched.amax(0).tolist()))
+
+    def reads(self, out: Interval) -> Interval:
+        """Inputs that the outputs ``out`` read, or that get their gradient."""
+        return min(self.first[slice(*out)]), max(self.last[slice(*out)]) + 1
+
+    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
+        """The cut of the outputs, in proportion."""
+        return scale_cut(cut, outputs)
 
 
 def find_taps(
@@ -98,8 +114,8 @@ def _where_gradients_go(
     operator: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
 ) -> torch.Tensor:
     """The input that gets each output's gradient, in order: (1, outputs)."""
-    row = torch.zeros_like(like)[None].requires_grad_()
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        row = torch.zeros_like(like)[None].requires_grad_()
         (counts,) = torch.autograd.grad(operator(row).sum(), row)
     inputs = torch.arange(like.shape[0], device=like.device)
     return inputs.repeat_interleave(counts[0].long())[None]
