@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
+from hyperslab.comm.reduce import stack_ranks
 from tests.ranks import run_ranks
 
 GRIDS = [{"depth": 3}, {"data": 2, "depth": 2}, {"data": 2, "depth": 3}, {"depth": 2, "height": 4}]
@@ -61,3 +62,29 @@ def twice() -> float:
 
 def test_second_derivative() -> None:
     assert run_ranks(2, twice) == [4.0, 4.0]
+
+
+def stacked(axes: dict[str, int], over: tuple[str, ...]) -> None:
+    """Everybody's blocks in the order of ranks, of any type, and the adjoint identity."""
+    grid = hs.Grid(**axes)
+    group = grid.group(over)
+    mates = dist.get_process_group_ranks(group) if group is not None else [grid.rank]
+    x = value(grid.rank, 0).requires_grad_()
+    y = stack_ranks(x, group, "test")
+    assert torch.equal(y, torch.stack([value(rank, 0) for rank in mates]))
+    w = torch.stack([value(grid.rank, 1 + rank) for rank in mates])
+    (y * w).sum().backward()
+    assert x.grad is not None
+    both = torch.stack([(y * w).sum(), (x * x.grad).sum()]).detach()
+    dist.all_reduce(both)
+    assert abs(both[0] - both[1]) < 1e-12
+    for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16):
+        small = torch.tensor([grid.rank, 3]).to(dtype)
+        found = stack_ranks(small, group, "test")
+        assert torch.equal(found, torch.tensor([[rank, 3] for rank in mates]).to(dtype))
+
+
+@pytest.mark.parametrize("over", [("depth",), ("data", "depth"), ()])
+@pytest.mark.parametrize("axes", GRIDS, ids=str)
+def test_stacks_and_their_adjoint(axes: dict[str, int], over: tuple[str, ...]) -> None:
+    run_ranks(int(torch.tensor(list(axes.values())).prod()), stacked, axes, over)

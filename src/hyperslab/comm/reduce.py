@@ -57,3 +57,28 @@ class _AllReduceSum(torch.autograd.Function):
 def all_reduce_sum(x: torch.Tensor, group: dist.ProcessGroup | None, what: str) -> torch.Tensor:
     """The sum of ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone."""
     return x if group is None else _AllReduceSum.apply(x, group, what)
+
+
+_WIDE = {
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+"""Types that some backends do not send travel in one that holds them exactly."""
+
+
+def stack_ranks(x: torch.Tensor, group: dist.ProcessGroup | None, what: str) -> torch.Tensor:
+    """What the ranks of ``group`` have, stacked in front in the order of ranks; differentiable.
+
+    For small tensors: it is the sum of blocks that are zero but for one rank's, whose adjoint is
+    known. Whatever combines the stack in a differentiable way then has the right gradient.
+    """
+    if group is None:
+        return x.unsqueeze(0)
+    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    nothing = torch.zeros_like(wide)
+    parts = [wide if rank == group.rank() else nothing for rank in range(group.size())]
+    return all_reduce_sum(torch.stack(parts), group, what).to(x.dtype)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hyperslab.comm.reduce import reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.nn.normalise import Normalise, widened
-from hyperslab.nn.reduce import group_over
+from hyperslab.nn.reduce import group_over, without_empty_shards
 from hyperslab.nn.windowed import check_channels
 from hyperslab.tensor import Sharded, register
 
@@ -34,6 +34,7 @@ def instance_norm(
     """
     x: Sharded = input
     check_normalised(x, "instance_norm", weight, bias)
+    x = without_empty_shards(x, range(x.dim()))
     if not use_input_stats:
         return x.like(
             F.instance_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -62,6 +63,7 @@ def group_norm(
     """
     x: Sharded = input
     check_normalised(x, "group_norm", weight, bias)
+    x = without_empty_shards(x, range(x.dim()))
     if x.shape[1] % num_groups:
         raise LayoutError(f"group_norm: {x.shape[1]} channels do not make {num_groups} groups")
     if x.shape[0] * x.shape[1] // num_groups * math.prod(x.shape[2:]) == 1:

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.reduce import reduce_in_place
 from hyperslab.errors import LayoutError
-from hyperslab.nn.normalise import HALF, combine
-from hyperslab.nn.reduce import group_over
+from hyperslab.nn.normalise import combine
+from hyperslab.nn.reduce import HALF, group_over, wide, without_empty_shards
 from hyperslab.tensor import Sharded, register
 
 
@@ -25,6 +25,7 @@ def layer_norm(
     """Over the last dims, cut or not; of elementwise parameters each rank takes its part."""
     x: Sharded = input
     shape = _check(x, "layer_norm", normalized_shape, weight, bias)
+    x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
     if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
         return x.like(F.layer_norm(x.local, shape, weight, bias, eps))
     dtype = F.layer_norm(x.local.new_zeros(1), (1,)).dtype  # autocast may choose another
@@ -38,6 +39,7 @@ def rms_norm(
     """Over the last dims, cut or not; of elementwise weights each rank takes its part."""
     x: Sharded = input
     shape = _check(x, "rms_norm", normalized_shape, weight)
+    x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
     if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
         return x.like(F.rms_norm(x.local, shape, weight, eps))
     block = x.local.to(F.rms_norm(x.local.new_zeros(1), (1,)).dtype)
@@ -93,14 +95,14 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, first, eps, count, group, centred):  # type: ignore[no-untyped-def]
-        wide = x.float() if x.dtype in HALF else x
+        values = wide(x)
         dims = range(first, x.dim())
-        mean, var = _statistics(wide, dims, count, group, centred)
+        mean, var = _statistics(values, dims, count, group, centred)
         invstd = var.add_(eps).rsqrt_()
         ctx.first, ctx.count, ctx.group, ctx.centred = first, count, group, centred
         ctx.save_for_backward(x, weight, mean, invstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        y = (wide - mean).mul_(invstd)
+        y = (values - mean).mul_(invstd)
         if weight is not None:
             y.mul_(weight)
         if bias is not None:
@@ -129,19 +131,19 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def _statistics(
-    wide: torch.Tensor,
+    values: torch.Tensor,
     dims: Sequence[int],
     count: int,
     group: dist.ProcessGroup,
     centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
-    share = math.prod(wide.shape[d] for d in dims) / count
+    share = math.prod(values.shape[d] for d in dims) / count
     if centred:
-        var, mean = torch.var_mean(wide, list(dims), correction=0, keepdim=True)
-        return combine(mean, var, share, group, exact=wide.dtype == torch.float64)
-    square = wide.square().mean(list(dims), keepdim=True).double() * share
-    square = reduce_in_place(square, group, "the statistics of rms_norm").to(wide.dtype)
+        var, mean = torch.var_mean(values, list(dims), correction=0, keepdim=True)
+        return combine(mean, var, share, group, exact=values.dtype == torch.float64)
+    square = values.square().mean(list(dims), keepdim=True).double() * share
+    square = reduce_in_place(square, group, "the statistics of rms_norm").to(values.dtype)
     return torch.zeros_like(square), square
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm.reduce import reduce_in_place
 from hyperslab.nn.normalise import Normalise, widened
+from hyperslab.nn.reduce import without_empty_shards
 from hyperslab.nn.windowed import check_channels
 from hyperslab.tensor import Sharded, register
 
@@ -37,6 +38,7 @@ def batch_norm(
         return x.like(
             F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         )
+    x = without_empty_shards(x, range(x.dim()))
     axes, samples, fewest = x.partition.axes, x.shape[0], x.shape[0]
     batch = x.partition.cuts[0]
     if x.policy.batch_norm == "replica" and batch is not None:

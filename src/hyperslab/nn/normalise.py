@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.reduce import reduce_in_place
-
-HALF = (torch.float16, torch.bfloat16)
+from hyperslab.nn.reduce import HALF, wide
 
 
 def widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
@@ -79,8 +78,7 @@ def _statistics(
     x: torch.Tensor, count: int, group: dist.ProcessGroup | None, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance (K) of every ``pool`` channels together."""
-    wide = x.float() if x.dtype in HALF else x
-    pooled = wide.unflatten(1, (-1, pool))
+    pooled = wide(x).unflatten(1, (-1, pool))
     dims = [0, *range(2, pooled.dim())]
     var, mean = torch.var_mean(pooled, dims, correction=0)
     if group is not None:
