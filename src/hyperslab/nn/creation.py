@@ -72,7 +72,7 @@ def empty_like(input: Any, **options: Any) -> Sharded:
 def _register_random(function: Callable[..., Any], whole: Callable[..., Any], make: Any) -> None:
     def rule(
         input: Any, *, dtype: Any = None, requires_grad: bool = False, **options: Any
-    ) -> Sharded:
+    ) -> torch.Tensor:
         """The same on every grid; without spatial dims equal to torch's own."""
         check_random_state(input)
         kind = dtype or input.dtype

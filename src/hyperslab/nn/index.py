@@ -95,7 +95,7 @@ def drop_dim(x: Sharded, dim: int) -> Sharded:
     return x.like(x.local.select(dim, 0), Partition(tuple(shape), tuple(cuts)))
 
 
-def dim_of(x: Sharded, dim: int, name: str) -> int:
+def dim_of(x: torch.Tensor, dim: int, name: str) -> int:
     """A dim counted from the front."""
     if not -x.dim() <= dim < x.dim():
         raise IndexError(f"{name}: dim {dim} of a tensor of {x.dim()} dims")

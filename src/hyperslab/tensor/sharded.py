@@ -133,6 +133,14 @@ class Sharded(torch.Tensor):
         with DisableTorchFunctionSubclass():
             return self.like(fetch(self.local, plan, what=why), partition)
 
+    def take_place_of(self, ordinary: Any) -> Sharded:
+        """Turn an ordinary tensor into this cut one, where torch would change it in place."""
+        with DisableTorchFunctionSubclass():
+            ordinary.data = self.local.detach()
+        ordinary.__class__ = Sharded
+        vars(ordinary).update(vars(self))
+        return ordinary
+
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         return torch.Size(self._partition.shape)
