@@ -228,6 +228,13 @@ def twice() -> None:
     model(cut()).square().sum().backward(create_graph=True)
 
 
+def penalty_alone() -> None:
+    """The last bias has no part in it, and DistributedDataParallel waits for it."""
+    grid = hs.Grid(depth=2)
+    critic = hs.parallelize(Critic(), grid)
+    penalty_of_sum(critic, hs.shard(torch.randn(2, 2, 9, 8, 8), grid)).backward()
+
+
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.autograd.grad(cut() * 2, cut()), "only for scalar outputs"),
     (
@@ -239,6 +246,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "grad has no rule for a cut tensor",
     ),
     (lambda: cut().sum(1).backward(torch.ones(2, 6, 6, 6)), "backward has no rule"),
+    (penalty_alone, "brought no gradient to 1 of its 8 parameters"),
     (twice, r"backward\(create_graph=True\) through Conv3d"),
 ]
 

@@ -6,11 +6,14 @@ Whatever it would leave partial without a word is an error here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
 
 from hyperslab.errors import LayoutError
@@ -101,7 +104,31 @@ class Guard:
                 "its gradients would not be averaged\n    add the losses and call backward once, "
                 "or call the module again for each, with no_sync() around all but the last"
             )
+        if not self.seen:
+            torch.autograd.Variable._execution_engine.queue_callback(self._finished)
         self.seen.add(id(parameter))
+
+    def _finished(self) -> None:
+        """At the end of a backward pass; in one of re-entrant checkpointing there is more to come.
+
+        DistributedDataParallel would complain in the next forward, after a step of the optimiser.
+        """
+        missing = len(self.averaged) - len(self.seen)
+        if missing > 0 and not self.find_unused and not _in_a_functions_backward():
+            raise LayoutError(
+                f"a backward pass through {type(self.module).__name__} brought no gradient to "
+                f"{missing} of its {len(self.averaged)} parameters, so others were not averaged\n"
+                "    add this loss, a gradient penalty say, to the others and call backward once; "
+                "for parameters that no loss uses pass find_unused_parameters=True"
+            )
+
+
+def _in_a_functions_backward() -> bool:
+    """Whether this pass was begun by a Python autograd function in the backward pass of another."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Watched:
