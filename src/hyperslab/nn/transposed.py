@@ -13,7 +13,7 @@ from hyperslab.comm import Grid, Plan, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Crop, Partition, TransposedWindow
 from hyperslab.nn.bufferconv import BufferConv
-from hyperslab.nn.conv import cast_for_autocast
+from hyperslab.nn.conv import cast_for_autocast, hashable
 from hyperslab.nn.windowed import check_input, output_partition, per_dim, placement, read_cover
 from hyperslab.tensor import Sharded, register
 
@@ -87,9 +87,15 @@ class Layout:
 
 
 def lay_out(
-    x: Partition, grid: Grid, shape: torch.Size, windows: Sequence[TransposedWindow], groups: int
+    x: Partition, grid: Grid, shape: torch.Size, options: Sequence[Any], groups: int
 ) -> Layout:
-    """Where the outputs lie and what they read; ``shape`` is the weight's."""
+    """Where the outputs lie and what they read; ``shape`` is the weight's.
+
+    ``options``: stride, padding, output_padding, dilation, as torch takes them.
+    """
+    windows = tuple(
+        map(TransposedWindow, shape[2:], *(per_dim(value, len(shape) - 2) for value in options))
+    )
     name = f"conv_transpose{len(windows)}d"
     extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
     if any(extent < 1 for extent in extents):
@@ -147,11 +153,10 @@ def convolve_transposed(
        (`BufferConv`): no partial sums travel.
     """
     check_input(x, n, f"conv_transpose{n}d")
-    options = (per_dim(value, n) for value in (stride, padding, output_padding, dilation))
-    windows = tuple(map(TransposedWindow, weight.shape[2:], *options))
+    options = tuple(map(hashable, (stride, padding, output_padding, dilation)))
     layout = x.grid.remember(
-        (lay_out, x.partition, weight.shape, windows, groups),
-        lambda: lay_out(x.partition, x.grid, weight.shape, windows, groups),
+        (lay_out, x.partition, weight.shape, options, groups),
+        lambda: lay_out(x.partition, x.grid, weight.shape, options, groups),
     )
     x = x.redistribute(layout.input, f"the gather before conv_transpose{n}d")
     local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
