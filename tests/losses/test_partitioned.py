@@ -22,7 +22,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 
 def labels_of(x: Any, *, channel: bool = False, whole: bool = False) -> Any:
-    """The same labels on every grid, cut like ``x`` where ``x`` is cut; no last class in sample 0."""
+    """The same on every grid, cut where ``x`` is cut; sample 0 lacks the last class."""
     n, c, *space = x.shape
     labels = torch.randint(c, (n, *space), generator=torch.Generator().manual_seed(7))
     labels[0] %= c - 1
