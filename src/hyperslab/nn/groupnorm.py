@@ -75,7 +75,8 @@ def group_norm(
     dtype = F.group_norm(x.local.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
     block = x.local.to(dtype)
     y, _, _ = normalise_space(x, block, weight, bias, eps, x.shape[1] // num_groups)
-    return x.like(torch.empty_like(block).copy_(y))  # in the input's memory format
+    # In the input's memory format.
+    return x.like(y if block.is_contiguous() else torch.empty_like(block).copy_(y))
 
 
 def check_normalised(x: Any, name: str, *parameters: Any) -> None:

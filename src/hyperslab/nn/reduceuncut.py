@@ -90,7 +90,7 @@ def _quantile(
     return finish(x, function(x.local, q, dim, keepdim, **how), dims, keepdim)
 
 
-@register(F.glu, family="pointwise")
+@register(F.glu, family="activation")
 def glu(input: Any, dim: int = -1) -> Sharded:
     """Halves of a dim that is not cut; otherwise refused."""
     (dim,) = require_uncut(input, dim, "glu")
