@@ -27,14 +27,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alpha": {"alpha": 0.3},
     "tversky": {"alpha": 0.3, "beta": 0.7},
     "lambdas": {"lambda_dice": 0.5, "lambda_ce": 2.0},
+    "ignore": {"ignore_index": 2},
 }
 TAKES = {
-    "DiceLoss": ["include_background", "reduction", "batch", "squared", "jaccard", "weight"],
+    "DiceLoss": [
+        "include_background",
+        "reduction",
+        "batch",
+        "squared",
+        "jaccard",
+        "weight",
+        "ignore",
+    ],
     "DiceCELoss": ["include_background", "batch", "squared", "jaccard", "lambdas"],
     "DiceFocalLoss": ["include_background", "batch", "squared", "gamma", "reduction"],
     "GeneralizedDiceLoss": ["include_background", "reduction", "batch", "simple"],
-    "FocalLoss": ["include_background", "reduction", "gamma", "alpha"],
-    "TverskyLoss": ["include_background", "reduction", "batch", "tversky"],
+    "FocalLoss": ["include_background", "reduction", "gamma", "alpha", "ignore"],
+    "TverskyLoss": ["include_background", "reduction", "batch", "tversky", "ignore"],
 }
 
 
@@ -70,7 +79,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
         options={
             "kind": kind,
             "softmax": draw(st.booleans()),
-            "indices": False,
+            "indices": draw(st.booleans()),
             "chosen": draw(st.lists(st.sampled_from(TAKES[kind]), unique=True)),
         },
         seed=draw(st.integers(0, 99)),
@@ -80,4 +89,16 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 @pytest.mark.filterwarnings("ignore:.include_background=False., scalar .alpha. ignored")
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_loss_of_monai(ranks: int) -> None:
-    run_ranks(ranks, compare, monai_loss, draw_examples(examples(ranks), 40))
+    run_ranks(ranks, compare, monai_loss, draw_examples(examples(ranks), 25))
+
+
+def centreline(x: Any) -> Any:
+    """Skeletons by pooling, whose windows reach over the cuts."""
+    target = one_hot(labels_of(x, channel=True, whole=True), x.shape[1]).to(x.dtype)
+    target = hs.shard(target, x.grid) if isinstance(x, hs.Sharded) else target
+    return monai.losses.SoftDiceclDiceLoss(iter_=2)(target, x.softmax(1))
+
+
+@pytest.mark.parametrize("grid", [{"depth": 2, "height": 2}, {"data": 2, "width": 2}], ids=str)
+def test_the_centreline_loss_of_monai(grid: dict[str, int]) -> None:
+    run_ranks(4, compare, centreline, [Example(grid=grid, shape=(2, 3, 7, 6, 9))])
