@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -26,6 +25,13 @@ MODES = {
 
 def resize(x: Any, **options: Any) -> Any:
     return F.interpolate(x, **options)
+
+
+def twice(x: Any, **options: Any) -> Any:
+    """A gradient that is differentiated once more."""
+    y = F.interpolate(x, **options)
+    (gradient,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+    return gradient
 
 
 @st.composite
@@ -71,6 +77,11 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_interpolation(ranks: int) -> None:
     run_ranks(ranks, compare, resize, draw_examples(examples(ranks), 60))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_second_derivatives(ranks: int) -> None:
+    run_ranks(ranks, compare, twice, draw_examples(examples(ranks), 15))
 
 
 def test_sampling_follows_the_whole_extent() -> None:
@@ -155,11 +166,20 @@ def upsample_modules() -> list[bool]:
         torch.nn.Upsample(scale_factor=2),
         torch.nn.Upsample(size=(9, 7, 5), mode="trilinear", align_corners=True),
     ]
-    return [torch.allclose(m(hs.shard(x, grid)).full(), m(x), atol=1e-6) for m in modules]
+    found = [torch.allclose(m(hs.shard(x, grid)).full(), m(x), atol=1e-6) for m in modules]
+    with torch.inference_mode():  # what is remembered here has to serve training too
+        F.interpolate(hs.shard(x, grid), size=(4, 5, 6))
+    cut = hs.shard(x, grid).requires_grad_()
+    y = F.interpolate(cut, size=(4, 5, 6))
+    y.sum().backward()
+    with pytest.warns(UserWarning, match="deprecated"):
+        z = F.upsample(hs.shard(x, grid), size=(4, 5, 6))
+    assert cut.grad is not None
+    return [*found, torch.equal(y.full(), z.full()), cut.grad.full().sum().item() == 240]
 
 
 def test_upsample_modules() -> None:
-    assert run_ranks(4, upsample_modules) == [[True, True]] * 4
+    assert run_ranks(4, upsample_modules) == [[True] * 4] * 4
 
 
 def refused(case: str) -> None:
@@ -200,13 +220,17 @@ def test_what_is_refused(case: str, error: type[Exception], message: str) -> Non
         run_ranks(2, refused, case)
 
 
-def planes_read() -> int:
+def planes_read(mode: str, align: bool | None) -> int:
     x = hs.shard(torch.randn(1, 1, 96, 4, 4), hs.Grid(depth=3))
-    resize = Resize("trilinear", (192, 8, 8), None, True, False)
+    resize = Resize(mode, (192, 8, 8), None, align, False)
     plan = lay_out(x.partition, x.grid, resize, Kind.of(x.local), "interpolate").plan
     return plan.wanted.shape[2]
 
 
-def test_a_rank_reads_its_share() -> None:
+@pytest.mark.parametrize(
+    ("mode", "align", "halo"),
+    [("nearest", None, 0), ("trilinear", False, 2), ("trilinear", True, 2)],
+)
+def test_a_rank_reads_its_share(mode: str, align: bool | None, halo: int) -> None:
     """Of 96 planes, a third and what its outermost outputs reach."""
-    assert max(run_ranks(3, planes_read)) <= math.ceil(96 / 3) + 2
+    assert max(run_ranks(3, planes_read, mode, align)) == 96 // 3 + halo

@@ -129,7 +129,8 @@ class Shared:
         key = (sender, receiver, number % SLOTS, like.shape, like.dtype)
         if key not in self._views:
             slot = self._slots[self._pairs[sender, receiver], number % SLOTS]
-            self._views[key] = slot[: like.nbytes].view(like.dtype).view(like.shape)
+            with torch.inference_mode(False):  # or it could not be written to outside that mode
+                self._views[key] = slot[: like.nbytes].view(like.dtype).view(like.shape)
         return self._views[key]
 
     def _area(self, rank: int, like: torch.Tensor) -> torch.Tensor:

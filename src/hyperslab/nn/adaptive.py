@@ -82,7 +82,7 @@ def _lay_out(x: Partition, grid: Grid, sizes: Sequence[int], name: str) -> Adapt
         for d in range(len(sizes))
         if given[d] is not None
     )
-    if shared and max(sizes) > 1:
+    if any(c is not None and c.axis in shared and s > 1 for c, s in zip(given, sizes, strict=True)):
         grid.notice(
             f"{name}: output {' x '.join(map(str, sizes))} is too thin to be cut along "
             f"{', '.join(shared)} of {grid}: its ranks repeat the work from here on"

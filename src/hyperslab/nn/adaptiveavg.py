@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm import all_reduce_sum
 from hyperslab.nn.adaptive import Spans, layout_of, sizes_of
@@ -24,21 +23,32 @@ class SpanMean(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, spans: Spans):  # type: ignore[no-untyped-def]
-        ctx.spans, ctx.shape, dim = spans, x.shape, spans.dim + 2
+        dim = spans.dim + 2
+        ctx.spans, ctx.extent = spans, x.shape[dim]
         out = x.new_empty((*x.shape[:dim], len(spans.inputs), *x.shape[dim + 1 :]))
-        for o, (lo, hi) in enumerate(spans.inputs):
-            out.select(dim, o).copy_(x.narrow(dim, lo, hi - lo).sum(dim).div_(spans.counts[o]))
+        for o, ((lo, hi), count) in enumerate(zip(spans.inputs, spans.counts, strict=True)):
+            out.select(dim, o).copy_(x.narrow(dim, lo, hi - lo).sum(dim).div_(count))
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        spans, dim = ctx.spans, ctx.spans.dim + 2
-        out = gradient.new_zeros(ctx.shape)
-        for o, (lo, hi) in enumerate(spans.inputs):
-            part = gradient.narrow(dim, o, 1) / spans.counts[o]
-            out.narrow(dim, lo, hi - lo).add_(part)
-        return out, None
+        return _SpanShare.apply(gradient, ctx.spans, ctx.extent), None
+
+
+class _SpanShare(torch.autograd.Function):
+    """The adjoint of `SpanMean`: every input of a span gets its share."""
+
+    @staticmethod
+    def forward(ctx, gradient, spans: Spans, extent: int):  # type: ignore[no-untyped-def]
+        ctx.spans, dim = spans, spans.dim + 2
+        out = gradient.new_zeros((*gradient.shape[:dim], extent, *gradient.shape[dim + 1 :]))
+        for o, ((lo, hi), count) in enumerate(zip(spans.inputs, spans.counts, strict=True)):
+            out.narrow(dim, lo, hi - lo).add_(gradient.narrow(dim, o, 1) / count)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return SpanMean.apply(gradient, ctx.spans), None, None
 
 
 def adaptive_avg_pool(n: int, x: Sharded, sizes: tuple[int, ...]) -> Sharded:

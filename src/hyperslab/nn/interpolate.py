@@ -109,8 +109,12 @@ def lay_out(x: Partition, grid: Grid, resize: Resize, kind: Kind, name: str) -> 
     """Where the outputs of an interpolation lie, what they read and how."""
     dims = range(len(resize.sizes))
     kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]
+    narrow = resize.antialias and any(x.cuts[2:])  # torch's is wrong on blocks of width 1
     several = [
-        [_taps(resize, d, x.shape[d + 2], resize.sizes[d], kind) for kind in kinds] for d in dims
+        [_taps(resize, d, x.shape[d + 2], resize.sizes[d], kind) for kind in kinds]
+        if narrow or x.cuts[d + 2]
+        else []
+        for d in dims
     ]
     windows = [Reach.of(taps) for taps in several]
     x, cuts = placement(x, grid, windows, resize.sizes, name)
@@ -120,10 +124,12 @@ def lay_out(x: Partition, grid: Grid, resize: Resize, kind: Kind, name: str) -> 
     out = output.box(grid.coords)
     blends, rest = [], []
     for d in reversed(dims):  # the innermost dim costs most: first, while the block is small
+        if not covered[d] and not narrow:
+            rest.append(d)
+            continue
         taps = several[d][0].of(out.interval(d + 2), plan.wanted.lo[d + 2])
         inputs, outputs = plan.wanted.shape[d + 2], out.shape[d + 2]
-        alone = not covered[d] and not resize.antialias  # torch's is wrong at width 1
-        if alone or _alone(taps, resize, d, inputs, outputs, kind):
+        if _alone(taps, resize, d, inputs, outputs, kind):
             rest.append(d)
         else:
             blends.append((d, taps))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from hyperslab.geometry import Cut, Interval, scale_cut
 
@@ -57,6 +56,7 @@ class Reach:
 
     Of several taps it spans all that any of them touches. Blocks of one tensor may lie in memory
     in different ways, and so have different taps, but all ranks must expect the same messages.
+    Of none it stands for a dim that is not cut.
     """
 
     first: tuple[int, ...]
@@ -64,6 +64,8 @@ class Reach:
 
     @staticmethod
     def of(several: Sequence[Taps]) -> Reach:
+        if not several:
+            return Reach((), ())
         touched = torch.cat([t for taps in several for t in (taps.index, taps.back)])
         return Reach(tuple(touched.amin(0).tolist()), tuple(touched.amax(0).tolist()))
 
@@ -122,34 +124,42 @@ def _where_gradients_go(
 
 
 class Blend(torch.autograd.Function):
-    """Apply `Taps` along one dim of a block. A pass over the output for every tap.
-
-    Its adjoint adds each output's gradient, weighted, to the inputs that it came from.
-    """
+    """Apply `Taps` along one dim of a block: a pass over the output for every tap."""
 
     @staticmethod
     def forward(ctx, x, dim: int, taps: Taps):  # type: ignore[no-untyped-def]
         ctx.dim, ctx.taps, ctx.extent = dim, taps, x.shape[dim]
         if taps.weight is None:
             return x.index_select(dim, taps.index[0])
-        out = x.new_zeros(())
-        for index, weight in zip(taps.index, _along(taps.weight, dim, x.dim()), strict=True):
-            part = x.index_select(dim, index)
-            out = part.mul_(weight) if out.dim() == 0 else out.addcmul_(part, weight)
+        first, *others = zip(taps.index, _along(taps.weight, dim, x.dim()), strict=True)
+        out = x.index_select(dim, first[0]).mul_(first[1])
+        for index, weight in others:
+            out.addcmul_(x.index_select(dim, index), weight)
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        taps, dim = ctx.taps, ctx.dim
+        return _Spread.apply(gradient, ctx.dim, ctx.taps, ctx.extent), None, None
+
+
+class _Spread(torch.autograd.Function):
+    """The adjoint of `Blend`: add each output's gradient, weighted, to the inputs it came from."""
+
+    @staticmethod
+    def forward(ctx, gradient, dim: int, taps: Taps, extent: int):  # type: ignore[no-untyped-def]
+        ctx.dim, ctx.taps = dim, taps
         shape = list(gradient.shape)
-        shape[dim] = ctx.extent
+        shape[dim] = extent
         out = gradient.new_zeros(shape)
         if taps.weight is None:
-            return out.index_add_(dim, taps.back[0], gradient), None, None
+            return out.index_add_(dim, taps.back[0], gradient)
         for index, weight in zip(taps.back, _along(taps.weight, dim, out.dim()), strict=True):
             out.index_add_(dim, index, gradient * weight)
-        return out, None, None
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return Blend.apply(gradient, ctx.dim, ctx.taps), None, None, None
 
 
 def _along(weight: torch.Tensor, dim: int, n: int) -> torch.Tensor:
