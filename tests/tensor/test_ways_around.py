@@ -67,10 +67,7 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "fft": lambda x: torch.fft.fftn(x),
     "norm": lambda x: torch.linalg.matrix_norm(x),
     "module": lambda x: torch.nn.Bilinear(4, 4, 2)(x, x),
-    "matmul": lambda x: x @ x,
-    "matmul from the right": lambda x: torch.zeros(4, 4) @ x,
     "set": lambda x: x.set_(torch.zeros(1)),
-    "sdpa": lambda x: F.scaled_dot_product_attention(x, x, x),
 }
 
 

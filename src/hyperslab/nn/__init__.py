@@ -3,6 +3,7 @@
 from hyperslab.nn import (  # noqa: F401  (importing a family registers its rules)
     adaptiveavg,
     adaptivemax,
+    attention,
     attributes,
     cat,
     checkpoint,
@@ -24,6 +25,7 @@ from hyperslab.nn import (  # noqa: F401  (importing a family registers its rule
     loss,
     losslabels,
     lppool,
+    matmul,
     norm,
     pad,
     permute,
