@@ -76,16 +76,21 @@ def open(
         source,
         grid,
         _schedule(source, split, fractions, batch_size, seed, shuffle),
-        transform=_transform(source, transform, window),
+        transform=transform_of(source.classes, transform, window),
         augment=augment,
         prefetch=prefetch,
         dtype=dtype,
     )
 
 
-def _transform(source: Source, transform: str | None, window: Window | None) -> Transform:
+def transform_of(classes: Sequence[str], transform: str | None, window: Window | None) -> Transform:
+    """What is done to stored values, given the names of the voxels' classes, if they have any.
+
+    Raises:
+        DataError: a transform and a window are given, or the window is none.
+    """
     if window is None:
-        counts = None if source.classes else "log1p"
+        counts = None if classes else "log1p"
         return counts if transform == "auto" else transform
     if transform not in ("auto", None):
         raise DataError(f"{transform=} and {window=} are two transforms; give one of them")

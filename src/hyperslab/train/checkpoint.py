@@ -81,8 +81,18 @@ def load(
     from hyperslab.train import parts
 
     path = Path(path).absolute()
-    on_main(lambda: verify(path), f"cannot read the checkpoint {path}", CheckpointError)
+    extra = read_extra(path)
     parts.read(path, model, optimizer, f"the checkpoint {path} does not fit this model")
+    return extra
+
+
+def read_extra(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides model and optimizer; every rank calls it.
+
+    Raises:
+        CheckpointError: a file of it is missing or not what was written; on every rank.
+    """
+    on_main(lambda: verify(path), f"cannot read the checkpoint {path}", CheckpointError)
     extra: dict[str, Any] = torch.load(path / EXTRA, map_location="cpu", weights_only=True)
     return extra
 

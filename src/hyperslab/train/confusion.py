@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.geometry import Partition
+from hyperslab.geometry.partition import Coords
 from hyperslab.tensor import Sharded
 
 Counts = NDArray[np.int64]
@@ -45,7 +46,7 @@ def count(predicted: Sharded, true: Sharded, classes: int) -> torch.Tensor:
     true = true.redistribute(predicted.partition, "the true classes")
     counts = torch.zeros(predicted.shape[0], classes, classes, dtype=torch.int64)
     counts = counts.to(predicted.local.device)
-    if holds_first_copy(predicted):
+    if holds_first_copy(predicted.partition, predicted.grid.coords):
         first, last = predicted.box.interval(0)
         pairs = true.local.flatten(1).long() * classes + predicted.local.flatten(1)
         for sample, values in zip(range(first, last), pairs, strict=True):
@@ -54,9 +55,9 @@ def count(predicted: Sharded, true: Sharded, classes: int) -> torch.Tensor:
     return counts
 
 
-def holds_first_copy(x: Sharded) -> bool:
-    """Whether no rank before this one holds the same block: of copies one speaks for all."""
-    return all(at == 0 for axis, at in x.grid.coords.items() if axis not in x.partition.axes)
+def holds_first_copy(partition: Partition, coords: Coords) -> bool:
+    """Whether no rank before the one at ``coords`` holds the same block: one speaks for all."""
+    return all(at == 0 for axis, at in coords.items() if axis not in partition.axes)
 
 
 def sum_over_ranks(counts: torch.Tensor, grid: Grid) -> torch.Tensor:

@@ -92,12 +92,14 @@ def evaluate(
     return result
 
 
-def recipe_for(run: Path, overrides: Sequence[str], *, ranks: int | None = None) -> Recipe:
+def recipe_for(
+    run: Path, overrides: Sequence[str], *, ranks: int | None = None, axis: str = "data"
+) -> Recipe:
     """The run's recipe for this many ranks, by default those of the environment.
 
     Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
     name are not cut. Without them the grid is the recipe's where it has as many places as there
-    are ranks, and else cuts the mini-batch alone.
+    are ranks, and else cuts along ``axis`` alone: the mini-batch.
     """
     if not (run / "recipe.yaml").is_file():
         raise DataError(
@@ -109,7 +111,7 @@ def recipe_for(run: Path, overrides: Sequence[str], *, ranks: int | None = None)
     recipe = load_recipe(run / "recipe.yaml", overrides)
     if (size := ranks or _ranks()) == recipe.grid.size:
         return recipe
-    return load_recipe(run / "recipe.yaml", [*UNCUT, f"grid.data={size}", *overrides])
+    return load_recipe(run / "recipe.yaml", [*UNCUT, f"grid.{axis}={size}", *overrides])
 
 
 def find_checkpoint(run: Path, which: str) -> Path:

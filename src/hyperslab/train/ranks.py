@@ -1,4 +1,4 @@
-"""Start the ranks' process group, and do on the main rank what only one may do."""
+"""Start the ranks' process group; do what only one may do, or what must go well on all."""
 
 from __future__ import annotations
 
@@ -71,6 +71,25 @@ def on_main(
     if isinstance(outcome[1], HyperslabError):
         raise outcome[1]
     return outcome[0]  # type: ignore[return-value]
+
+
+def on_all(
+    function: Callable[[], T], failing: str, error: type[HyperslabError] = HyperslabError
+) -> T:
+    """Call a function on every rank; what goes wrong on one goes wrong on all, as in `on_main`."""
+    if not dist.is_initialized():
+        return _attempt(function, failing, error)
+    result, problem = None, None
+    try:
+        result = _attempt(function, failing, error)
+    except HyperslabError as caught:
+        problem = caught
+    problems: list[HyperslabError | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    first = next((found for found in problems if found is not None), None)
+    if first is not None:
+        raise first
+    return result  # type: ignore[return-value]
 
 
 def _attempt(function: Callable[[], T], failing: str, error: type[HyperslabError]) -> T:

@@ -1,0 +1,127 @@
+"""`hyperslab predict`: masks or parameters of volumes, with a run's network."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hyperslab.cli.progress import progress
+from hyperslab.cli.train import check_ranks
+from hyperslab.errors import DataError
+from hyperslab.predict import Outcome
+from hyperslab.predict import predict as predict_rank
+from hyperslab.predict.run import recipe_of
+from hyperslab.train.agree import Stopped
+from hyperslab.train.launch import adopt_slurm, end_with_parent, launch, settle_environment
+
+OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="NIfTI or HDF5 files, or folders of them; and key=value, such as grid.depth=2.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the results; made if missing.")],
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes to start. Default: as many as the grid, or 1."),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(help="best, latest, the name of one of the run's, or a path.")
+    ] = "best",
+    native: Annotated[
+        bool, typer.Option("--native", help="At the files' resolution, not the training's.")
+    ] = False,
+) -> None:
+    """Predict whole volumes, each cut over all ranks; also under torchrun and srun.
+
+    A network of classes writes OUT/NAME-mask.nii.gz on the lattice of its input, one of numbers a
+    row of OUT/parameters.csv. What cannot be read is named, the others are predicted, and the
+    command exits with 1. Run it again to go on after a stop.
+    """
+    adopt_slurm(os.environ)
+    files, overrides = _split(inputs)
+    config = recipe_of(run, overrides, ranks=ranks)
+    check_ranks(config, ranks)
+    options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
+    try:
+        if "RANK" in os.environ or config.grid.size == 1:
+            be_rank(run, files, overrides, out=out, checkpoint=checkpoint, native=native)
+            return
+        settle_environment(os.environ, config.grid.size)
+        arguments = ["-m", "hyperslab", "predict", *options, "--", str(run), *files, *overrides]
+        launch(config.grid.size, arguments, out / "logs")
+    except Stopped as stopped:
+        raise SystemExit(stopped.code) from None
+
+
+@record
+def be_rank(
+    run: Path,
+    files: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    out: Path,
+    checkpoint: str,
+    native: bool,
+) -> None:
+    """Predict as one rank; the main one shows how far it is.
+
+    Raises:
+        DataError: names the inputs that failed; the others are done.
+    """
+    if "RANK" in os.environ:
+        end_with_parent()
+    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
+    main = os.environ.get("RANK", "0") == "0"
+    shown = Console() if main else Console(file=io.StringIO())  # standard error goes to a log
+    with progress(shown) as bar:
+        task = bar.add_task("predict", total=None)
+        outcomes = predict_rank(
+            run,
+            files,
+            out,
+            checkpoint=checkpoint,
+            native=native,
+            overrides=overrides,
+            done=lambda _, total: bar.update(task, advance=1, total=total),
+        )
+    if main:
+        print(_summary(outcomes, out), flush=True)
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    if failed:
+        reasons = "\n".join(f"    {outcome.reason}" for outcome in failed)
+        raise DataError(f"{len(failed)} of {len(outcomes)} inputs failed\n{reasons}")
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Inputs, and overrides: what looks like one and is no file."""
+    overrides = [a for a in arguments if OVERRIDE.match(a) and not Path(a).exists()]
+    files = [argument for argument in arguments if argument not in overrides]
+    if not files:
+        raise typer.BadParameter("give the files or folders to predict")
+    return files, overrides
+
+
+def _summary(outcomes: Sequence[Outcome], out: Path) -> str:
+    count = Counter(outcome.state for outcome in outcomes)
+    return (
+        f"{count['predicted'] + count['kept']} of {len(outcomes)} inputs in {out} "
+        f"({count['predicted']} predicted, {count['kept']} kept)"
+    )

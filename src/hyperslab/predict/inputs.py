@@ -1,0 +1,70 @@
+"""What is to be predicted, and under which name the result is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperslab.ct.nifti import SUFFIXES as NIFTI
+from hyperslab.data.catalog import SUFFIXES as HDF5
+from hyperslab.errors import DataError
+
+MASK = "-mask.nii.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file, and the ``name`` of its result: a path below the output folder, without suffix."""
+
+    path: Path
+    name: str
+
+    @property
+    def mask(self) -> str:
+        """The name of the file of its mask."""
+        return f"{self.name}{MASK}"
+
+
+def expand(arguments: Sequence[Path]) -> list[Input]:
+    """The files given and those in the folders given and below; labels and masks are left out.
+
+    Raises:
+        DataError: a folder has no such file, or two files would be written to one place.
+    """
+    found: dict[str, Input] = {}
+    for argument in arguments:
+        inputs = _below(argument) if argument.is_dir() else [Input(argument, stem(argument.name))]
+        for entry in inputs:
+            other = found.setdefault(entry.name, entry)
+            if other.path.absolute() != entry.path.absolute():
+                raise DataError(
+                    f"{other.path} and {entry.path} would both be written as {entry.name}\n"
+                    "    predict them into two folders"
+                )
+    return list(found.values())
+
+
+def stem(name: str) -> str:
+    """A file's name without a suffix that says what it is."""
+    known = next((s for s in sorted((*NIFTI, *HDF5), key=len)[::-1] if name.endswith(s)), "")
+    return name.removesuffix(known)
+
+
+def _below(folder: Path) -> list[Input]:
+    paths = sorted(path for path in folder.rglob("*") if path.name.endswith((*NIFTI, *HDF5)))
+    inputs = [
+        Input(path, (path.parent.relative_to(folder) / stem(path.name)).as_posix())
+        for path in paths
+        if path.is_file() and not _left_out(path.relative_to(folder))
+    ]
+    if not inputs:
+        raise DataError(f"{folder}: no *{' or *'.join((*NIFTI, *HDF5))} to predict in it or below")
+    return inputs
+
+
+def _left_out(path: Path) -> bool:
+    """Hidden files, labels by their names in the public data sets, and what was predicted."""
+    hidden = any(part.startswith(".") for part in path.parts)
+    labels = path.name.startswith("segmentation-") or path.parent.name == "labelsTr"
+    return hidden or labels or path.name.endswith(MASK)

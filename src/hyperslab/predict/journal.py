@@ -1,0 +1,75 @@
+"""What is done already: a file that survives a stop.
+
+predictions.jsonl: one line that says by which network, then one line for each input that is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from hyperslab.errors import DataError
+from hyperslab.predict.inputs import Input
+
+NAME = "predictions.jsonl"
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """The inputs that a network has predicted into ``folder``; on the main rank only.
+
+    What another network or another way of reading has left there is not taken for done.
+    """
+
+    def __init__(self, folder: Path, by: Row) -> None:
+        """``by`` says what the results depend on besides the inputs.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        self.path = folder / NAME
+        first, *rows = _lines(self.path) or [{}]
+        self.rows: dict[str, Row] = {row["name"]: row for row in rows} if first == by else {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = [json.dumps(row) for row in (by, *self.rows.values())]
+            self.path.write_text("\n".join([*lines, ""]))
+        except OSError as error:
+            raise DataError(f"cannot write into {folder}: {error.strerror}") from error
+
+    def done(self, entry: Input) -> bool:
+        """Whether this very file is done."""
+        row = self.rows.get(entry.name)
+        if row is None or not entry.path.exists():
+            return False
+        return all(row[key] == value for key, value in _of(entry).items())
+
+    def add(self, entry: Input, **result: Any) -> None:
+        """Note that an input is done, with its result where that is not a file."""
+        row = {"name": entry.name, **_of(entry), **result}
+        self.rows[entry.name] = row
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def digest(checkpoint: Path) -> str:
+    """Tells one checkpoint from another: of the checksums of its files."""
+    return hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()
+
+
+def _of(entry: Input) -> Row:
+    status = entry.path.stat()
+    path = str(entry.path.absolute())
+    return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns}
+
+
+def _lines(path: Path) -> list[Row]:
+    """The whole lines; the last one may be half-written, and a foreign file has none."""
+    try:
+        complete = path.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in complete.splitlines()]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,75 @@
+"""A trained network on the grid: from this rank's box of a volume to this rank's predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from hyperslab.comm import Grid
+from hyperslab.data.decode import Transform, check, decode
+from hyperslab.data.opening import transform_of
+from hyperslab.errors import DataError
+from hyperslab.predict.volumes import partition
+from hyperslab.tensor import Sharded
+from hyperslab.train.about import About
+from hyperslab.train.checkpoint import load, read_extra
+from hyperslab.train.config import Recipe
+from hyperslab.train.ranks import on_all
+from hyperslab.train.setup import build_model
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A run's network; the run's data need not be there any more."""
+
+    recipe: Recipe
+    about: About
+    model: torch.nn.Module
+    grid: Grid
+    checkpoint: Path
+    transform: Transform
+
+    @classmethod
+    def of(cls, recipe: Recipe, checkpoint: Path, grid: Grid) -> Network:
+        """Every rank calls it.
+
+        Raises:
+            CheckpointError: the checkpoint is corrupt or of another network.
+            DataError: it does not say what the network was trained on.
+        """
+        extra = read_extra(checkpoint)
+        if "about" not in extra:
+            raise DataError(
+                f"the checkpoint {checkpoint} does not say what its network was trained on; "
+                "`hyperslab train` writes ones that do"
+            )
+        about = About.from_state(extra["about"])
+        model = build_model(recipe, about, grid)
+        load(checkpoint, model)
+        transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
+        return cls(recipe, about, model.eval(), grid, checkpoint, transform)
+
+    @torch.no_grad()
+    def __call__(self, block: NDArray[Any], shape: tuple[int, ...], where: str) -> Sharded:
+        """The prediction of one volume (C, D, H, W), of which ``block`` is this rank's box.
+
+        Nothing is gathered: each layer holds what its rank's box needs. ``where`` names the volume.
+
+        Raises:
+            DataError: on every rank: values that cannot be right.
+            LayoutError: the volume is too small for the grid or the network.
+        """
+        of_scans = self.transform is None and bool(self.about.classes)
+        signed = isinstance(self.transform, tuple) or of_scans
+        on_all(lambda: check(block, self.transform, where, signed=signed), where, DataError)
+        values = torch.from_numpy(block).to(self.grid.device)
+        x = decode(values, shape, self.grid, self.transform, torch.float32)
+        x = Sharded.from_local(x, partition(shape, self.grid), self.grid)
+        half = self.recipe.precision == "bf16"
+        with torch.autocast(self.grid.device.type, torch.bfloat16, enabled=half):
+            prediction: Sharded = self.model(x)
+        return prediction

@@ -1,0 +1,207 @@
+"""Predict with a trained network: whole volumes on the grid, one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch.distributed as dist
+
+from hyperslab.comm import Grid
+from hyperslab.ct.nifti import SUFFIXES as NIFTI
+from hyperslab.data import Source, Subvolumes
+from hyperslab.data.catalog import SUFFIXES as HDF5
+from hyperslab.errors import DataError, LayoutError, RecipeError
+from hyperslab.predict.boxes import collect
+from hyperslab.predict.inputs import Input, expand
+from hyperslab.predict.journal import Journal, digest
+from hyperslab.predict.network import Network
+from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
+from hyperslab.train.config import Recipe
+from hyperslab.train.confusion import predicted_classes
+from hyperslab.train.evaluate import find_checkpoint, recipe_for
+from hyperslab.train.ranks import on_main, start_ranks
+from hyperslab.train.results import as_csv, replace
+
+TABLE = "parameters.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an input; ``reason`` says why it failed."""
+
+    input: Input
+    state: Literal["predicted", "kept", "failed"]
+    reason: str = ""
+
+
+def predict(
+    run: str | Path,
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    checkpoint: str = "best",
+    native: bool = False,
+    overrides: Sequence[str] = (),
+    done: Callable[[Outcome, int], None] = lambda outcome, total: None,
+) -> list[Outcome]:
+    """Predict files, and those in folders, with a run's network into the folder ``out``.
+
+    Every rank calls it alike. Classes become a mask ``{name}-mask.nii.gz`` on the lattice of its
+    file, numbers a row of ``parameters.csv``. What cannot be read is passed over and named. Files
+    that this checkpoint has predicted into ``out`` before are kept.
+
+    Args:
+        checkpoint: see `train.evaluate.evaluate`.
+        native: predict at the file's own resolution, not at that of the training.
+        overrides: see `recipe_for`.
+        done: called after every input, with the number of all.
+
+    Raises:
+        DataError: not a run's folder, no such checkpoint, nothing to predict, or ``out`` cannot
+            be written.
+        CheckpointError: the checkpoint is corrupt or of another network.
+        RecipeError: an override is bad.
+        LayoutError: the grid does not match the ranks.
+    """
+    recipe, folder = recipe_of(Path(run), overrides), Path(out)
+    started = start_ranks(recipe.device, recipe.timeout)
+    try:
+        grid = Grid(**recipe.grid.model_dump())
+        entries = on_main(lambda: expand([Path(path) for path in inputs]), "cannot list the inputs")
+        network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
+        work, outcomes = Work(network, folder, native=native), []
+        for entry in entries:
+            outcomes.append(work.predict(entry))
+            done(outcomes[-1], len(entries))
+        work.finish(entries)
+    finally:
+        if started:
+            dist.destroy_process_group()
+    return outcomes
+
+
+def recipe_of(run: Path, overrides: Sequence[str], *, ranks: int | None = None) -> Recipe:
+    """The run's recipe on a grid that cuts volumes only: by default along their depth.
+
+    Raises:
+        RecipeError: an override is bad or cuts mini-batches.
+    """
+    recipe = recipe_for(run, overrides, ranks=ranks, axis="depth")
+    if recipe.grid.data == 1:
+        return recipe
+    if any(override.startswith("grid") for override in overrides):
+        raise RecipeError(
+            f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
+            "    use all ranks for each: grid.depth, grid.height, grid.width"
+        )
+    return recipe_for(run, [*overrides, f"grid.depth={recipe.grid.size}"])
+
+
+class Work:
+    """One run's network and the folder that it fills."""
+
+    def __init__(self, network: Network, folder: Path, *, native: bool) -> None:
+        """Every rank makes one; only the main rank keeps the journal.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        self.network, self.folder, self.native = network, folder, native
+        self.grid, self.about = network.grid, network.about
+        self.journal: Journal | None = None
+        on_main(self._open, f"cannot write into {folder}", DataError)
+
+    def _open(self) -> None:
+        of = self.network
+        by = {
+            "checkpoint": digest(of.checkpoint),
+            "native": self.native,
+            "precision": of.recipe.precision,
+            "transform": of.transform,
+        }
+        self.journal = Journal(self.folder, json.loads(json.dumps(by)))
+
+    def predict(self, entry: Input) -> Outcome:
+        """One input; every rank calls it and gets the same outcome."""
+        try:
+            if on_main(lambda: self._is_done(entry), f"{entry.path}", DataError):
+                return Outcome(entry, "kept")
+            if self.about.classes:
+                self._classes(entry)
+            else:
+                self._numbers(entry)
+        except (DataError, LayoutError) as error:
+            return Outcome(entry, "failed", str(error))
+        return Outcome(entry, "predicted")
+
+    def _is_done(self, entry: Input) -> bool:
+        assert self.journal is not None
+        there = not self.about.classes or (self.folder / entry.mask).exists()
+        return there and self.journal.done(entry)
+
+    def _classes(self, entry: Input) -> None:
+        volume = self._open_volume(entry)
+        logits = self.network(volume.block(self.grid), volume.shape, str(entry.path))
+        mask = collect(predicted_classes(logits))
+        path = self.folder / entry.mask
+
+        def write() -> None:
+            assert mask is not None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            volume.write(mask[0], path)
+            self._note(entry)
+
+        on_main(write, f"cannot write {path}", DataError)
+
+    def _open_volume(self, entry: Input) -> Volume:
+        name, native = entry.path.name, self.native
+        if name.endswith(NIFTI):
+            return Nifti(entry.path, self.about, native=native)
+        return self._open_hdf5(entry, native=native)
+
+    def _open_hdf5(self, entry: Input, *, native: bool) -> Hdf5:
+        if not entry.path.name.endswith(HDF5):
+            kinds = HDF5 if not self.about.classes else (*NIFTI, *HDF5)
+            raise DataError(f"{entry.path}: this network takes {', '.join(kinds)}")
+        channels = self.network.recipe.data.channels
+        return Hdf5(entry.path, self.about, native=native, channels=channels)
+
+    def _numbers(self, entry: Input) -> None:
+        source: Source = self._open_hdf5(entry, native=False)
+        width = self.network.recipe.data.subvolume
+        source = source if width is None else Subvolumes(source, width)
+        unit = []
+        for sample in range(len(source.names)):
+            block = read_block(source, sample, self.grid)
+            prediction = self.network(block, source.shape, source.where(sample))
+            unit.append(prediction.full()[0].double().cpu().tolist())
+        rows = dict(zip(source.names, unit, strict=True))
+        on_main(lambda: self._note(entry, samples=rows), f"cannot write {self.folder}", DataError)
+
+    def _note(self, entry: Input, **result: Any) -> None:
+        assert self.journal is not None
+        self.journal.add(entry, **result)
+
+    def finish(self, entries: Sequence[Input]) -> None:
+        """Write the table of parameters, where that is the result."""
+        if not self.about.classes:
+            words = f"cannot write into {self.folder}"
+            on_main(lambda: self._tabulate(entries), words, DataError)
+
+    def _tabulate(self, entries: Sequence[Input]) -> None:
+        """One line a sample: the normalised values and those in physical units."""
+        assert self.journal is not None
+        names = self.about.parameters.names
+        kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
+        rows: list[list[object]] = []
+        for row in (self.journal.rows[e.name] for e in entries if e.name in self.journal.rows):
+            for sample, unit in row["samples"].items():
+                physical = self.about.parameters.physical(np.array(unit)).tolist()
+                pairs = zip(unit, physical, strict=True)
+                rows.append([row["path"], sample, *(value for pair in pairs for value in pair)])
+        replace(self.folder / TABLE, as_csv(["file", "sample", *kinds], rows))

@@ -1,0 +1,162 @@
+"""A volume to be predicted: who reads what of it, and how its mask is written.
+
+Legend: C channels, (D, H, W) voxels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.comm import Grid
+from hyperslab.ct import nifti
+from hyperslab.ct.files import as_hu
+from hyperslab.ct.lattice import linear
+from hyperslab.data import Source
+from hyperslab.data.header import DTYPES, naming
+from hyperslab.errors import DataError
+from hyperslab.geometry import Box, Partition
+from hyperslab.predict.boxes import deal
+from hyperslab.train.about import About
+from hyperslab.train.ranks import on_all, on_main
+
+Array = NDArray[Any]
+Mask = NDArray[np.uint8]
+
+
+class Volume(Protocol):
+    """``shape`` (C, D, H, W) as the network will see it."""
+
+    shape: tuple[int, ...]
+
+    def block(self, grid: Grid) -> Array:
+        """This rank's box (1, C, d, h, w), as stored; every rank calls it."""
+        ...
+
+    def write(self, mask: Mask, path: Path) -> None:
+        """Write the mask (D, H, W) on the file's own lattice; the main rank calls it."""
+        ...
+
+
+class Nifti:
+    """A NIfTI file: the main rank reads it, resamples it to the network's lattice and deals it.
+
+    A compressed file can be read from its beginning only, so the others would gain nothing.
+
+    Raises:
+        DataError: on every rank; see `nifti.read`.
+    """
+
+    def __init__(self, path: Path, about: About, *, native: bool) -> None:
+        self.values: NDArray[np.int16] | None = None
+        self.scan: nifti.CtVolume | None = None
+        lattice = None if native else about.whole[1:]
+        self.shape = on_main(
+            lambda: self._read(path, lattice), f"{path}: cannot be read", DataError
+        )
+        _check(path, self.shape[:1], about.whole[:1], "channels")
+
+    def _read(self, path: Path, lattice: tuple[int, ...] | None) -> tuple[int, ...]:
+        """As `hyperslab convert` does it, so that the network sees what it was trained on."""
+        self.scan = nifti.read(path)
+        values = self.scan.values if lattice is None else linear(self.scan.values, lattice)
+        self.values = as_hu(values)[None, None]
+        return self.values.shape[1:]
+
+    def block(self, grid: Grid) -> Array:
+        return deal(self.values, partition(self.shape, grid), np.dtype(np.int16), grid)
+
+    def write(self, mask: Mask, path: Path) -> None:
+        assert self.scan is not None
+        nifti.write_mask(path, mask, self.scan)
+
+
+class Hdf5(Source):
+    """An HDF5 file of one of the layouts that training reads; its targets need not be there.
+
+    Every rank reads its own hyperslab.
+
+    Raises:
+        DataError: on every rank: not such a file, or of another size than the network's.
+    """
+
+    KEYS = ("full", "x", "volume")
+
+    def __init__(self, path: Path, about: About, *, native: bool, channels: str | None) -> None:
+        self.path, self.names = path, (path.stem,)
+        read = self._header
+        self.key, stored, dtype, self.affine = on_main(read, f"{path}: cannot be read", DataError)
+        self.dtype = np.dtype(dtype)
+        self.last = self._channels_last(stored, about.whole, channels)
+        self.shape = (stored[-1], *stored[:-1]) if self.last else stored
+        _check(path, self.shape[:1], about.whole[:1], "channels")
+        if not native:
+            _check(path, self.shape[1:], about.whole[1:], "voxels")
+
+    def _header(self) -> tuple[str, tuple[int, ...], str, Any]:
+        with naming(self.path), h5py.File(self.path, "r", locking=False) as file:
+            key = next((key for key in self.KEYS if isinstance(file.get(key), h5py.Dataset)), None)
+            if key is None:
+                known = ", ".join(self.KEYS)
+                raise DataError(f"{self.path}: has none of the data sets {known}")
+            stored = file[key]
+            if stored.ndim != 4 or 0 in stored.shape or stored.dtype.name not in DTYPES:
+                raise DataError(
+                    f"{self.path}: {key!r} is {stored.dtype} {stored.shape}; needs three spatial "
+                    f"dims and channels of {', '.join(DTYPES)}"
+                )
+            affine = file.attrs.get("affine") if key == "volume" else None
+            return key, stored.shape, stored.dtype.name, affine
+
+    def _channels_last(
+        self, stored: tuple[int, ...], whole: tuple[int, ...], channels: str | None
+    ) -> bool:
+        if self.key == "volume" or channels is not None:
+            return self.key != "volume" and channels == "last"
+        return stored != whole and stored == (*whole[1:], whole[0])
+
+    def where(self, sample: int) -> str:
+        return str(self.path)
+
+    def read(self, sample: int, box: Box) -> Array:
+        stored = Box(box.lo[1:] + box.lo[:1], box.hi[1:] + box.hi[:1]) if self.last else box
+        with naming(self.path), h5py.File(self.path, "r", locking=False) as file:
+            values: Array = file[self.key][stored.slices()]
+        return np.moveaxis(values, -1, 0) if self.last else values
+
+    def block(self, grid: Grid) -> Array:
+        return read_block(self, 0, grid)
+
+    def write(self, mask: Mask, path: Path) -> None:
+        """With the affine that `hyperslab convert` left; without one the file knows none."""
+        affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
+        nifti.save(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
+
+
+def read_block(source: Source, sample: int, grid: Grid) -> Array:
+    """This rank's box (1, C, d, h, w) of a sample; every rank calls it.
+
+    Raises:
+        DataError: on every rank, if one cannot read its box.
+    """
+    box = partition(source.shape, grid).box(grid.coords)
+    wanted, where = Box(box.lo[1:], box.hi[1:]), source.where(sample)
+    return on_all(lambda: source.read(sample, wanted)[None], f"{where}: cannot be read", DataError)
+
+
+def partition(shape: tuple[int, ...], grid: Grid) -> Partition:
+    """How one volume (C, D, H, W) is cut, as a mini-batch of one.
+
+    Raises:
+        LayoutError: it has fewer voxels along a side than the grid has ranks.
+    """
+    return grid.partition((1, *shape))
+
+
+def _check(path: Path, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
+    if found != wanted:
+        raise DataError(f"{path}: has {found} {what} but the network was trained on {wanted}")
