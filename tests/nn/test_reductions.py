@@ -126,6 +126,19 @@ def test_any_norm(ranks: int) -> None:
     run_ranks(ranks, compare, norm, draw_examples(of_norms(ranks), 60))
 
 
+def test_every_order_over_cut_dims() -> None:
+    cases = [
+        Example(
+            grid={"data": 2, "depth": 3},
+            shape=(3, 2, 7, 4, 3),
+            options={"kind": kind, "p": p, "dim": dim},
+        )
+        for p in ORDERS
+        for kind, dim in [("vector_norm", 2), ("norm", (0, 2)), ("method", None), ("normalize", 2)]
+    ]
+    run_ranks(6, compare, norm, cases)
+
+
 def other(x: Any, *, kind: str, method: bool, holes: bool, **options: Any) -> Any:
     """Also of tensors with zeros or with NaN."""
     if holes:

@@ -66,7 +66,7 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "interpolate": lambda x: F.interpolate(x, scale_factor=2),
     "fft": lambda x: torch.fft.fftn(x),
     "norm": lambda x: torch.linalg.matrix_norm(x),
-    "module": lambda x: torch.nn.Bilinear(4, 4, 2)(x, x),
+    "module": lambda x: torch.nn.CosineEmbeddingLoss()(x, x, x),
     "set": lambda x: x.set_(torch.zeros(1)),
 }
 
