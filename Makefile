@@ -15,7 +15,7 @@ DEMO_SIZE ?= 32
 DEMO_RANKS ?= 2
 DEMO_GRID ?= grid.depth=2
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint docs bench clean
 
 setup: $(ready)
 
@@ -40,6 +40,9 @@ lint: $(ready)
 	$(bin)/ruff format --check
 	$(bin)/mypy
 	$(bin)/lint-imports
+
+docs: $(ready)
+	$(bin)/python docs/operators.py
 
 bench: $(ready)
 	$(bin)/python benchmarks/step.py

@@ -1,0 +1,123 @@
+"""Writes docs/operators.md, the table of operators, from the op table itself.
+
+python docs/operators.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import get_overridable_functions
+
+import hyperslab  # noqa: F401  (registers the rules)
+from hyperslab.tensor.registry import RULES, Rule, op_name
+
+PAGE = Path(__file__).with_suffix(".md")
+TORCH = ".".join(torch.__version__.split(".")[:2])
+SCHEME = "Distribution scheme"
+
+HEAD = f"""\
+<!-- Written by `python docs/operators.py`; a test compares it with the op table. -->
+# Operators
+
+What a network may call on cut tensors, of torch {TORCH}. **A rule gives the serial result, on any
+grid, or raises an error that says why not**; what has no rule raises `hyperslab.UnsupportedOp`.
+Neither computes anything else. `torch.nn` modules call these functions, methods of tensors and
+in-place forms (`relu_`) follow the same rule as the function. A *block* is what one rank holds;
+*local* is without a message.
+
+The ways out of the cut are `hyperslab.gather(x, axes)` and `x.full()`; `hyperslab.register` adds a
+rule.
+"""
+
+REFUSED = """\
+## Refused: no rule
+
+These functions of `torch.nn.functional` raise `hyperslab.UnsupportedOp`. So does every function of
+`torch`, `torch.linalg`, `torch.fft` and `torch.special` and every method of a tensor that is in no
+table above.
+"""
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """As users write it: F.relu, torch.sum, Tensor.view."""
+    name = op_name(function)
+    if "." not in name:
+        return f"{function.__module__}.{name}"
+    name = re.sub(r"\.__(get|set)__$", "", name)
+    for long, short in (("torch.nn.functional.", "F."), ("torch.Tensor.", "Tensor.")):
+        name = name.replace(long, short)
+    return name.replace("torch.functional.", "torch.")
+
+
+def merged(names: set[str]) -> list[str]:
+    """One name for the forms of an operator: as a function, a method, in place."""
+    forms = defaultdict(set)
+    for name in names:
+        space, leaf = name.rsplit(".", 1)
+        forms[leaf if leaf.startswith("_") else leaf.rstrip("_")].add((space, leaf))
+    order = {"F": 0, "torch": 1, "Tensor": 2}
+    chosen = [
+        ".".join(min(some, key=lambda form: (form[1].endswith("_"), order.get(form[0], 3), form)))
+        for some in forms.values()
+    ]
+    return sorted(chosen, key=lambda name: ("._" in name, name.rsplit(".", 1)[1], name))
+
+
+def scheme_of(doc: str) -> str:
+    """The paragraph of a docstring that says how an operator is distributed, as one line."""
+    paragraph = inspect.cleandoc(doc).split(SCHEME, 1)[1].split("\n\n")[0]
+    return " ".join(paragraph.lstrip(":, ").split())
+
+
+def schemes(rules: list[Rule]) -> set[str]:
+    """What the rules, and the functions and classes beside them, say about their messages."""
+    runs = {rule.run for rule in rules}
+    places = {getattr(run, "__module__", None) or "" for run in runs}
+    beside = [v for place in places & sys.modules.keys() for v in vars(sys.modules[place]).values()]
+    own = [v for v in beside if inspect.isroutine(v) or inspect.isclass(v)]
+    docs = {v.__doc__ for v in (*runs, *own) if getattr(v, "__module__", None) in places}
+    return {scheme_of(doc) for doc in docs if isinstance(doc, str) and SCHEME in doc}
+
+
+def table(family: str, functions: list[Callable[..., Any]]) -> str:
+    rows = defaultdict(set)
+    for function in functions:
+        rows[RULES[function].doc].add(name_of(function))
+    lines = [
+        f"| {', '.join(f'`{name}`' for name in merged(names))} | {doc} |"
+        for doc, names in sorted(rows.items(), key=lambda row: merged(row[1])[0])
+    ]
+    said = sorted(schemes([RULES[f] for f in functions]))
+    notes = [f"\n*How it communicates:* {text}" for text in said]
+    head = [f"## {family.capitalize()}\n", "| operators | rule |", "|---|---|"]
+    return "\n".join([*head, *lines, *notes])
+
+
+def without_rule() -> list[str]:
+    functions = get_overridable_functions()[F]
+    return merged({name_of(f) for f in functions if f not in RULES})
+
+
+def page() -> str:
+    """The whole page, as the op table is now."""
+    families = defaultdict(list)
+    for function, rule in RULES.items():
+        if rule.family != "user":
+            families[rule.family].append(function)
+    tables = [table(family, families[family]) for family in sorted(families)]
+    refused = ", ".join(f"`{name}`" for name in without_rule())
+    return "\n\n".join([HEAD.rstrip(), *tables, REFUSED.rstrip(), refused]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"wrote {PAGE}: {len(RULES)} functions with a rule")
