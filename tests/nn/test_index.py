@@ -147,6 +147,33 @@ def test_in_place() -> None:
     run_ranks(2, in_place)
 
 
+def changed_base(how: str) -> None:
+    """A copy does not follow its base as serial torch's view does: using it then is refused."""
+    base = hs.shard(torch.randn(2, 2, 4, 3), hs.Grid(height=2)) * 1
+    part = {
+        "view": lambda: base.narrow(1, 0, 1),
+        "narrow": lambda: base.narrow(2, 0, 2),
+        "view of a copy": lambda: base.select(2, 3)[:, :1].transpose(0, 1),
+        "copy of a copy": lambda: base.narrow(2, 2, 2).narrow(2, 0, 1),
+        "flatten": lambda: base.flatten(1),
+    }[how]()
+    doubled, before = part * 2, part.full()
+    base.select(1, 0).mul_(2)  # through another view
+    assert torch.equal(doubled.full(), 2 * before)
+    found = part + 0
+    assert torch.equal(found.full(), 2 * before)
+
+
+def test_a_view_follows_its_base() -> None:
+    run_ranks(2, changed_base, "view")
+
+
+@pytest.mark.parametrize("how", ["narrow", "view of a copy", "copy of a copy", "flatten"])
+def test_a_changed_base(how: str) -> None:
+    with pytest.raises(hs.LayoutError, match="was changed in place since"):
+        run_ranks(2, changed_base, how)
+
+
 def stay_and_move() -> list[Any]:
     x = hs.shard(torch.arange(24.0).view(2, 1, 12), hs.Grid(width=3))
     inside, left = x.narrow(2, 2, 8), x.narrow(2, 0, 5)

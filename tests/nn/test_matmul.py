@@ -19,6 +19,7 @@ COVERS = {
         "matmul",
         "__matmul__",
         "mm",
+        "spmm",  # another name of mm
         "bmm",
         "mv",
         "dot",

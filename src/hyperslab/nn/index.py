@@ -67,7 +67,8 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     box = target.box(x.grid.coords)
     slices = [s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen)]
     y = x.like(block[tuple(slices)], target)
-    y.gathered_copy |= not stay
+    if not stay:
+        y.mark_as_copy(x)
     return y
 
 

@@ -78,7 +78,7 @@ def apply_pointwise(
 
 def check_writable(x: Sharded, name: str) -> None:
     """Refuse to change a copy where serial torch would change the tensor it is a view of."""
-    if x.gathered_copy:
+    if x.is_copy:
         raise LayoutError(
             f"{name} in place, on a copy where serial torch has a view: its base would not change "
             "as it does serially\n    use the operator that returns a new tensor (inplace=False)"

@@ -95,6 +95,7 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
             f"cannot reshape {x.partition} to {tuple(shape)}: the batch dim is cut and would merge "
             "with others\n    keep dim 0 as it is, or use hyperslab.gather(x, 'data') before"
         )
+    base = x
     if merged:
         x = gather(x, merged)
     cuts: list[Cut | None] = [None] * len(shape)
@@ -103,7 +104,8 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
             cuts[group.target[0]] = x.partition.cuts[group.source[0]]
     partition = Partition(tuple(shape), tuple(cuts))
     y = x.like(x.local.reshape(partition.box(x.grid.coords).shape), partition)
-    y.gathered_copy |= bool(merged)
+    if merged:
+        y.mark_as_copy(base)
     return y
 
 

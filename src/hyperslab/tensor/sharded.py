@@ -45,6 +45,21 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
+class _Base:
+    """The tensor of which serial torch would have a view; inference tensors are not watched."""
+
+    def __init__(self, block: torch.Tensor) -> None:
+        self._counter = None if block.is_inference() else block.detach()
+        if self._counter is not None:
+            self._counter.data = block.new_empty(0)  # shares the version counter, but no memory
+            self._version = self._counter._version
+
+    @property
+    def changed(self) -> bool:
+        """Whether it was changed in place since."""
+        return self._counter is not None and self._counter._version != self._version
+
+
 class Sharded(torch.Tensor):
     """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
 
@@ -55,8 +70,7 @@ class Sharded(torch.Tensor):
     _partition: Partition
     _grid: Grid
     _policy: Policy
-    gathered_copy: bool = False
-    """Whether serial torch would have made a view here: then nothing may be changed in place."""
+    _base_of_copy: _Base | None = None
 
     @staticmethod
     def from_local(
@@ -83,13 +97,36 @@ class Sharded(torch.Tensor):
     def like(self, local: torch.Tensor, partition: Partition | None = None) -> Sharded:
         """Wrap a block on the same grid; ``partition`` defaults to this tensor's own."""
         y = Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
-        if self.gathered_copy:  # and so is every view of it
-            y.gathered_copy = _share_memory(self, y)
+        if self._base_of_copy is not None and _share_memory(self, y):  # a view of the copy
+            y._base_of_copy = self._base_of_copy
         return y
+
+    def mark_as_copy(self, base: Sharded) -> None:
+        """Say that this is a copy of a part of ``base`` where serial torch would have a view.
+
+        From now on it cannot be changed in place, nor be used once ``base`` was: the one would
+        show in the other.
+        """
+        self._base_of_copy = base._base_of_copy or _Base(base.local)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether serial torch would have a view here; see `mark_as_copy`."""
+        return self._base_of_copy is not None
 
     @property
     def local(self) -> torch.Tensor:
-        """This rank's block as an ordinary tensor: a differentiable view, see the notes."""
+        """This rank's block as an ordinary tensor: a differentiable view, see the notes.
+
+        Raises:
+            LayoutError: it is a copy where serial torch has a view, whose base was changed since.
+        """
+        if self._base_of_copy is not None and self._base_of_copy.changed:
+            raise LayoutError(
+                f"{self._partition} is a copy where serial torch has a view, and the tensor that "
+                "it was taken from was changed in place since\n    use the operator that returns "
+                "a new tensor (inplace=False) there, or clone() what was taken before"
+            )
         with DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 
@@ -186,6 +223,13 @@ class Sharded(torch.Tensor):
                 return gradient
             return self.serial_gradient(gradient)
 
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None:
+            raise LayoutError("the gradient of a cut tensor can only be set to None")
+        with DisableTorchFunctionSubclass():
+            _GRAD.__set__(self, None)
+
     def serial_gradient(self, gradient: torch.Tensor) -> Sharded:
         """The serial gradient, cut like this tensor, from what came to its block; differentiable.
 
@@ -194,13 +238,6 @@ class Sharded(torch.Tensor):
         copies = [a for a in self._grid.extents if a not in self._partition.axes]
         total = all_reduce_sum(gradient, self._grid.group(copies), "the gradient of a cut tensor")
         return self.like(total / self._grid.size)
-
-    @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
-        if value is not None:
-            raise LayoutError("the gradient of a cut tensor can only be set to None")
-        with DisableTorchFunctionSubclass():
-            _GRAD.__set__(self, None)
 
     def set_(self, *args: Any, **_: Any) -> Any:  # torch would not ask __torch_function__
         raise refuse(torch.Tensor.set_, (self, *args), {})
