@@ -27,7 +27,8 @@ from hyperslab.data.schedule import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.models import CosmoFlow
 from hyperslab.train.checkpoint import save
-from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint, recipe_for
+from hyperslab.train.evaluate import evaluate, find_checkpoint, recipe_for
+from hyperslab.train.regression import Evaluation
 from tests.ranks import run_ranks
 from tests.report.fake import NAMES, RANGES, universes
 

@@ -1,11 +1,11 @@
-"""`hyperslab evaluate`: the errors of a run's network on samples that it never saw."""
+"""`hyperslab evaluate`: how good a run's network is on samples that it never saw."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +17,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.train import check_ranks
 from hyperslab.train.agree import Stopped
-from hyperslab.train.evaluate import Evaluation, recipe_for
 from hyperslab.train.evaluate import evaluate as evaluate_rank
+from hyperslab.train.evaluate import recipe_for
 from hyperslab.train.launch import adopt_slurm, end_with_parent, launch, settle_environment
+from hyperslab.train.regression import Evaluation
+from hyperslab.train.segmentation import ClassEvaluation
 
 COLUMNS = {
     "ratio": "ratio",
@@ -29,6 +31,13 @@ COLUMNS = {
     "r2": "R²",
     "mae_physical": "MAE phys.",
     "relative_error": "relative",
+}
+OF_CLASSES = {
+    "dice": "Dice",
+    "dice_mean": "mean Dice",
+    "iou": "IoU",
+    "precision": "precision",
+    "recall": "recall",
 }
 
 
@@ -74,29 +83,54 @@ def be_rank(run: Path, overrides: Sequence[str], *, checkpoint: str, split: str)
         show(result, run, Console(soft_wrap=True))
 
 
-def show(result: Evaluation, run: Path, console: Console) -> None:
-    """Print the errors of every parameter, the bad ones too."""
+def show(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
+    """Print the errors of every parameter or class, the bad ones too."""
     facts = result.facts
     console.print(
         f"{facts['samples']} samples of the {facts['split']} split, {facts['checkpoint']}, "
         f"{facts['seconds']:.1f} s",
         highlight=False,
     )
-    console.print(table_of(result.errors))
+    if isinstance(result, ClassEvaluation):
+        console.print(table_of_classes(result), table_of_confusion(result), sep="")
+        words = "Dice of all voxels together, and the mean of the samples' own"
+    else:
+        console.print(table_of(result.errors))
+        words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
     console.print(
-        "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt\n"
-        f"all numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
+        f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
         highlight=False,
     )
 
 
 def table_of(errors: dict[str, dict[str, float]]) -> Table:
     """One row a parameter."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("parameter", no_wrap=True)
-    for head in COLUMNS.values():
-        table.add_column(head, justify="right", no_wrap=True)
+    table = _empty_table("parameter", COLUMNS.values())
     for name, row in errors.items():
         cells = [f"{row[key]:.3g}" for key in COLUMNS if key != "relative_error"]
         table.add_row(name, *cells, f"{row['relative_error']:.2%}")
+    return table
+
+
+def table_of_classes(result: ClassEvaluation) -> Table:
+    """One row a class."""
+    table = _empty_table("class", OF_CLASSES.values())
+    for name, row in result.scores.items():
+        table.add_row(name, *(f"{row[key]:.3g}" for key in OF_CLASSES))
+    return table
+
+
+def table_of_confusion(result: ClassEvaluation) -> Table:
+    """One row a true class: which share of its voxels was given to each class [%]."""
+    table = _empty_table("true voxels as", result.classes)
+    for name, counts in zip(result.classes, result.confusion, strict=True):
+        table.add_row(name, *(f"{100 * n / max(counts.sum(), 1):.3g} %" for n in counts))
+    return table
+
+
+def _empty_table(first: str, others: Iterable[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for head in others:
+        table.add_column(head, justify="right", no_wrap=True)
     return table

@@ -16,11 +16,11 @@ from hyperslab.ct.nifti import SUFFIXES as NIFTI
 from hyperslab.data import Source, Subvolumes
 from hyperslab.data.catalog import SUFFIXES as HDF5
 from hyperslab.errors import DataError, LayoutError, RecipeError
-from hyperslab.predict.boxes import collect
 from hyperslab.predict.inputs import Input, expand
 from hyperslab.predict.journal import Journal, digest
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
+from hyperslab.train.boxes import collect
 from hyperslab.train.config import Recipe
 from hyperslab.train.confusion import predicted_classes
 from hyperslab.train.evaluate import find_checkpoint, recipe_for

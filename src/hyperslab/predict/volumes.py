@@ -20,8 +20,8 @@ from hyperslab.data import Source
 from hyperslab.data.header import DTYPES, naming
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box, Partition
-from hyperslab.predict.boxes import deal
 from hyperslab.train.about import About
+from hyperslab.train.boxes import deal
 from hyperslab.train.ranks import on_all, on_main
 
 Array = NDArray[Any]

@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
-import json
 import logging
-import math
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
 from hyperslab.comm.grid import AXES
-from hyperslab.data import Dataset
 from hyperslab.errors import DataError
+from hyperslab.train import regression, segmentation
 from hyperslab.train.about import About
 from hyperslab.train.checkpoint import load
 from hyperslab.train.checkpoints import folder_of, latest
 from hyperslab.train.config import Recipe
-from hyperslab.train.metrics import (
-    Array,
-    Predictions,
-    errors_per_parameter,
-    means_over_parameters,
-)
 from hyperslab.train.ranks import on_main, start_ranks
 from hyperslab.train.recipe import load_recipe
-from hyperslab.train.setup import build_model, open_data, training_digest, training_split
+from hyperslab.train.regression import Evaluation
+from hyperslab.train.segmentation import ClassEvaluation
+from hyperslab.train.setup import build_model, open_data, training_digest
 
 log = logging.getLogger("hyperslab")
 
 UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The errors of one checkpoint on one split; ``facts`` say how they came about."""
-
-    predictions: Predictions
-    errors: dict[str, dict[str, float]]
-    facts: dict[str, Any]
 
 
 def evaluate(
@@ -59,8 +40,8 @@ def evaluate(
     checkpoint: str = "best",
     split: str = "test",
     overrides: Sequence[str] = (),
-) -> Evaluation:
-    """Predict every sample of a split once and write the errors to ``run/evaluation``.
+) -> Evaluation | ClassEvaluation:
+    """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
 
     Every rank calls it alike and gets the same numbers, which do not depend on the grid. The
     network predicts without dropout and augmentation, in the recipe's precision.
@@ -85,7 +66,8 @@ def evaluate(
         grid = Grid(**recipe.grid.model_dump())
         path = find_checkpoint(run, checkpoint)
         result = _measure(recipe, grid, path, split)
-        on_main(lambda: write(result, run), f"cannot write into {run / 'evaluation'}", DataError)
+        folder = run / "evaluation"
+        on_main(lambda: _write(result, folder), f"cannot write into {folder}", DataError)
     finally:
         if started:
             dist.destroy_process_group()
@@ -135,49 +117,7 @@ def find_checkpoint(run: Path, which: str) -> Path:
     return found
 
 
-@torch.no_grad()
-def predict(
-    model: torch.nn.Module, data: Dataset, *, precision: str = "float32"
-) -> tuple[Array, Array]:
-    """True and predicted normalised parameters, both (N, P) float64, in the order of epoch 0.
-
-    Every rank gets those of all samples.
-    """
-    model.eval()
-    device, half = data.grid.device.type, precision == "bf16"
-    true, predicted = [], []
-    for x, y in data.epoch(0):
-        with torch.autocast(device, torch.bfloat16, enabled=half):
-            prediction = model(x)
-        true.append(y.full().double().cpu())
-        predicted.append(prediction.full().double().cpu())
-    return torch.cat(true).numpy(), torch.cat(predicted).numpy()
-
-
-def training_mean(data: Dataset, recipe: Recipe) -> Array:
-    """The mean (P,) of the normalised targets over the training split."""
-    source, chosen = data.source, training_split(recipe, data)
-    return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
-
-
-def write(result: Evaluation, run: Path) -> None:
-    """``predictions.csv``, ``metrics.csv``, ``metrics.json``: each is there whole or not at all."""
-    folder, p = run / "evaluation", result.predictions
-    folder.mkdir(exist_ok=True)
-    columns = [p.true, p.predicted, p.true_physical, p.predicted_physical]
-    values = np.stack(columns, axis=-1).reshape(len(p.samples), -1)
-    kinds = ("true", "predicted", "true_phys", "predicted_phys")
-    head = ["sample", *(f"{kind}_{name}" for name in p.names for kind in kinds)]
-    rows = ([name, *row] for name, row in zip(p.samples, values.tolist(), strict=True))
-    _replace(folder / "predictions.csv", _csv(head, rows))
-    keys = list(result.errors[p.names[0]])
-    errors = ([name, *row.values()] for name, row in result.errors.items())
-    _replace(folder / "metrics.csv", _csv(["parameter", *keys], errors))
-    content = {"parameters": result.errors, **result.facts}
-    _replace(folder / "metrics.json", json.dumps(_defined(content), indent=1) + "\n")
-
-
-def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation:
+def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation | ClassEvaluation:
     """Predict and compare; every rank gets the same."""
     with open_data(recipe, grid, split=split, shuffle=False) as data:
         model = build_model(recipe, About.of(data), grid)
@@ -191,32 +131,25 @@ def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation:
                 recipe.data.path,
             )
         begin = time.perf_counter()
-        true, predicted = predict(model, data, precision=recipe.precision)
-        seconds = time.perf_counter() - begin
-        predictions = Predictions(
-            data.targets,
-            tuple(data.names(0)),
-            true,
-            predicted,
-            data.parameters.physical(true),
-            data.parameters.physical(predicted),
-            training_mean(data, recipe),
+        kind = segmentation if data.classes else regression
+        result = kind.measure(model, data, recipe)
+        result.facts.update(
+            samples=len(data),
+            split=split,
+            checkpoint=path.name,
+            epochs=state.get("position", {}).get("epoch"),
+            weights=sum(p.numel() for p in model.parameters()),
+            grid=grid.extents,
+            precision=recipe.precision,
+            seconds=time.perf_counter() - begin,
+            **_environment(grid),
         )
-    errors = errors_per_parameter(predictions)
-    facts = {
-        "mean": means_over_parameters(errors),
-        "samples": len(predictions.samples),
-        "split": split,
-        "checkpoint": path.name,
-        "epochs": state.get("position", {}).get("epoch"),
-        "training_mean": dict(zip(data.targets, predictions.training_mean.tolist(), strict=True)),
-        "weights": sum(p.numel() for p in model.parameters()),
-        "grid": grid.extents,
-        "precision": recipe.precision,
-        "seconds": seconds,
-        **_environment(grid),
-    }
-    return Evaluation(predictions, errors, facts)
+    return result
+
+
+def _write(result: Evaluation | ClassEvaluation, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    result.write(folder)
 
 
 def _environment(grid: Grid) -> dict[str, Any]:
@@ -236,24 +169,3 @@ def _ranks() -> int:
     if dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _defined(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _defined(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import hyperslab as hs
-from hyperslab.predict.boxes import collect, deal
 from hyperslab.tensor import Sharded
+from hyperslab.train.boxes import collect, deal
 from tests.ranks import run_ranks
 
 SHAPE = (1, 2, 5, 7, 6)
