@@ -4,6 +4,7 @@ gloo ranks).
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,6 +43,7 @@ def operands() -> dict[str, torch.Tensor]:
         "j": integers(),
         "mask": integers() > 2,
         "channels": torch.rand(3, 1, 1, 1, generator=generator, dtype=torch.float64),
+        "slopes": torch.rand(3, generator=generator, dtype=torch.float64),
     }
 
 
@@ -53,6 +55,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("i", "j"),
     ("x", 0.5),
     ("x", "channels"),
+    ("y", "slopes"),
     ("x", "y", "z"),
     ("x", "y", 0.3),
     ("y", -0.2, 0.2),
@@ -192,6 +195,29 @@ def in_place() -> None:
     assert torch.equal(x.full(), F.relu((full + 1) * 2))
 
 
+def in_place_with_another_cut() -> None:
+    """The first operand keeps its cut, whether it is cut more, less or along another dim."""
+    grid = hs.Grid(depth=2, height=2)
+    full, other = torch.randn(2, 3, 5, 4, 6), torch.randn(2, 3, 5, 4, 6)
+    more, less = hs.shard(full, grid).partition, Partition(full.shape, (None,) * 5)
+    moved = Partition(full.shape, (None, Cut("height", (0, 1, 3)), None, None, None))
+    for mine, its in itertools.permutations((more, less, moved, more.without("depth")), 2):
+        a, b = full.clone().requires_grad_(), other.clone().requires_grad_()
+        x, y = (hs.shard(v, grid).redistribute(p) for v, p in ((a * 1, mine), (b, its)))
+        z = x
+        z *= y
+        assert z is x
+        assert x.partition == mine
+        assert torch.equal(x.full(), full * other)
+        (x.full() * full).sum().backward()
+        assert torch.allclose(a.grad, other * full)
+        assert torch.allclose(b.grad, full * full)
+
+
+def test_in_place_with_another_cut() -> None:
+    run_ranks(4, in_place_with_another_cut)
+
+
 def in_place_modules() -> None:
     """Modules say ``inplace`` by position or by name: the cut tensor itself comes back."""
     grid, full = hs.Grid(depth=2), torch.randn(2, 3, 6, 4, 4, dtype=torch.float64)
@@ -231,6 +257,8 @@ def refused(case: str) -> None:
         x + hs.shard(torch.randn(2, 3, 6, 4, 4), hs.Grid(height=2))
     elif case == "rrelu":
         F.rrelu(x, training=True)
+    elif case == "slopes of a cut dim":
+        F.prelu(x[:, 0], torch.ones(6))
 
 
 @pytest.mark.parametrize(
@@ -243,6 +271,7 @@ def refused(case: str) -> None:
         ("growing in place", "in place would change the cut"),
         ("grids", "operands on two grids"),
         ("rrelu", "random slopes"),
+        ("slopes of a cut dim", "takes dim 1 for the channels, but it is cut"),
     ],
 )
 def test_what_is_refused(case: str, message: str) -> None:

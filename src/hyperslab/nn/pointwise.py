@@ -52,19 +52,20 @@ def apply_pointwise(
 
     Distribution scheme: 1. the common partition follows from the cut operands, 2. a `Sharded`
     that is cut otherwise is redistributed, of an ordinary tensor (equal on all ranks) this rank's
-    part is taken, 3. the operator runs on the blocks.
+    part is taken, 3. the operator runs on the blocks. In place, the first operand keeps its cut.
     """
     args = tuple(args)
     operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     like = next(v for v in operands if isinstance(v, Sharded))
     target = common_partition(operands, function)
     in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
-    if in_place and (args[0] is not like or like.partition != target):
+    if in_place and (args[0] is not like or like.partition.shape != target.shape):
         raise LayoutError(
             f"{function.__name__} in place would change the cut of its first operand; "
             "use the operator that returns a new tensor"
         )
     if in_place:
+        target = like.partition
         check_writable(like, function.__name__)
     local = partial(operand_block, target=target, like=like)
     blocks = [like if in_place and value is like else local(value) for value in args]
@@ -176,6 +177,19 @@ def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
     return self.like(self.local.to(*args, **kwargs))
+
+
+@register(F.prelu, torch.prelu, torch.Tensor.prelu, family="pointwise")
+def prelu(input: Any, weight: Any) -> Sharded:
+    """One slope or one for each channel, which are not cut."""
+    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
+        raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
+    if weight.numel() != 1 and input.dim() > 1 and input.partition.cuts[1] is not None:
+        raise LayoutError(
+            f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
+            "    use hyperslab.gather(x, axes) before it"
+        )
+    return input.like(torch.prelu(input.local, weight))
 
 
 def _namespaces(name: str) -> Iterable[Any]:
