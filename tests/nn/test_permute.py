@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.tensor.sharded import Policy
 from tests.nn.recut import recut
 from tests.nn.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
@@ -139,6 +140,20 @@ def test_spatial_dims_in_another_order(kind: str) -> None:
         for order in [(0, 1, 3, 2, 4), (0, 1, 4, 2, 3), (0, 1, 4, 3, 2)]
     ]
     run_ranks(4, compare, on_swapped_dims, cases)
+
+
+def statistics_of_replicas() -> None:
+    """The batch is found wherever it stands."""
+    full, grid = torch.randn(4, 3, 6, 2, 2, dtype=torch.float64), hs.Grid(data=2, depth=2)
+    x = hs.shard(full, grid)
+    x = hs.Sharded.from_local(x.local, x.partition, grid, Policy(batch_norm="replica"))
+    y = F.batch_norm(x.transpose(0, 2), None, None, training=True).transpose(0, 2)
+    expected = [F.batch_norm(part, None, None, training=True) for part in full.chunk(2)]
+    assert torch.allclose(y.full(), torch.cat(expected))
+
+
+def test_statistics_of_replicas() -> None:
+    run_ranks(4, statistics_of_replicas)
 
 
 def in_place() -> None:

@@ -39,18 +39,18 @@ def batch_norm(
             F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         )
     x = without_empty_shards(x, range(x.dim()))
-    axes, samples, fewest = x.partition.axes, x.shape[0], x.shape[0]
-    batch = x.partition.cuts[0]
-    if x.policy.batch_norm == "replica" and batch is not None:
-        axes, samples = tuple(axis for axis in axes if axis != "data"), x.local.shape[0]
-        fewest = min(hi - lo for lo, hi in batch.intervals)  # all ranks must judge alike
-    values = math.prod(x.shape[2:])
-    if fewest * values <= 1:
+    axes, shape, fewest = x.partition.axes, list(x.shape), list(x.shape)
+    if x.policy.batch_norm == "replica" and "data" in axes:
+        axes = tuple(axis for axis in axes if axis != "data")
+        for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
+            if cut is not None and cut.axis == "data":
+                shape[dim] = x.local.shape[dim]
+                fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
+    if math.prod(fewest) <= fewest[1]:
         raise ValueError(
-            "Expected more than 1 value per channel when training, got input size "
-            f"{(fewest, *x.shape[1:])}"
+            f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
         )
-    count, group = samples * values, x.grid.group(axes)
+    count, group = math.prod(shape) // shape[1], x.grid.group(axes)
     weight, bias = widened(weight), widened(bias)
     y, mean, var = Normalise.apply(x.local, weight, bias, eps, count, group)
     if running_mean is not None:
