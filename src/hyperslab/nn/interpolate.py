@@ -100,8 +100,18 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
         block = Blend.apply(block, dim + (1 if kind.last else 2), taps)
     block = block.movedim(-1, 1) if kind.last else block
     if layout.rest:
-        block = resize.run(block, layout.rest, layout.sizes)
+        block = _resize_rest(resize, block, layout)
     return x.like(block.to(dtype), layout.output)
+
+
+def _resize_rest(resize: Resize, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Torch's own operator along the other dims; planes as channels take half the time."""
+    if resize.mode != "trilinear" or 0 in layout.rest or not block.is_contiguous():
+        return resize.run(block, layout.rest, layout.sizes)
+    scales = resize.scales and resize.scales[1:]
+    plane = replace(resize, mode="bilinear", sizes=resize.sizes[1:], scales=scales)
+    y = plane.run(block.flatten(1, 2), [d - 1 for d in layout.rest], layout.sizes[1:])
+    return y.unflatten(1, block.shape[1:3])
 
 
 @torch.inference_mode(False)
