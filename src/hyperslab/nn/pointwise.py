@@ -37,8 +37,8 @@ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __
 __rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ __ifloordiv__
 __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
 __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
-__gt__ __ge__ bfloat16 bool byte char contiguous cpu cuda double fill_ float half int long short
-zero_
+__gt__ __ge__ bfloat16 bool byte char contiguous copy_ cpu cuda double fill_ float half int long
+short zero_
 """.split()  # noqa: SIM905
 """Names looked up in torch.Tensor only."""
 

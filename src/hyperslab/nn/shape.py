@@ -137,8 +137,10 @@ def reshape(input: Any, *shape: Any, **kwargs: Any) -> Sharded:
 
 
 @register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="shape")
-def reshape_as(input: Any, other: Any) -> Sharded:
+def reshape_as(input: Any, other: Any) -> torch.Tensor:
     """By the global shape of the other tensor."""
+    if not isinstance(input, Sharded):
+        return input.reshape(other.shape)
     return reshape_to(input, tuple(other.shape))
 
 
@@ -148,6 +150,12 @@ def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Sharded:
     shape, n = tuple(input.shape), input.dim()
     start, end = _dim(start_dim, n), _dim(end_dim, n)
     return reshape_to(input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
+
+
+@register(torch.ravel, torch.Tensor.ravel, family="shape")
+def ravel(input: Any) -> Sharded:
+    """As flatten."""
+    return reshape_to(input, (input.numel(),))
 
 
 @register(torch.unflatten, torch.Tensor.unflatten, family="shape")
