@@ -84,7 +84,7 @@ def examples(draw: st.DrawFn, ranks: int, kind: str) -> Example:
     # The serial avg_pool3d refuses a volume smaller than its window, padded or not.
     spare = [0 if kind != "max" and n == 3 else p for p in padding]
     least = [
-        max(parts, (k - 1) * d + 1 - 2 * p)
+        max(parts, (k - 1) * d + 1 - 2 * p, d)  # see the last refusal below
         for parts, k, d, p in zip(parts_of(grid, n), kernel, dilation, spare, strict=True)
     ]
     extents = [draw(st.integers(low, low + 9)) for low in least]
@@ -160,6 +160,9 @@ def refused(case: str) -> None:
         F.max_pool2d(x, 2)
     elif case == "large":
         F.avg_pool3d(x, 9)
+    elif case == "empty":
+        thin = hs.shard(torch.randn(1, 1, 1, 4, 4), hs.Grid(height=2))
+        F.max_pool3d(thin, (2, 1, 1), 1, (1, 0, 0), dilation=(2, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,7 @@ def refused(case: str) -> None:
         ("padding", ValueError, "padding 2 must be at most half of the pooling window 2"),
         ("unbatched", hs.LayoutError, "max_pool2d needs a batched input of 4 dims"),
         ("large", hs.LayoutError, "the window is larger than the input"),
+        ("empty", hs.LayoutError, "use a smaller dilation"),
     ],
 )
 def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:

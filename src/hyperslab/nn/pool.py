@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
+from hyperslab.errors import LayoutError
 from hyperslab.geometry import Window
 from hyperslab.nn.poolindices import move_indices
 from hyperslab.nn.tilepool import TileAverage, tiles
@@ -111,7 +112,20 @@ def _for_maximum(
     windows = pool_windows(n, kernel, stride, padding, dilation)
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     p = Pooled(n, x, windows, ceil, lowest, f"max_pool{n}d")
+    for window, extent in zip(windows, p.inputs, strict=True):
+        _check_not_empty(window, extent, ceil, x)
     return p, ([w.dilation for w in windows], ceil)
+
+
+def _check_not_empty(window: Window, extent: int, ceil: bool, x: Sharded) -> None:
+    """Refuse a window that steps over the volume: torch's backward pass would write elsewhere."""
+    outputs = range(window.outputs(extent, ceil=ceil) if extent < window.dilation else 0)
+    taps = (window.taps(o, (0, extent)) for o in outputs)
+    if any(first == end for first, end in taps):
+        raise LayoutError(
+            f"max_pool of {x.partition} on {x.grid}: {window} reads nothing of the extent {extent} "
+            "but its padding\n    use a smaller dilation or less padding"
+        )
 
 
 def avg_pool(
