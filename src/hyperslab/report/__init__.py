@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from hyperslab.errors import DataError
-from hyperslab.report import html
+from hyperslab.report import classes, html
 from hyperslab.report.accuracy import accuracy
 from hyperslab.report.overview import lede, tiles
 from hyperslab.report.run import Run, read_run
@@ -40,7 +40,8 @@ def write_report(path: str | Path) -> Path:
 
 def render(run: Run) -> str:
     """The page of a run, as text."""
-    chapters = [accuracy(run), losses(run), slices(run), speed(run), about(run)]
+    shown = classes.masks(run) if run.setting("model.name") == "unet3d" else slices(run)
+    chapters = [accuracy(run), losses(run), shown, speed(run), about(run)]
     made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
     return html.page(
         title=run.path.resolve().name,

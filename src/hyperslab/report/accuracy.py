@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hyperslab.report import html
+from hyperslab.report import classes, html
 from hyperslab.report.figures import reach_of, residuals, scatter
 from hyperslab.report.html import Section
 from hyperslab.report.run import Run
@@ -31,6 +31,8 @@ def accuracy(run: Run) -> Section:
             f"hyperslab evaluate {run.path}",
         )
         return Section("accuracy", "Accuracy", body)
+    if run.scores:
+        return classes.accuracy(run)
     return Section("accuracy", "Accuracy", "\n".join([_tables(run), *_pictures(run)]))
 
 

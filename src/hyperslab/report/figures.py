@@ -42,7 +42,7 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
         title="Loss by epoch",
         alt=f"Training and validation loss over {len(epoch)} epochs; "
         f"the training loss ends at {number(epochs['train_loss'][-1])}, {best}.",
-        caption=f"{measure.capitalize()} of the normalised parameters; {best}{at}."
+        caption=f"{measure[:1].upper()}{measure[1:]}; {best}{at}."
         + (
             " Dotted: always predicting the training mean (test split)."
             if of_mean is not None

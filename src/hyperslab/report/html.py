@@ -83,6 +83,15 @@ def figures(pictures: Iterable[Picture], *, size: str = "large") -> str:
     return f'<div class="figures {size}">{shown}</div>'
 
 
+def legend(items: Iterable[tuple[str, str]]) -> str:
+    """Colours and what they mean."""
+    cells = "".join(
+        f'<li><span class="swatch" style="background: {colour}"></span>{escape(text)}</li>'
+        for colour, text in items
+    )
+    return f'<ul class="legend">{cells}</ul>'
+
+
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from hyperslab.report import html, timeline
 from hyperslab.report.accuracy import best_ratio
+from hyperslab.report.classes import dice_of
 from hyperslab.report.run import Run
 from hyperslab.report.words import TIMES, duration, label, number, product, size
 
@@ -13,7 +14,10 @@ Fact = tuple[str, str]
 SETTINGS = {
     "model": "model.name",
     "variant": "model.variant",
+    "channels": "model.channels",
+    "levels": "model.levels",
     "batch norm": "model.batch_norm",
+    "loss": "loss",
     "data": "data.path",
     "batch size": "data.batch_size",
     "optimizer": "optimizer.name",
@@ -70,7 +74,9 @@ def _evaluated(run: Run) -> list[tuple[str, object]]:
 
 
 def _learnt(run: Run) -> list[tuple[str, str, str]]:
-    found = []
+    found = [
+        (f"Dice: {name}", number(dice), "of the test voxels") for name, dice in dice_of(run.scores)
+    ]
     if (best := best_ratio(run)) is not None:
         name, ratio = best
         found.append(

@@ -69,6 +69,11 @@ class Run:
         """The errors of each parameter that an evaluation measured; None where not defined."""
         return dict(self.evaluation.get("parameters", {}))
 
+    @property
+    def scores(self) -> dict[str, dict[str, float | None]]:
+        """The scores of each class that an evaluation measured, the background's first."""
+        return dict(self.evaluation.get("classes", {}))
+
 
 def read_run(path: str | Path) -> Run:
     """Read a run's folder.
@@ -117,9 +122,10 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
-    errors = value.get("parameters") if isinstance(value, dict) else None
-    if not isinstance(errors, dict) or not all(isinstance(row, dict) for row in errors.values()):
-        raise DataError(f"{path} holds no errors of parameters")
+    found = value if isinstance(value, dict) else {}
+    rows = found.get("parameters", found.get("classes"))
+    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+        raise DataError(f"{path} holds no errors of parameters and no scores of classes")
     return dict(value)
 
 

@@ -7,6 +7,7 @@ import yaml
 
 from hyperslab.errors import HyperslabError
 from hyperslab.report import html, timeline
+from hyperslab.report.classes import dice_by_epoch
 from hyperslab.report.figures import loss_by_epoch, loss_by_step
 from hyperslab.report.html import Section
 from hyperslab.report.overview import facts
@@ -15,7 +16,15 @@ from hyperslab.report.slices import cuts_of, halo_words, universe
 from hyperslab.report.universe import first_window, middle_planes
 from hyperslab.report.words import product
 
-MEASURES = {"mse": "mean squared error", "l1": "mean absolute error"}
+MEASURES = {
+    "mse": "mean squared error",
+    "l1": "mean absolute error",
+    "cross_entropy": "cross-entropy",
+    "dice": "Dice loss",
+    "generalised_dice": "generalised Dice loss",
+    "focal": "focal loss",
+    "dice_cross_entropy": "Dice loss + cross-entropy",
+}
 
 
 def losses(run: Run) -> Section:
@@ -33,6 +42,7 @@ def losses(run: Run) -> Section:
     measure = MEASURES.get(str(run.setting("loss")), "loss")
     if run.epochs:
         pictures.append(loss_by_epoch(run.epochs, measure=measure, of_mean=_of_mean(run)))
+        pictures += dice_by_epoch(run)
     if run.steps:
         pictures.append(loss_by_step(run.steps, measure=measure))
     parts.append(html.figures(pictures) if pictures else html.paragraph("No step is done yet."))

@@ -77,8 +77,8 @@ def halo_words(cuts: Mapping[str, Cut], window: Window) -> str:
 def _plane(planes: Planes, across: str, cuts: Mapping[str, Cut], window: Window | None) -> Picture:
     rows, columns = (axis for axis in AXES if axis != across)
     canvas = _image(f"slice-{across}", planes.values[across], rows, columns)
-    _draw(canvas, cuts[rows], window, along="y")
-    _draw(canvas, cuts[columns], window, along="x")
+    draw_cut(canvas, cuts[rows], window, along="y")
+    draw_cut(canvas, cuts[columns], window, along="x")
     crossing = [f"{cuts[a].parts} along {a}" for a in (rows, columns) if cuts[a].parts > 1]
     parts = cuts[rows].parts * cuts[columns].parts
     middle = planes.shape[AXES.index(across)] // 2
@@ -96,7 +96,7 @@ def _enlarged(planes: Planes, cut: Cut, window: Window) -> Picture:
     rows, columns = (axis for axis in AXES if axis != across)
     canvas = _image("slice-zoom", planes.values[across], rows, columns)
     upright = cut.axis == columns
-    _draw(canvas, cut, window, along="x" if upright else "y", alpha=0.45)
+    draw_cut(canvas, cut, window, along="x" if upright else "y", alpha=0.45)
     bound = cut.bounds[1] - 0.5
     extents = dict(zip(AXES, planes.shape, strict=True))
     other = extents[rows if upright else columns] / 2 - 0.5
@@ -123,10 +123,13 @@ def _image(name: str, values: NDArray[np.float64], rows: str, columns: str) -> C
     return canvas
 
 
-def _draw(
+def draw_cut(
     canvas: Canvas, cut: Cut, window: Window | None, *, along: str, alpha: float = 0.35
 ) -> None:
-    """The bounds of ``cut`` as lines and its halos as bands, between voxels at half numbers."""
+    """The bounds of ``cut`` as lines and its halos as bands, between voxels at half numbers.
+
+    ``along`` is the axis of the picture, "x" or "y", that the cut divides.
+    """
     line = canvas.axes.axvline if along == "x" else canvas.axes.axhline
     band = canvas.axes.axvspan if along == "x" else canvas.axes.axhspan
     for bound in cut.bounds[1:-1]:

@@ -69,6 +69,11 @@ figure { break-inside: avoid; max-width: 40rem; }
 figcaption { color: var(--muted); font-size: 0.88rem; line-height: 1.45; }
 svg { display: block; width: 100%; height: auto; margin: 0.35rem 0 0.25rem;
   stroke-linejoin: round; stroke-linecap: butt; font-family: inherit; }
+.legend { display: flex; flex-wrap: wrap; gap: 0.3rem 1.25rem; margin: 1rem 0 0; padding: 0;
+  list-style: none; }
+.swatch { display: inline-block; width: 0.9em; height: 0.9em; margin-right: 0.45em;
+  border-radius: 3px; vertical-align: -0.08em; print-color-adjust: exact;
+  -webkit-print-color-adjust: exact; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
   font-size: 0.95rem; }

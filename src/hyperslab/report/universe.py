@@ -1,4 +1,4 @@
-"""One universe of a run's data set, read only where it is shown."""
+"""Volumes of a run's data set, read only where they are shown."""
 
 from __future__ import annotations
 
@@ -39,11 +39,29 @@ def middle_planes(run: Run) -> Planes:
 
 def _one_sample(run: Run) -> Source:
     """The first file of the run's folder as a source of its own: the others are not opened."""
+    return source_of(run, min(files_of(run)))
+
+
+def files_of(run: Run) -> list[Path]:
+    """The run's volumes.
+
+    Raises:
+        DataError: the folder is not there or holds none.
+    """
     folder = Path(str(run.setting("data.path")))
     files = [p for p in folder.rglob("*") if p.suffix in SUFFIXES] if folder.is_dir() else []
     if not files:
-        raise DataError(f"{folder} is not a folder of universes (any more)")
-    file = min(files)
+        raise DataError(f"{folder} is not a folder of volumes (any more)")
+    return files
+
+
+def source_of(run: Run, file: Path) -> Source:
+    """One file of the run's folder as a source of its own.
+
+    Raises:
+        DataError: the file is broken.
+    """
+    folder = Path(str(run.setting("data.path")))
     header = read_header(file, run.setting("data.channels"))
     names = header.layout.names
     catalog = Catalog(
@@ -60,6 +78,8 @@ def _one_sample(run: Run) -> Source:
 
 def first_window(run: Run, shape: tuple[int, int, int]) -> Window | None:
     """What the first convolution reads; None for a network that is not one of ours."""
+    if run.setting("model.name") == "unet3d":
+        return Window(3, before=1, after=1)
     try:
         first = variant_of(str(run.setting("model.variant")), shape[0]).convolutions[0]
     except ValueError:
