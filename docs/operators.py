@@ -34,8 +34,8 @@ Neither computes anything else. `torch.nn` modules call these functions, methods
 in-place forms (`relu_`) follow the same rule as the function. A *block* is what one rank holds;
 *local* is without a message.
 
-The ways out of the cut are `hyperslab.gather(x, axes)` and `x.full()`; `hyperslab.register` adds a
-rule.
+Where a rule needs whole volumes, `hyperslab.gather(x, axes)` makes them, or
+`parallelize(model, grid, until=...)`. `x.full()` leaves the cut; `hyperslab.register` adds a rule.
 """
 
 REFUSED = """\

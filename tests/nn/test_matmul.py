@@ -221,7 +221,10 @@ def refused(case: str) -> None:
         ("number", r"use a \* b"),
         ("dims", "use matmul"),
         ("out", "with out="),
-        ("diagonal", r"the diagonal of a dim that is cut.*\n.*hyperslab.gather\(x, 'height'\)"),
+        (
+            "diagonal",
+            r"the diagonal of a dim that is cut.*\n.*hyperslab.gather\(x, \('height',\)\)",
+        ),
         ("terms", "2 terms"),
         ("fit", "does not fit"),
         ("grids", "operands on two grids"),

@@ -13,7 +13,7 @@ from hyperslab.geometry import Partition
 from hyperslab.nn.contract import Label, batch_labels, contract
 from hyperslab.nn.dropout import check_random_state
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.registry import describe
+from hyperslab.tensor.registry import describe, gather_first
 
 
 def _check_dropout(tensors: list[Any], p: float, name: str) -> None:
@@ -68,7 +68,7 @@ def _check_whole(x: Any, name: str, *dims: int | None) -> None:
         if cut is not None:
             raise LayoutError(
                 f"{name} needs the whole of dim {(dim or 0) % x.dim()}, which is cut: "
-                f"{x.partition} on {x.grid}\n    use hyperslab.gather(x, {cut.axis!r}) before it"
+                f"{x.partition} on {x.grid}\n{gather_first(cut.axis)}"
             )
 
 

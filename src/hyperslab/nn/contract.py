@@ -11,7 +11,7 @@ from hyperslab.comm import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.registry import describe
+from hyperslab.tensor.registry import describe, gather_first
 
 Label = Hashable
 """The name of a dim, the same in every operand; extents of 1 are broadcast."""
@@ -46,7 +46,7 @@ def contract(
     if inner and not linear:
         raise LayoutError(
             f"{name} needs the whole of a dim that is cut along {', '.join(inner)} of {like.grid}\n"
-            f"{describe(operands)}    use hyperslab.gather(x, {tuple(inner)}) before it"
+            f"{describe(operands)}{gather_first(*inner)}"
         )
     blocks = [
         _block(tensor, labels, extents, cuts, like, name)
@@ -88,7 +88,7 @@ def _cuts(
             if cut is not None and list(labels).count(label) > 1:
                 raise LayoutError(
                     f"{name}: the diagonal of a dim that is cut: {tensor.partition}\n"
-                    f"    use hyperslab.gather(x, {cut.axis!r}) before it"
+                    f"{gather_first(cut.axis)}"
                 )
             if cut is not None and cut.axis not in [known.axis for known in cuts.values()]:
                 cuts.setdefault(label, cut)

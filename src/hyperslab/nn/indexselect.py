@@ -13,7 +13,7 @@ from hyperslab.geometry import Cut, Partition
 from hyperslab.nn.expand import expanded
 from hyperslab.nn.index import Span, crop, dim_of
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.registry import describe
+from hyperslab.tensor.registry import describe, gather_first
 
 
 def aligned(
@@ -58,7 +58,7 @@ def _check_dim(x: Sharded, dim: int, name: str) -> None:
     if cut is not None:
         raise LayoutError(
             f"{name} along dim {dim}, which is cut: {x.partition} on {x.grid}\n"
-            f"    use hyperslab.gather(x, {cut.axis!r}) before it"
+            f"{gather_first(cut.axis)}"
         )
 
 

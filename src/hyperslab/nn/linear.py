@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.registry import gather_first
 
 
 @register(F.linear, family="dense")
@@ -17,10 +18,11 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Sharded:
     if not isinstance(x, Sharded) or isinstance(weight, Sharded):
         raise LayoutError("linear: the input is cut, weight and bias are ordinary tensors")
     last = x.dim() - 1
-    if x.partition.cuts[last] is not None:
+    cut = x.partition.cuts[last]
+    if cut is not None:
         raise LayoutError(
             f"linear contracts the last dim, which is cut: {x.partition}\n"
-            "    use x.flatten(1) to leave space, or hyperslab.gather(x, axes) before it"
+            f"    use x.flatten(1) to leave space;\n{gather_first(cut.axis)}"
         )
     return x.like(
         F.linear(x.local, weight, bias), x.partition.with_dim(last, weight.shape[0], None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_map
 from hyperslab.comm import Grid, average_gradients, shared_memory
 from hyperslab.errors import LayoutError
 from hyperslab.nn.averaging import Body, Guard, Watched
+from hyperslab.nn.until import Part, gather_before
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.sharded import Policy
 
@@ -30,7 +32,12 @@ _KEEP_BUFFERS: dict[str, Any] = {
 
 
 def parallelize(
-    module: nn.Module, grid: Grid, *, batch_norm: str = "grid", find_unused_parameters: bool = False
+    module: nn.Module,
+    grid: Grid,
+    *,
+    until: Part | Sequence[Part] = (),
+    batch_norm: str = "grid",
+    find_unused_parameters: bool = False,
 ) -> nn.Module:
     """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
 
@@ -44,18 +51,26 @@ def parallelize(
     Args:
         module: any module; its forward takes `Sharded` inputs.
         grid: the ranks.
+        until: submodules, or their names in the module, that need whole volumes (a transformer
+            behind convolutions, a Fourier layer). What they are given is gathered along the axes
+            that cut space; the batch stays cut. The ranks of a replica repeat their work and that
+            of what uses their results, until such a result meets a tensor that is cut (the skip
+            connection of a decoder): then each rank takes its part. Takes the memory of the
+            whole from there on; the log says where.
         batch_norm: statistics over the whole ``"grid"``, which is the serial result, or per
             ``"replica"`` as in Oyama et al. 2020 (the running statistics are the replicas' mean).
         find_unused_parameters: pass True if some parameters take no part in a step's loss.
 
     Raises:
-        LayoutError: the module is parallelised already, or ``batch_norm`` is unknown. Later, from
-            forward or backward: the module is used in a way that would leave a gradient partial.
+        LayoutError: the module is parallelised already, ``batch_norm`` is unknown, or ``until``
+            names no part of it. Later, from forward or backward: the module is used in a way that
+            would leave a gradient partial.
     """
     if batch_norm not in STATISTICS:
         raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
+    gather_before(module, until, grid)
     module.to(grid.device)
     if batch_norm != "grid":
         policy = Policy(batch_norm=batch_norm)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hyperslab.errors import LayoutError
 from hyperslab.nn.reduce import finish, reduced_dims, reduction
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.registry import gather_first
 
 
 def require_uncut(x: Sharded, dim: Any, name: str) -> tuple[int, ...]:
@@ -24,7 +25,7 @@ def require_uncut(x: Sharded, dim: Any, name: str) -> tuple[int, ...]:
     if axes:
         raise LayoutError(
             f"{name} needs all of dim {', '.join(map(str, dims))}, which is cut: {x.partition} on "
-            f"{x.grid}\n    use hyperslab.gather(x, {axes}) before it, or x.full()"
+            f"{x.grid}\n{gather_first(*axes)}"
         )
     return dims
 

@@ -62,8 +62,17 @@ def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedO
     return UnsupportedOp(
         f"{op_name(function)} has no rule for a cut tensor; nothing was computed\n"
         f"{describe([*args, *kwargs.values()])}"
-        "    leave the cut with x.full() or hyperslab.gather(x, axes), work on the block with "
-        "x.local,\n    or add a rule with hyperslab.register"
+        "    leave the cut with x.full(), work on the block with x.local, or add a rule with "
+        "hyperslab.register,\n    which is short where volumes are whole: after "
+        "hyperslab.gather(x, axes) or parallelize(model, grid, until=...)"
+    )
+
+
+def gather_first(*axes: str) -> str:
+    """What to do where an operator needs the whole of a dim that ``axes`` cut."""
+    return (
+        f"    use hyperslab.gather(x, {axes}) before it, or hyperslab.parallelize(model, grid, "
+        "until=...)\n    with the name of the submodule that calls it"
     )
 
 
