@@ -138,7 +138,10 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("keys", r"needs the whole of dim 2, which is cut.*\n.*hyperslab.gather\(x, 'width'\)"),
+        (
+            "keys",
+            r"needs the whole of dim 2, which is cut.*\n.*hyperslab.gather\(x, \('width',\)\)",
+        ),
         ("features", "needs the whole of dim 3, which is cut"),
         ("causal", "needs the whole of dim 2, which is cut"),
         ("dropout", "draws its dropout mask for the block only"),

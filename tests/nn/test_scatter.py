@@ -194,7 +194,7 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "error", "message"),
     [
-        ("cut", hs.LayoutError, r"dim 2, which is cut.*\n.*hyperslab.gather\(x, 'depth'\)"),
+        ("cut", hs.LayoutError, r"dim 2, which is cut.*\n.*hyperslab.gather\(x, \('depth',\)\)"),
         ("cut scatter", hs.LayoutError, "scatter along dim 2, which is cut"),
         ("cut select", hs.LayoutError, "index_select along dim 2, which is cut"),
         ("cut positions", hs.LayoutError, r"use index.full\(\)"),
