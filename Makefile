@@ -15,14 +15,19 @@ DEMO_SIZE ?= 32
 DEMO_RANKS ?= 2
 DEMO_GRID ?= grid.depth=2
 
-.PHONY: setup demo test lint docs bench clean
+# The same for segmentation: phantoms as NIfTI files, masks of them.
+UNET ?= build/demo-unet
+UNET_COUNT ?= 24
+UNET_SIZE ?= 48
+
+.PHONY: setup demo demo-unet test lint docs bench clean
 
 setup: $(ready)
 
 $(ready): pyproject.toml Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet "$(TORCH)"
-	$(bin)/python -m pip install --quiet -e ".[dev,universe,medical]"
+	$(bin)/python -m pip install --quiet -e ".[dev,universe,medical,zarr]"
 	touch $@
 
 demo: $(ready)
@@ -31,6 +36,15 @@ demo: $(ready)
 		data.path=$(DEMO)/universes output=$(DEMO)/run --resume
 	$(bin)/hyperslab evaluate $(DEMO)/run
 	$(bin)/hyperslab report $(DEMO)/run
+
+demo-unet: $(ready)
+	$(bin)/hyperslab convert lits --synthetic $(UNET_COUNT) $(UNET)/phantoms --size $(UNET_SIZE)
+	$(bin)/hyperslab train recipes/demo-unet.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
+		data.path=$(UNET)/phantoms output=$(UNET)/run --resume
+	$(bin)/hyperslab evaluate $(UNET)/run
+	$(bin)/hyperslab predict $(UNET)/run $(UNET)/phantoms/nifti --out $(UNET)/masks \
+		--ranks $(DEMO_RANKS) $(DEMO_GRID)
+	$(bin)/hyperslab report $(UNET)/run
 
 test: $(ready)
 	$(bin)/python -m pytest

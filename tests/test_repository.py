@@ -22,9 +22,10 @@ TEXT = sorted(
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-RUNTIME = [*PROJECT["dependencies"], *EXTRAS["universe"], *EXTRAS["medical"]]
+OPTIONAL = [need for extra in ("universe", "medical", "zarr") for need in EXTRAS[extra]]
+RUNTIME = [*PROJECT["dependencies"], *OPTIONAL]
 OTHERS_NEED = {"setuptools"}  # jax-cosmo imports it and does not say so
-IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo"}
+IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo", "google-crc32c": "google_crc32c"}
 # An absolute path of one machine, a home folder say; the pattern does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.ct.pairs import Pair, find, stem
+from hyperslab.data.pairs import Pair, find, stem
 from hyperslab.errors import DataError
 
 

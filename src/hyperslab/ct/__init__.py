@@ -7,8 +7,8 @@
 from hyperslab.ct.convert import Outcome, convert
 from hyperslab.ct.files import Shape
 from hyperslab.ct.nifti import CtVolume, read, read_labels, write_mask
-from hyperslab.ct.pairs import Pair, find
 from hyperslab.ct.phantom import make_phantoms
+from hyperslab.data.pairs import Pair, find
 
 __all__ = [
     "CtVolume",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from hyperslab.ct import files, library, nifti
-from hyperslab.ct.pairs import Pair
 from hyperslab.data.labels import LIVER
+from hyperslab.data.pairs import Pair
 from hyperslab.errors import DataError, HyperslabError
 
 

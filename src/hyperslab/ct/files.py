@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from hyperslab.ct import lattice
 from hyperslab.ct.nifti import CtVolume
-from hyperslab.ct.pairs import Pair
 from hyperslab.data.labels import LIVER
+from hyperslab.data.pairs import Pair
 from hyperslab.errors import DataError
 
 Shape = tuple[int, int, int]

@@ -1,22 +1,5 @@
-"""The one place that imports `nibabel`, which is optional."""
+"""`nibabel`, which is optional."""
 
-from __future__ import annotations
+from hyperslab.data.library import nibabel as load
 
-from types import ModuleType
-
-from hyperslab.errors import HyperslabError
-
-
-def load() -> ModuleType:
-    """The module ``nibabel``.
-
-    Raises:
-        HyperslabError: if the extra ``medical`` is not installed.
-    """
-    try:
-        import nibabel
-    except ImportError as error:
-        raise HyperslabError(
-            f"NIfTI files need another library ({error}): pip install hyperslab[medical]"
-        ) from error
-    return nibabel
+__all__ = ["load"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.ct import lattice, library
+from hyperslab.data.nifti import dtype_of, load, naming, orientation
 from hyperslab.errors import DataError
 
 SUFFIXES = (".nii", ".nii.gz")
-
-OBLIQUE = 35.0
-"""How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
 
 CANONICAL = ((0, 1), (1, 1), (2, 1))
 
@@ -146,64 +143,22 @@ def save(
 def _load(path: Path) -> CtVolume:
     nibabel = library.load()
     with naming(path):
-        image = nibabel.load(path, mmap=False)
-        if not isinstance(image, nibabel.Nifti1Image):
-            raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
-        orientation = _orientation(path, image)
-        values = nibabel.orientations.apply_orientation(_values(path, image), orientation)
-    turn = nibabel.orientations.inv_ornt_aff(orientation, image.shape)
+        image = load(path)
+        turned = orientation(path, image)
+        values = nibabel.orientations.apply_orientation(_values(image), turned)
+    turn = nibabel.orientations.inv_ornt_aff(turned, image.shape)
     affine = (image.affine @ turn)[:, [2, 1, 0, 3]]
     return CtVolume(
         path, values.transpose(2, 1, 0), affine, image.header, image.shape, image.affine
     )
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Damaged bytes can raise anything; what comes out names the file."""
-    try:
-        yield
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{path}: cannot be read as NIfTI, truncated or foreign?: {error}"
-        ) from error
-
-
-def _orientation(path: Path, image: Any) -> NDArray[Any]:
-    """How the file's axes become RAS+, once it is clear that the file says so."""
-    extents = " x ".join(map(str, image.shape))
-    if len(image.shape) != 3:
-        raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
-    if 0 in image.shape:
-        raise DataError(f"{path}: is empty: {extents} voxels")
-    if not (image.header["sform_code"] > 0 or image.header["qform_code"] > 0):
-        raise DataError(
-            f"{path}: does not say where left is (sform_code and qform_code are 0); set one of them"
-        )
-    sizes = lattice.spacing(image.affine)
-    if not (np.isfinite(image.affine).all() and (sizes > 0).all()):
-        raise DataError(f"{path}: its affine has no inverse: {image.affine[:3].tolist()}")
-    orientation = library.load().io_orientation(image.affine)
-    if not np.isnan(orientation).any():
-        cosines = np.abs(image.affine[orientation[:, 0].astype(int), range(3)]) / sizes
-        if cosines.min() >= math.cos(math.radians(OBLIQUE)):
-            return orientation
-    raise DataError(
-        f"{path}: an axis is more than {OBLIQUE:g} degrees from the patient's; resample it first"
-    )
-
-
-def _values(path: Path, image: Any) -> NDArray[Any]:
+def _values(image: Any) -> NDArray[Any]:
     """The numbers (i, j, k), slope and intercept applied."""
-    proxy, stored = image.dataobj, image.get_data_dtype()
-    if stored.kind not in "iuf":
-        raise DataError(f"{path}: holds {stored} voxels; needs numbers")
+    proxy, dtype = image.dataobj, dtype_of(image)
     if (proxy.slope, proxy.inter) != (1, 0):
-        return np.asarray(proxy, np.float32)
-    exact = np.can_cast(stored, np.int16)
-    return proxy.get_unscaled().astype(np.int16 if exact else np.float32, copy=False)
+        return np.asarray(proxy, dtype)
+    return proxy.get_unscaled().astype(dtype, copy=False)
 
 
 def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:

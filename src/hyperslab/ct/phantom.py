@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from hyperslab.ct import anatomy, files, library, nifti
-from hyperslab.ct.pairs import Pair
+from hyperslab.data.nifti import naming
+from hyperslab.data.pairs import Pair
 from hyperslab.errors import DataError
 
 LETTERS = ("RL", "AP", "SI")
@@ -67,7 +68,7 @@ def _is(path: Path, words: str) -> bool:
     """
     if not path.exists():
         return False
-    with nifti.naming(path):
+    with naming(path):
         found = bytes(library.load().load(path).header["descrip"]).rstrip(b"\0")
     if found != words.encode():
         raise DataError(

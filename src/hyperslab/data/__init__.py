@@ -1,24 +1,33 @@
 """From files to `Sharded`: what exists, who needs which box, reading ahead, decoding.
 
 The way of a voxel: `catalog` lists the files, `schedule` says which samples make a mini-batch,
-`reader` works out this rank's box and reads it from a `Source` (files: `hdf5`), `prefetch` does so
-ahead of the step, `device` moves it in its storage type, `decode` makes the network's input of it.
+`reader` works out this rank's box and reads it from a `Source` (of files: `formats`), `prefetch`
+does so ahead of the step, `device` moves it in its storage type, `decode` makes the network's input
+of it.
 """
 
 from hyperslab.data.hdf5 import Hdf5Folder
 from hyperslab.data.loader import Dataset
+from hyperslab.data.nifti import NiftiFolder
+from hyperslab.data.npy import NpyFolder
 from hyperslab.data.opening import open
 from hyperslab.data.parameters import Parameters
 from hyperslab.data.reader import os_bytes_read
 from hyperslab.data.source import Source
 from hyperslab.data.subvolumes import Subvolumes
+from hyperslab.data.tfrecord import TfRecordFolder
+from hyperslab.data.zarrs import ZarrFolder
 
 __all__ = [
     "Dataset",
     "Hdf5Folder",
+    "NiftiFolder",
+    "NpyFolder",
     "Parameters",
     "Source",
     "Subvolumes",
+    "TfRecordFolder",
+    "ZarrFolder",
     "open",
     "os_bytes_read",
 ]

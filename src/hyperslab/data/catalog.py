@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar, cast
@@ -36,15 +37,20 @@ class Catalog:
         return tuple(file.rpartition(".")[0] for file in self.files)
 
 
-def scan(folder: Path, channels: Channels | None) -> Catalog:
+def scan(
+    folder: Path,
+    channels: Channels | None,
+    lbann: bool | None = None,
+    suffixes: Sequence[str] = SUFFIXES,
+) -> Catalog:
     """List the folder and its sub-folders and check the header of every file.
 
     Raises:
-        DataError: the folder is missing or holds no HDF5 file, a file is not what it should be,
+        DataError: the folder is missing or holds no file, a file is not what it should be,
             or a file is not stored like the first one.
     """
-    files = _list(folder)
-    headers = [read_header(folder / file, channels) for file in files]
+    files = list_files(folder, suffixes)
+    headers = [read_header(folder / file, channels, lbann) for file in files]
     for file, header in zip(files, headers, strict=True):
         _check_alike(folder, files[0], headers[0].layout, file, header.layout)
     unit = np.array([header.unit for header in headers])
@@ -70,24 +76,45 @@ def from_main(grid: Grid, make: Callable[[], T]) -> T:
     return cast(T, result[0])
 
 
-def _list(folder: Path) -> tuple[str, ...]:
+def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
+    """The files with one of these suffixes in a folder and below, sorted, hidden ones left out.
+
+    A ``.zarr`` counts as one, and nothing in it.
+
+    Raises:
+        DataError: the folder is missing or holds none, or a name is of no file.
+    """
     if not folder.is_dir():
         state = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder}: {state}; give the folder that holds the HDF5 files")
-    relative = [p.relative_to(folder) for p in folder.rglob("*") if p.suffix in SUFFIXES]
-    files = sorted(p.as_posix() for p in relative if not any(q[0] == "." for q in p.parts))
+        raise DataError(f"{folder}: {state}; give the folder that holds the data")
+    files = [file for file in walk(folder) if file.endswith(tuple(suffixes))]
     for file in files:
-        if not (folder / file).is_file():
-            raise DataError(f"{folder / file}: {_what(folder / file)}; mend it or take it away")
+        path = folder / file
+        if path.suffix != ".zarr" and not path.is_file():
+            raise DataError(f"{path}: {_what(path)}; mend it or take it away")
     if not files:
-        raise DataError(f"{folder}: no file *{' or *'.join(SUFFIXES)} in it or below")
+        raise DataError(f"{folder}: no file *{' or *'.join(suffixes)} in it or below")
     return tuple(files)
+
+
+def walk(folder: Path) -> list[str]:
+    """Relative names of all that is in a folder and below, sorted; not what is hidden or in Zarr.
+
+    Names of folders are among them.
+    """
+    found: list[str] = []
+    for place, folders, files in os.walk(folder):
+        there = Path(place).relative_to(folder)
+        names = [name for name in (*folders, *files) if not name.startswith(".")]
+        found.extend((there / name).as_posix() for name in names)
+        folders[:] = [f for f in folders if not f.startswith(".") and not f.endswith(".zarr")]
+    return sorted(found)
 
 
 def _what(path: Path) -> str:
     """What is under the name of a file that is none."""
     if path.is_dir():
-        return "is a folder, not an HDF5 file"
+        return "is a folder, not an ordinary file"
     return "is a link to nowhere" if path.is_symlink() else "is no file"
 
 

@@ -1,13 +1,19 @@
-"""What one HDF5 file says about itself, checked.
+"""What one HDF5 file, or one Zarr group of the same keys, says about itself, checked.
 
 Three layouts are known, by their keys: the public CosmoFlow files (``full``, ``unitPar``, and
 ``physPar``, ``namePar``, ``redshifts``, of which the last three may be absent), the benchmark's
 (``x``, ``y``), and scans with a class for every voxel (``volume``, ``segmentation``, see `labels`).
 In the first two the volume is (D, H, W, C) or (C, D, H, W).
+
+LBANN's splitter transposes the whole cube, so that its files ``{base}_{ix}_{iy}_{iz}.hdf5`` hold
+``full`` as (C, W, H, D): channels first, the spatial dims reversed. By that key, order and name
+they are known; `Layout.reversed` says so.
 """
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +23,13 @@ from typing import Any, Literal, get_args
 import h5py
 import numpy as np
 
-from hyperslab.data import labels
-from hyperslab.errors import DataError
+from hyperslab.data import labels, library
+from hyperslab.errors import DataError, HyperslabError
 
 Channels = Literal["first", "last"]
+Part = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
+"""The name of a sub-volume of LBANN's: the cube's, and the place along depth, height and width."""
+
 KEYS = (("full", "unitPar"), ("x", "y"), labels.KEYS)
 DTYPES = ("int16", "uint16", "float32")
 NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")  # the order of unitPar in the public files
@@ -38,10 +47,13 @@ class Layout:
     classes: tuple[str, ...] = ()
     label_shape: tuple[int, ...] = ()  # in the file
     label_dtype: str = ""
+    reversed: bool = False  # the spatial dims in the file are (W, H, D)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The volume's shape (C, D, H, W)."""
+        if self.reversed:
+            return (self.stored[0], *self.stored[:0:-1])
         last = self.channels == "last"
         return (self.stored[-1], *self.stored[:-1]) if last else self.stored
 
@@ -54,49 +66,72 @@ class Header:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn what h5py raises about a file into a `DataError` that names it."""
+def naming(where: Path | str, what: str = "HDF5") -> Iterator[None]:
+    """Turn what a library raises about a file into a `DataError` that names it."""
     try:
         yield
-    except (OSError, RuntimeError, KeyError) as error:
+    except HyperslabError:
+        raise
+    except (OSError, EOFError, RuntimeError, KeyError, ValueError, TypeError, zlib.error) as error:
         raise DataError(
-            f"{path}: cannot be read as HDF5, truncated or foreign?: {error}"
+            f"{where}: cannot be read as {what}, truncated or foreign?: {error}"
         ) from error
 
 
-def read_header(path: Path, channels: Channels | None) -> Header:
+def kind_of(path: Path) -> str:
+    """``"Zarr"`` or ``"HDF5"``, by the name."""
+    return "Zarr" if path.suffix == ".zarr" else "HDF5"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file or Zarr group, of which the keys are looked up."""
+    if kind_of(path) == "Zarr":
+        yield library.zarr().open_group(path, mode="r", zarr_format=3)
+        return
+    with h5py.File(path, "r", locking=False) as file:
+        yield file
+
+
+def read_header(path: Path, channels: Channels | None, lbann: bool | None = None) -> Header:
     """Open a file, check it, read everything but the volume.
+
+    ``lbann`` says whether the spatial dims are reversed as LBANN's splitter does it; ``None`` finds
+    it out.
 
     Raises:
         DataError: the file is truncated, foreign, lacks a key, or a key has a wrong shape, dtype
             or value; or ``channels`` is ``None`` and the order is not clear from the shape.
     """
-    with naming(path), h5py.File(path, "r", locking=False) as file:
+    with naming(path, kind_of(path)), opened(path) as file:
         key, target = _keys(path, file)
         volume = file[key]
         _check_volume(path, key, volume)
         if target == labels.KEYS[1]:
             return Header(_labelled(path, file, channels), (), None)
         unit = _vector(path, target, file[target])
+        redshifts = file["redshifts"].size if "redshifts" in file else -1
+        order = channels or channel_order(path, volume.shape, redshifts)
         return Header(
             Layout(
                 key,
                 volume.shape,
                 volume.dtype.name,
-                channels or _channel_order(path, file, volume.shape),
+                order,
                 _names(file, target, len(unit)),
+                reversed=_reversed(path, key, order, lbann),
             ),
             unit,
             _physical(path, file, len(unit)),
         )
 
 
-def _keys(path: Path, file: h5py.File) -> tuple[str, str]:
+def _keys(path: Path, file: Any) -> tuple[str, str]:
     for key, target in KEYS:
         if key not in file:
             continue
         for name in (key, target):
-            if not isinstance(file.get(name), h5py.Dataset):
+            if not hasattr(file.get(name), "ndim"):  # missing, or a group
                 raise DataError(f"{path}: has {key!r} but no data set {name!r}")
         return key, target
     known = " or ".join(f"{key!r} and {target!r}" for key, target in KEYS)
@@ -112,7 +147,7 @@ def _check_volume(path: Path, key: str, volume: Any) -> None:
         raise DataError(f"{path}: {key!r} is {volume.dtype}; needs one of {', '.join(DTYPES)}")
 
 
-def _labelled(path: Path, file: h5py.File, channels: Channels | None) -> Layout:
+def _labelled(path: Path, file: Any, channels: Channels | None) -> Layout:
     volume, segmentation = (file[key] for key in labels.KEYS)
     if channels == "last":
         raise DataError(f"{path}: in files with 'volume' and 'segmentation' channels come first")
@@ -140,13 +175,23 @@ def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def _channel_order(path: Path, file: h5py.File, stored: tuple[int, ...]) -> Channels:
-    """From the cube's equal extents, or else from the number of redshifts."""
+def _reversed(path: Path, key: str, order: Channels, lbann: bool | None) -> bool:
+    if lbann and order == "last":
+        raise DataError(f'{path}: stores channels last, which LBANN\'s do not; say format="hdf5"')
+    found = key == "full" and order == "first" and Part.fullmatch(path.stem) is not None
+    return found if lbann is None else lbann
+
+
+def channel_order(path: Path, stored: tuple[int, ...], redshifts: int = -1) -> Channels:
+    """From the cube's equal extents, or else from the number of redshifts.
+
+    Raises:
+        DataError: neither tells.
+    """
     cube = {
         "last": stored[0] == stored[1] == stored[2],
         "first": stored[1] == stored[2] == stored[3],
     }
-    redshifts = file["redshifts"].size if "redshifts" in file else -1
     count = {"last": stored[-1] == redshifts, "first": stored[0] == redshifts}
     for evidence in (cube, count):
         found = [order for order in get_args(Channels) if evidence[order]]
@@ -158,7 +203,7 @@ def _channel_order(path: Path, file: h5py.File, stored: tuple[int, ...]) -> Chan
     )
 
 
-def _names(file: h5py.File, target: str, count: int) -> tuple[str, ...]:
+def _names(file: Any, target: str, count: int) -> tuple[str, ...]:
     """The file's own names (bytes or text, possibly padded), else the documented ones."""
     if "namePar" in file and file["namePar"].shape == (count,):
         raw = file["namePar"][()]
@@ -169,7 +214,7 @@ def _names(file: h5py.File, target: str, count: int) -> tuple[str, ...]:
     return NAMES if target == "unitPar" and count == 4 else tuple(f"y{i}" for i in range(count))
 
 
-def _physical(path: Path, file: h5py.File, count: int) -> tuple[float, ...] | None:
+def _physical(path: Path, file: Any, count: int) -> tuple[float, ...] | None:
     if "physPar" not in file:
         return None
     values = _vector(path, "physPar", file["physPar"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,7 +36,7 @@ def check_segmentation(where: str, volume: Any, labels: Any) -> None:
         raise DataError(f"{where}: 'segmentation' is {labels.dtype}; needs numbers")
 
 
-def classes_of(where: str, file: h5py.File) -> tuple[str, ...]:
+def classes_of(where: str, file: Any) -> tuple[str, ...]:
     """The names of the classes, background first.
 
     Raises:

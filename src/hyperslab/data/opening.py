@@ -10,7 +10,7 @@ import torch
 
 from hyperslab.comm import Grid
 from hyperslab.data.decode import TRANSFORMS, Transform, Window, check_window
-from hyperslab.data.hdf5 import Hdf5Folder
+from hyperslab.data.formats import Format, source_of
 from hyperslab.data.loader import Dataset
 from hyperslab.data.parameters import Parameters
 from hyperslab.data.schedule import Schedule, samples_of
@@ -31,6 +31,7 @@ def open(
     seed: int = 0,
     shuffle: bool | None = None,
     channels: Literal["first", "last"] | None = None,
+    format: Format | None = None,
     transform: str | None = "auto",
     window: Window | None = None,
     augment: bool = False,
@@ -39,9 +40,10 @@ def open(
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     dtype: torch.dtype = torch.float32,
 ) -> Dataset:
-    """Open a folder of HDF5 files (or a `Source`); every rank calls this alike.
+    """Open a folder of samples (or a `Source`); every rank calls this alike.
 
-    Universes with their parameters or scans with a class for every voxel: the files' keys tell.
+    Universes with their parameters or scans with a class for every voxel, in HDF5, Zarr v3, .npy,
+    TFRecord or NIfTI files: names, keys and first bytes tell (docs/formats.md).
 
     Args:
         batch_size: samples per step over the whole grid.
@@ -49,6 +51,8 @@ def open(
             whole volumes at a time) or ``"all"``.
         shuffle: a new order each epoch; by default for ``"train"`` only.
         channels: where the channel dim is stored; needed only where the shape does not tell.
+        format: ``"hdf5"``, ``"lbann"`` (HDF5 with reversed spatial dims), ``"npy"``,
+            ``"tfrecord"``, ``"zarr"`` or ``"nifti"``; needed only where there are several.
         transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``. ``"auto"`` is ``"log1p"`` of
             counts, and ``None`` where voxels have classes or a window is given.
         window: (low, high) in the unit of the volumes (HU): clip to it, then scale it to [0, 1].
@@ -67,7 +71,10 @@ def open(
         raise DataError(f"transform={transform!r}, channels={channels!r}: see hyperslab.open")
     if batch_size < 1 or prefetch < 0 or seed < 0:
         raise DataError(f"{batch_size=}, {prefetch=}, {seed=}: need >= 1, >= 0, >= 0")
-    source = path if isinstance(path, Source) else Hdf5Folder.scan(os.fspath(path), grid, channels)
+    if isinstance(path, Source):
+        source = path
+    else:
+        source = source_of(os.fspath(path), grid, channels, format)
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
     _check_cut(source, grid, batch_size)

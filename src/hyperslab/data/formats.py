@@ -1,0 +1,89 @@
+"""Which format a folder holds, and its `Source`: by what is there, never by a guess."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal, get_args
+
+from hyperslab.comm import Grid
+from hyperslab.data.catalog import SUFFIXES as HDF5
+from hyperslab.data.catalog import from_main, walk
+from hyperslab.data.hdf5 import Hdf5Folder
+from hyperslab.data.header import Channels
+from hyperslab.data.nifti import NiftiFolder
+from hyperslab.data.npy import NpyFolder
+from hyperslab.data.source import Source
+from hyperslab.data.tfrecord import TfRecordFolder
+from hyperslab.data.zarrs import ZarrFolder
+from hyperslab.errors import DataError
+
+Format = Literal["hdf5", "lbann", "npy", "tfrecord", "zarr", "nifti"]
+
+SUFFIXES: dict[Format, tuple[str, ...]] = {
+    "hdf5": HDF5,
+    "npy": NpyFolder.suffixes,
+    "tfrecord": TfRecordFolder.suffixes,
+    "zarr": ZarrFolder.suffixes,
+    "nifti": NiftiFolder.suffixes,
+}
+
+
+def source_of(
+    path: str | Path, grid: Grid, channels: Channels | None = None, format: Format | None = None
+) -> Source:
+    """The folder as a source of its format; all ranks call this.
+
+    Without ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the
+    spatial dims as they are stored, ``"lbann"`` takes them as reversed.
+
+    Raises:
+        DataError: the folder is missing or holds no known file, or files of two formats side by
+            side; or as the format's own source.
+    """
+    folder = Path(path)
+    if format is not None and format not in get_args(Format):
+        raise DataError(f"{format=}: choose from {', '.join(get_args(Format))}")
+    found = from_main(grid, lambda: find_format(folder)) if format is None else (format, "")
+    if found[1]:
+        grid.notice(found[1])
+    match found[0]:
+        case "hdf5" | "lbann" as kind:
+            lbann = None if format is None else kind == "lbann"
+            return Hdf5Folder.scan(folder, grid, channels, lbann)
+        case "zarr":
+            return ZarrFolder.scan(folder, grid, channels)
+        case "npy":
+            return NpyFolder.scan(folder, grid, channels)
+        case "tfrecord":
+            return TfRecordFolder.scan(folder, grid)
+        case "nifti":
+            return NiftiFolder.scan(folder, grid)
+
+
+def find_format(folder: Path) -> tuple[Format, str]:
+    """The format, and a word on files of others that lie deeper and are left out.
+
+    Raises:
+        DataError: see `source_of`.
+    """
+    if not folder.is_dir():
+        state = "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder}: {state}; give the folder that holds the data")
+    found = Counter((name.count("/"), kind) for name in walk(folder) if (kind := _kind(name)))
+    if not found:
+        known = ", ".join("*" + suffix for group in SUFFIXES.values() for suffix in group)
+        raise DataError(f"{folder}: no file {known} in it or below")
+    top = min(depth for depth, _ in found)
+    first = sorted(kind for depth, kind in found if depth == top)
+    if len(first) > 1:
+        words = " and ".join(f"{found[top, kind]} of {kind}" for kind in first)
+        raise DataError(f'{folder}: holds files of two formats, {words}; say format="{first[0]}"')
+    others = sorted({kind for _, kind in found} - {first[0]})
+    if not others:
+        return first[0], ""
+    return first[0], f"{folder}: read as {first[0]}; files of {', '.join(others)} are left out"
+
+
+def _kind(name: str) -> Format | None:
+    return next((kind for kind, group in SUFFIXES.items() if name.endswith(group)), None)

@@ -1,0 +1,120 @@
+"""A folder of files with keys as a `Source`: a box of a volume is one selection in a data set."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from hyperslab.comm import Grid
+from hyperslab.data.catalog import SUFFIXES, Catalog, from_main, scan
+from hyperslab.data.header import Channels, Part, kind_of, naming
+from hyperslab.data.labels import KEYS, as_classes
+from hyperslab.data.source import Array, Source
+from hyperslab.errors import DataError
+from hyperslab.geometry import Box
+
+Selection = tuple[slice, ...]
+
+
+class KeyedFolder(Source):
+    """The samples of a `Catalog`, one file each. Every process opens the files for itself."""
+
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.names = catalog.names
+        self.shape = catalog.layout.shape
+        self.dtype = np.dtype(catalog.layout.dtype)
+        self.parameters = catalog.parameters
+        self.classes = catalog.layout.classes
+        if self.classes:
+            channels, itemsize = catalog.layout.label_shape[0], catalog.layout.label_dtype
+            self.label_bytes = channels * np.dtype(itemsize).itemsize
+
+    @classmethod
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        channels: Channels | None = None,
+        lbann: bool | None = None,
+    ) -> Self:
+        """The folder as the main rank sees it. All ranks call this. Errors: see `catalog.scan`.
+
+        ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
+        """
+        source = cls(
+            from_main(grid, lambda: scan(Path(path), channels, lbann, suffixes=cls.suffixes))
+        )
+        if source.catalog.layout.reversed and lbann is None:
+            grid.notice(
+                f"{path}: sub-volumes of LBANN's by key, order and names; their reversed spatial "
+                'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are'
+            )
+        return source
+
+    def target(self, sample: int) -> Array:
+        return self.catalog.unit[sample]
+
+    def where(self, sample: int) -> str:
+        return str(self.catalog.folder / self.catalog.files[sample])
+
+    def volume(self, sample: int) -> str:
+        """The sample itself, or the cube of which LBANN's splitter has made it a part."""
+        name = self.names[sample]
+        folder, slash, base = name.rpartition("/")
+        part = Part.fullmatch(base) if self.catalog.layout.reversed else None
+        return f"{folder}{slash}{part[1]}" if part else name
+
+    def read(self, sample: int, box: Box) -> Array:
+        """Read one hyperslab.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since it was catalogued.
+        """
+        layout = self.catalog.layout
+        last = layout.channels == "last"
+        channel, *spatial = box.slices()
+        if layout.reversed:
+            spatial.reverse()
+        stored = (*spatial, channel) if last else (channel, *spatial)
+        with self._reading(sample):
+            volume = self._stored(sample, layout.key, layout.stored, layout.dtype)
+            values = self._fetch(volume, stored, self.dtype)
+        if layout.reversed:
+            return values.transpose(0, 3, 2, 1)
+        return np.moveaxis(values, -1, 0) if last else values
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """Read one hyperslab of the labels; errors as `read`, and labels that are no classes."""
+        layout = self.catalog.layout
+        with self._reading(sample):
+            labels = self._stored(sample, KEYS[1], layout.label_shape, layout.label_dtype)
+            selection = (slice(0, layout.label_shape[0]), *box.slices())
+            stored = self._fetch(labels, selection, np.dtype(layout.label_dtype))
+        return as_classes(stored, f"{self.where(sample)}: {box}")
+
+    @abstractmethod
+    def _file(self, name: str) -> Any:
+        """The open file of this relative name: a mapping from keys to data sets."""
+
+    @abstractmethod
+    def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
+        """The selected values of a data set, in the order of the file, as native ``dtype``."""
+
+    def _reading(self, sample: int) -> Any:
+        path = self.catalog.folder / self.catalog.files[sample]
+        return naming(path, kind_of(path))
+
+    def _stored(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
+        stored = self._file(self.catalog.files[sample])[key]
+        if stored.shape != shape or stored.dtype.name != dtype:
+            raise DataError(
+                f"{self.where(sample)}: {key!r} is {stored.dtype} {stored.shape} but was "
+                f"{dtype} {shape} when the folder was scanned"
+            )
+        return stored

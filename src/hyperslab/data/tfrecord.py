@@ -1,0 +1,162 @@
+"""A folder of MLPerf's CosmoFlow TFRecords as a `Source`, without TensorFlow.
+
+A file holds one `tf.train.Example` with ``x``, the bytes of little-endian int16 (D, H, W, C), and
+``y``, P numbers. It is gzip or plain, by its first bytes and not by its name. Of a plain file the
+pages of a box are read and no more; its framing is checked and not the sum over the volume. Gzip
+has no random access: each rank unpacks the whole sample, once, and checks its sum.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hyperslab.comm import Grid
+from hyperslab.data import records
+from hyperslab.data.catalog import from_main, list_files
+from hyperslab.data.header import NAMES, naming
+from hyperslab.data.parameters import Parameters
+from hyperslab.data.source import Array, Source
+from hyperslab.errors import DataError
+from hyperslab.geometry import Box
+
+CHANNELS = 4
+"""Redshifts of MLPerf's universes."""
+
+KEPT = 2
+"""Unpacked samples in memory: neighbours in a mini-batch are not asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """N files, each of one record of ``length`` bytes with ``x`` of the shape ``stored``."""
+
+    folder: Path
+    files: tuple[str, ...]
+    length: int
+    stored: tuple[int, ...]  # (D, H, W, C)
+    targets: int
+
+
+class TfRecordFolder(Source):
+    """Files of one example each. A target is read with its volume, and then remembered."""
+
+    suffixes = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+
+    def __init__(self, catalog: Records) -> None:
+        self.catalog = catalog
+        self.names = [_stem(file) for file in catalog.files]
+        self.shape = (catalog.stored[-1], *catalog.stored[:-1])
+        self.dtype = np.dtype("<i2")
+        count = catalog.targets
+        names = NAMES if count == len(NAMES) else tuple(f"y{i}" for i in range(count))
+        self.parameters = Parameters.normalised(names)
+        self._targets: dict[int, Array] = {}
+        self._kept: OrderedDict[int, records.Example] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def scan(
+        cls, path: str | Path, grid: Grid, shape: tuple[int, ...] | None = None
+    ) -> TfRecordFolder:
+        """The folder as the main rank sees it. All ranks call this.
+
+        ``shape`` is the (D, H, W, C) of ``x``, which the files do not tell; without it they are
+        MLPerf's cubes of four channels. The first file is read whole, of the others the framing.
+
+        Raises:
+            DataError: the folder is missing or holds no such file; a file is truncated, no
+                TFRecord, of several records, or of another length than the first; the first has
+                no ``x`` or ``y``, or ``x`` is not of the shape.
+        """
+        return cls(from_main(grid, lambda: _scan(Path(path), shape)))
+
+    def where(self, sample: int) -> str:
+        return str(self.catalog.folder / self.catalog.files[sample])
+
+    def read(self, sample: int, box: Box) -> Array:
+        stored = self.catalog.stored
+        with self._lock, naming(self.where(sample), "TFRecord"):
+            x = self._example(sample).bytes("x")
+            if len(x) != 2 * math.prod(stored):
+                raise DataError(
+                    f"{self.where(sample)}: 'x' has {len(x)} bytes, not those of int16 {stored}"
+                )
+            volume = np.frombuffer(x, "<i2").reshape(stored)
+            return np.array(np.moveaxis(volume, -1, 0)[box.slices()], self.dtype)
+
+    def target(self, sample: int) -> Array:
+        with self._lock, naming(self.where(sample), "TFRecord"):
+            if sample not in self._targets:
+                self._example(sample)
+            return self._targets[sample]
+
+    def close(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+    def _example(self, sample: int) -> records.Example:
+        """The example: kept if it was unpacked, mapped if it is plain."""
+        if sample in self._kept:
+            self._kept.move_to_end(sample)
+            return self._kept[sample]
+        path = Path(self.where(sample))
+        if records.length_of(path) != self.catalog.length:
+            raise DataError(f"{path}: its record has changed since the folder was scanned")
+        example = records.read(path)
+        if sample not in self._targets:
+            self._targets[sample] = _target(path, example, self.catalog.targets)
+        if example.unpacked:
+            self._kept[sample] = example
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return example
+
+
+def _scan(folder: Path, shape: tuple[int, ...] | None) -> Records:
+    files = list_files(folder, TfRecordFolder.suffixes)
+    if len({_stem(file) for file in files}) < len(files):
+        raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
+    lengths = []
+    for file in files:
+        with naming(folder / file, "TFRecord"):
+            lengths.append(records.length_of(folder / file))
+        if lengths[-1] != lengths[0]:
+            raise DataError(
+                f"{folder / file}: its record has {lengths[-1]} bytes but that of {files[0]} has "
+                f"{lengths[0]}; all files of a data set are stored alike"
+            )
+    first = folder / files[0]
+    with naming(first, "TFRecord"):
+        example = records.read(first)
+        stored = _shape(first, len(example.bytes("x")), shape)
+        targets = _target(first, example, None)
+    return Records(folder, files, lengths[0], stored, len(targets))
+
+
+def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    width = round((size / 2 / CHANNELS) ** (1 / 3))
+    stored = tuple(shape or (width, width, width, CHANNELS))
+    if len(stored) != 4 or min(stored) < 1 or 2 * math.prod(stored) != size:
+        wanted = f"shape={stored}" if shape else f"a cube of {CHANNELS} channels"
+        raise DataError(
+            f"{path}: 'x' has {size} bytes, which are not int16 of {wanted}; open "
+            "TfRecordFolder.scan(path, grid, shape=(D, H, W, C))"
+        )
+    return stored
+
+
+def _target(path: Path, example: records.Example, count: int | None) -> Array:
+    values = example.floats("y").astype(np.float64)
+    if values.size != (count or values.size or -1) or not np.isfinite(values).all():
+        raise DataError(f"{path}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers")
+    return values
+
+
+def _stem(file: str) -> str:
+    return file.removesuffix(".gz").rpartition(".")[0]
