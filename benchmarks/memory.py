@@ -1,9 +1,10 @@
 """Memory and reading per rank: activations that a step saves, bytes that a sample costs to read.
 
-    python benchmarks/memory.py [--width 128] [--ranks 2 4 8] [--batch-norm] [--json OUT]
+    python benchmarks/memory.py [--network cosmoflow unet3d] [--width W] [--ranks 2 4 8]
+                                [--batch-norm] [--json OUT]
 
-1. Bytes saved for backward on the worst rank against 1.05 x serial / ranks + halos. The halos are
-   computed from the windows alone.
+1. Bytes saved for backward on the worst rank against 1.05 (U-Net: 1.08) x serial / ranks + halos.
+   The halos are computed from the windows alone.
 2. Bytes that each rank reads of each sample, as the reader and as the operating system count
    them, against its box and against the whole sample.
 """
@@ -20,6 +21,7 @@ import h5py
 import numpy as np
 from clock import machine
 from launch import run_ranks
+from networks import NETWORKS
 from saved import GRIDS, saved_bytes
 
 import hyperslab as hs
@@ -27,6 +29,7 @@ from hyperslab.data.reader import os_bytes_read
 
 MIB = 2**20
 SAMPLES = 3
+SLACK = {"cosmoflow": 1.05, "unet3d": 1.08}
 
 
 def write_universes(folder: Path, width: int) -> None:
@@ -55,49 +58,72 @@ def read_bytes(folder: str, axes: dict[str, int]) -> dict[str, int]:
         return {"read": read, "system": system, "box": 2 * box.size, "whole": whole}
 
 
-def measure(options: argparse.Namespace, ranks: int, folder: str) -> dict[str, Any]:
-    """Both measurements on one number of ranks, the worst rank of each."""
-    axes = GRIDS[ranks]
-    saved = run_ranks(ranks, saved_bytes, options.width, options.batch_norm, axes)
-    worst = max(saved, key=lambda rank: rank["saved"] - rank["halos"])
-    reads = run_ranks(ranks, read_bytes, folder, axes)
-    return {"grid": axes, **worst, **max(reads, key=lambda rank: rank["read"])}
+def saved(network: str, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
+    """What a step saves on one, then on several ranks; the worst rank of each."""
+    width, rows = options.width or NETWORKS[network], {}
+    for ranks in (1, *options.ranks):
+        found = run_ranks(ranks, saved_bytes, network, width, options.batch_norm, GRIDS[ranks])
+        worst = max(found, key=lambda rank: rank["saved"] - rank["halos"])
+        bar = SLACK[network] * rows[1]["saved"] / ranks + worst["halos"] if ranks > 1 else None
+        rows[ranks] = {"grid": GRIDS[ranks], "width": width, "bar": bar, **worst}
+    return rows
 
 
-def print_table(rows: dict[int, dict[str, Any]]) -> None:
-    serial = rows[1]["saved"]
-    print(f"\n{'':17}{'saved for backward [MiB]':>36}{'read per sample [MiB]':>38}")
-    print(
-        f"{'ranks':>5}{'grid':>12}{'rank':>10}{'halos':>8}{'bar':>10}{'share':>8}"
-        f"{'rank':>10}{'system':>10}{'box':>9}{'whole':>9}"
-    )
+def read(options: argparse.Namespace) -> dict[int, dict[str, Any]]:
+    """What the ranks read of universes; the worst rank of each number of ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_universes(Path(folder), options.width or NETWORKS["cosmoflow"])
+        found = {n: run_ranks(n, read_bytes, folder, GRIDS[n]) for n in (1, *options.ranks)}
+    return {
+        ranks: {"grid": GRIDS[ranks], **max(rows, key=lambda rank: rank["read"])}
+        for ranks, rows in found.items()
+    }
+
+
+def grid_of(row: dict[str, Any]) -> str:
+    return " x ".join(str(row["grid"].get(axis, 1)) for axis in ("depth", "height", "width"))
+
+
+def print_saved(network: str, rows: dict[int, dict[str, Any]]) -> None:
+    print(f"\n{network}, {rows[1]['width']} voxels along each side: saved for backward [MiB]")
+    print(f"{'ranks':>5}{'grid':>12}{'rank':>10}{'halos':>8}{'bar':>10}{'share':>8}")
     for ranks, row in rows.items():
-        bar = 1.05 * serial / ranks + row["halos"]
-        grid = " x ".join(str(row["grid"].get(axis, 1)) for axis in ("depth", "height", "width"))
+        line = f"{ranks:5}{grid_of(row):>12}{row['saved'] / MIB:10.2f}{row['halos'] / MIB:8.2f}"
+        bar = row["bar"]
+        print(line if bar is None else f"{line}{bar / MIB:10.2f}{row['saved'] / bar:8.3f}")
+
+
+def print_read(rows: dict[int, dict[str, Any]]) -> None:
+    print("\nread per sample [MiB]")
+    print(f"{'ranks':>5}{'grid':>12}{'rank':>10}{'system':>10}{'box':>9}{'whole':>9}")
+    for ranks, row in rows.items():
         print(
-            f"{ranks:5}{grid:>12}{row['saved'] / MIB:10.2f}{row['halos'] / MIB:8.2f}"
-            f"{bar / MIB:10.2f}{row['saved'] / bar:8.3f}{row['read'] / MIB:10.3f}"
-            f"{row['system'] / MIB:10.3f}{row['box'] / MIB:9.3f}{row['whole'] / MIB:9.3f}"
+            f"{ranks:5}{grid_of(row):>12}{row['read'] / MIB:10.3f}{row['system'] / MIB:10.3f}"
+            f"{row['box'] / MIB:9.3f}{row['whole'] / MIB:9.3f}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--width", type=int, default=128, help="voxels along each side")
+    names = list(NETWORKS)
+    parser.add_argument("--network", nargs="+", choices=names, default=names)
+    parser.add_argument("--width", type=int, help="voxels along each side")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], choices=[2, 4, 8])
-    parser.add_argument("--batch-norm", action="store_true")
+    parser.add_argument("--batch-norm", action="store_true", help="in CosmoFlow")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     options = parser.parse_args()
     where = machine()
     print(", ".join(f"{key} {value}" for key, value in where.items()))
-    print(f"CosmoFlow-{options.width}, batch norm: {options.batch_norm}, float32, one sample")
-    with tempfile.TemporaryDirectory() as folder:
-        write_universes(Path(folder), options.width)
-        rows = {ranks: measure(options, ranks, folder) for ranks in [1, *options.ranks]}
-    print_table(rows)
+    print("float32, one sample")
+    results: dict[str, Any] = {}
+    for network in options.network:
+        results[network] = saved(network, options)
+        print_saved(network, results[network])
+    results["read"] = read(options)
+    print_read(results["read"])
     if options.json:
         what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, "ranks": rows}, indent=1))
+        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from networks import make
 from torch import nn
 
 import hyperslab as hs
@@ -60,27 +60,24 @@ def _per_dim(value: Any, dim: int) -> int:
     return value if isinstance(value, int) else value[dim]
 
 
-def saved_bytes(width: int, batch_norm: bool, axes: dict[str, int]) -> dict[str, int]:
-    """Bytes that one CosmoFlow step saves on this rank, and the halos' part of them.
+def saved_bytes(network: str, width: int, batch_norm: bool, axes: dict[str, int]) -> dict[str, int]:
+    """Bytes that one step saves on this rank, and the halos' part of them.
 
     With no ``axes`` the plain module and a plain tensor: the serial run.
     """
-    torch.manual_seed(0)
     grid = hs.Grid(**axes)
-    model = hs.models.CosmoFlow(width, batch_norm=batch_norm)
+    case = make(network, width, batch_norm, grid.device)
     halos = []
 
     def note(layer: nn.Module, args: Any, y: hs.Sharded) -> None:
         halos.append(halo_elements(layer, args[0], y) * y.element_size())
 
-    x: Any = torch.randn(1, 4, width, width, width)
     if axes:
-        x = hs.shard(x, grid)
-        hs.parallelize(model, grid)
-        for module in model.modules():
-            if isinstance(module, nn.Conv3d | nn.AvgPool3d):
+        case.cut(grid)
+        for module in case.model.modules():
+            if isinstance(module, nn.Conv3d | nn.AvgPool3d | nn.MaxPool3d):
                 module.register_forward_hook(note)
-    with counting([*model.parameters(), *model.buffers()]) as storages:
-        loss = F.mse_loss(model(x), torch.zeros(1, 4))
+    with counting([*case.model.parameters(), *case.model.buffers()]) as storages:
+        loss = case.loss(case.model(case.x), case.y)
     del loss
     return {"saved": sum(storages.values()), "halos": sum(halos)}

@@ -1,18 +1,18 @@
 """The distributed step against the serial one on the same cores, in turn, in one process group.
 
-    python benchmarks/step.py [--width 128] [--steps 15] [--dtype float32 bfloat16] [--json OUT]
+    python benchmarks/step.py [--network cosmoflow unet3d] [--width W] [--steps 15]
+                              [--dtype float32 bfloat16] [--json OUT]
 
-1. A training step of CosmoFlow on R ranks of one thread against the same step on one rank of R
-   threads (rank 0, while the others sleep in a barrier). On GPUs: R GPUs against one.
-2. Layer by layer, the distributed convolution against the plain one of the same block without
-   communication, on all ranks at once: the share of the kernel's speed that is reached
-   (Oyama et al. 2020, table II).
+1. A training step on R ranks of one thread against the same step on one rank of R threads (rank 0,
+   while the others sleep in a barrier). On GPUs: R GPUs against one.
+2. Layer by layer for CosmoFlow, the distributed convolution against the plain one of the same
+   block without communication, on all ranks at once: the share of the kernel's speed that is
+   reached (Oyama et al. 2020, table II).
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import time
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from clock import machine, slowest, stopwatch, summary
 from launch import run_ranks
+from networks import NETWORKS, Case, make
 from torch import nn
 
 import hyperslab as hs
@@ -34,13 +35,14 @@ WARM_UP = 3
 class Step:
     """One training step, in its parts."""
 
-    def __init__(self, model: nn.Module, x: Any, y: torch.Tensor, dtype: torch.dtype) -> None:
-        self.model, self.x, self.y, self.dtype = model, x, y, dtype
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        self.case, self.dtype = case, dtype
+        self.optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
+        self.device = case.y.device
 
     def forward(self) -> None:
-        with torch.autocast(self.y.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            self.loss = F.mse_loss(self.model(self.x).float(), self.y)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            self.loss = self.case.loss(self.case.model(self.case.x).float(), self.case.y)
 
     def backward(self) -> None:
         self.loss.backward()
@@ -51,18 +53,18 @@ class Step:
 
     def run(self) -> list[float]:
         torch.manual_seed(1)  # the same dropout on both sides
-        return stopwatch(self.y.device, [self.forward, self.backward, self.update])
+        return stopwatch(self.device, [self.forward, self.backward, self.update])
 
 
-def compare_steps(width: int, ranks: int, steps: int, dtype: torch.dtype) -> dict[str, Any]:
+def compare_steps(
+    network: str, width: int, ranks: int, steps: int, dtype: torch.dtype
+) -> dict[str, Any]:
     """Serial and distributed steps in turn; on every rank."""
     grid = hs.Grid(depth=ranks)
-    torch.manual_seed(0)
-    model = hs.models.CosmoFlow(width).to(grid.device)
-    x = torch.randn(1, 4, width, width, width, device=grid.device)
-    y = torch.rand(1, 4, device=grid.device) * 2 - 1
-    serial = Step(copy.deepcopy(model), x, y, dtype) if grid.is_main else None
-    cut = Step(hs.parallelize(model, grid), hs.shard(x, grid), y, dtype)
+    serial = Step(make(network, width, False, grid.device), dtype) if grid.is_main else None
+    case = make(network, width, False, grid.device)
+    case.cut(grid)
+    cut = Step(case, dtype)
     turns = []
     for _ in range(WARM_UP + steps):
         alone, busy = serial_turn(serial, grid, ranks)
@@ -185,14 +187,16 @@ class Convolution:
 
 
 def on_ranks(options: argparse.Namespace) -> dict[str, Any]:
-    """Both comparisons in every dtype."""
-    results = {}
-    for name in options.dtype:
-        common = (options.width, options.ranks, options.steps, getattr(torch, name))
-        results[name] = {
-            "step": compare_steps(*common),
-            "convolutions": compare_convolutions(*common),
-        }
+    """Every network in every dtype."""
+    results: dict[str, Any] = {}
+    for network in options.network:
+        width = options.width or NETWORKS[network]
+        results[network] = {"width": width}
+        for name in options.dtype:
+            common = (width, options.ranks, options.steps, getattr(torch, name))
+            results[network][name] = {"step": compare_steps(network, *common)}
+            if network == "cosmoflow":
+                results[network][name]["convolutions"] = compare_convolutions(*common)
     return results
 
 
@@ -238,7 +242,9 @@ def print_shares(label: str, times: dict[tuple[str, str], float], paired: float)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--width", type=int, default=128, help="voxels along each side")
+    names = list(NETWORKS)
+    parser.add_argument("--network", nargs="+", choices=names, default=names)
+    parser.add_argument("--width", type=int, help="voxels along each side")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=15, help="turns of each side")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
@@ -247,9 +253,12 @@ def main() -> None:
     where = machine()
     results = run_ranks(options.ranks, on_ranks, options)[0]
     print(", ".join(f"{key} {value}" for key, value in where.items()))
-    for name, result in results.items():
-        print_step(name, result["step"], options.ranks)
-        print_convolutions(name, result["convolutions"], options.ranks)
+    for network, result in results.items():
+        for name in options.dtype:
+            title = f"{network}-{result['width']}, {name}"
+            print_step(title, result[name]["step"], options.ranks)
+            if "convolutions" in result[name]:
+                print_convolutions(title, result[name]["convolutions"], options.ranks)
     if options.json:
         what = {key: str(value) for key, value in vars(options).items() if key != "json"}
         options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))

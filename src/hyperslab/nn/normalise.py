@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 from hyperslab.comm.reduce import reduce_in_place
 from hyperslab.nn.reduce import HALF, wide
 
-
 CACHED = 1 << 19  # elements that the processor's cache holds
 
 

@@ -1,0 +1,49 @@
+"""The networks that are measured, each with one sample and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+
+UNET_CHANNELS = 16
+"""Of the first convolution: half of the paper's, for two cores."""
+
+
+@dataclass
+class Case:
+    """A network with the same numbers on every rank, one sample, and what it should give."""
+
+    model: nn.Module
+    x: Any
+    y: Any
+    loss: Callable[[Any, Any], torch.Tensor]
+
+    def cut(self, grid: hs.Grid) -> None:
+        """From now on over the ranks of ``grid``."""
+        hs.parallelize(self.model, grid)
+        self.x = hs.shard(self.x, grid)
+        if self.y.dim() > 2:
+            self.y = hs.shard(self.y, grid, channels=False)
+
+
+def make(network: str, width: int, batch_norm: bool, device: torch.device) -> Case:
+    """CosmoFlow (Oyama et al. 2020) or the 3D U-Net, which always has batch norm."""
+    torch.manual_seed(0)
+    if network == "cosmoflow":
+        model: nn.Module = hs.models.CosmoFlow(width, batch_norm=batch_norm)
+        x, y = torch.randn(1, 4, width, width, width), torch.rand(1, 4) * 2 - 1
+        return Case(model.to(device), x.to(device), y.to(device), F.mse_loss)
+    model = hs.models.UNet3D(channels=UNET_CHANNELS)
+    x, y = torch.randn(1, 1, width, width, width), torch.randint(3, (1, width, width, width))
+    return Case(model.to(device), x.to(device), y.to(device), F.cross_entropy)
+
+
+NETWORKS = {"cosmoflow": 128, "unet3d": 64}
+"""The names, and the width at which each is measured."""
