@@ -140,8 +140,9 @@ def npy(order: str) -> Write:
         shape = SCAN if order == "none" else CUBE
         found = [counts(i, shape, "float32" if order == "last" else "int16") for i in range(N)]
         for i, volume in enumerate(found):
-            stored = {"first": volume, "last": np.moveaxis(volume, 0, -1), "none": volume[0]}[order]
-            np.save(folder / f"v{i}.npy", stored)  # "last" in Fortran order, as numpy saves it
+            last = np.asfortranarray(np.moveaxis(volume, 0, -1))
+            stored = {"first": volume, "last": last, "none": volume[0]}[order]
+            np.save(folder / f"v{i}.npy", stored)
             if order == "first":
                 np.save(folder / f"v{i}.target.npy", unit(i))
         if order != "first":
