@@ -6,6 +6,7 @@ Whatever it would leave partial without a word is an error here.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -131,18 +132,27 @@ def _in_a_functions_backward() -> bool:
     return frame is not None
 
 
-class Watched:
-    """The forward of a parallelised module."""
+class Watched(functools.partial[Any]):
+    """The forward of a parallelised module.
 
-    def __init__(
-        self, forward: Callable[..., Any], guard: Guard, ddp: DistributedDataParallel | None
-    ) -> None:
-        self.forward, self.guard, self.ddp = forward, guard, ddp
+    It runs eagerly, whether the module was compiled before, afterwards or in parts: torch.compile
+    knows nothing of the messages that operators on cut tensors exchange. (It would look into a
+    ``__call__`` written in Python.)
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            self.guard.begin(self.ddp)
-        return self.forward(*args, **kwargs)
+    def __new__(
+        cls,
+        forward: Callable[..., Any],
+        guard: Guard | None = None,
+        ddp: DistributedDataParallel | None = None,
+    ) -> Watched:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if guard is not None and torch.is_grad_enabled():
+                guard.begin(ddp)
+            with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
+                return forward(*args, **kwargs)
+
+        return super().__new__(cls, torch.compiler.disable(run, reason="it takes cut tensors"))
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise LayoutError(

@@ -46,7 +46,8 @@ def parallelize(
     ``loss.backward()`` every ``.grad`` is the gradient of the one global loss: torch's
     DistributedDataParallel averages over all ranks, bucketed and overlapped with the backward
     pass. Names in the state dict do not change. ``module.no_sync()`` is a context in which
-    gradients accumulate without communication, as DistributedDataParallel has it.
+    gradients accumulate without communication, as DistributedDataParallel has it. The module runs
+    eagerly, also if it or a part of it is compiled, before or afterwards.
 
     Args:
         module: any module; its forward takes `Sharded` inputs.
@@ -81,12 +82,13 @@ def parallelize(
 
 def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:
     if grid.size == 1:
+        module.forward = Watched(module.forward)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
     _make_equal(module, grid)
     guard = Guard(module, find_unused=find_unused)
     if not any(p.requires_grad for p in module.parameters()):
-        module.forward = Watched(module.forward, guard, None)  # type: ignore[method-assign]
+        module.forward = Watched(module.forward, guard)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
     ddp = DistributedDataParallel(

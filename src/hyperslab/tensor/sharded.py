@@ -22,7 +22,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from hyperslab.comm import Grid, all_reduce_sum, plan_exchange
 from hyperslab.comm.exchange import fetch
-from hyperslab.errors import LayoutError
+from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor.registry import RULES, refuse
 
@@ -241,6 +241,13 @@ class Sharded(torch.Tensor):
 
     def set_(self, *args: Any, **_: Any) -> Any:  # torch would not ask __torch_function__
         raise refuse(torch.Tensor.set_, (self, *args), {})
+
+    def _is_view(self) -> bool:  # what torch.compile asks of a tensor first
+        raise UnsupportedOp(
+            f"torch.compile cannot trace a cut tensor\n    Sharded {self._partition} on "
+            f"{self._grid}\n    compile nothing but the module that hyperslab.parallelize takes or "
+            "returns, which runs eagerly;\n    wrap other functions in torch.compiler.disable"
+        )
 
     def __matmul__(self, other: Any) -> Any:  # torch would turn the refusal into NotImplemented
         return torch.matmul(self, other)
