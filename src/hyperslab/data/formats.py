@@ -48,9 +48,8 @@ def source_of(
     if found[1]:
         grid.notice(found[1])
     match found[0]:
-        case "hdf5" | "lbann" as kind:
-            lbann = None if format is None else kind == "lbann"
-            return Hdf5Folder.scan(folder, grid, channels, lbann)
+        case "hdf5" | "lbann":
+            return Hdf5Folder.scan(folder, grid, channels, lbann_of(format))
         case "zarr":
             return ZarrFolder.scan(folder, grid, channels)
         case "npy":
@@ -59,6 +58,11 @@ def source_of(
             return TfRecordFolder.scan(folder, grid)
         case "nifti":
             return NiftiFolder.scan(folder, grid)
+
+
+def lbann_of(format: Format | None) -> bool | None:
+    """Whether HDF5 files have reversed spatial dims, by the format that was asked for."""
+    return None if format is None else format == "lbann"
 
 
 def find_format(folder: Path) -> tuple[Format, str]:

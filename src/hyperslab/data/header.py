@@ -119,7 +119,7 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
                 volume.dtype.name,
                 order,
                 _names(file, target, len(unit)),
-                reversed=_reversed(path, key, order, lbann),
+                reversed=is_reversed(path, key, order, lbann),
             ),
             unit,
             _physical(path, file, len(unit)),
@@ -175,7 +175,12 @@ def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def _reversed(path: Path, key: str, order: Channels, lbann: bool | None) -> bool:
+def is_reversed(path: Path, key: str, order: Channels, lbann: bool | None) -> bool:
+    """Whether the spatial dims of a file are (W, H, D); ``lbann`` says so, or is found out.
+
+    Raises:
+        DataError: it is said of a file with channels last.
+    """
     if lbann and order == "last":
         raise DataError(f'{path}: stores channels last, which LBANN\'s do not; say format="hdf5"')
     found = key == "full" and order == "first" and Part.fullmatch(path.stem) is not None

@@ -15,6 +15,7 @@ from hyperslab.comm import Grid
 from hyperslab.ct.nifti import SUFFIXES as NIFTI
 from hyperslab.data import Source, Subvolumes
 from hyperslab.data.catalog import SUFFIXES as HDF5
+from hyperslab.data.formats import lbann_of
 from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.predict.inputs import Input, expand
 from hyperslab.predict.journal import Journal, digest
@@ -168,8 +169,9 @@ class Work:
         if not entry.path.name.endswith(HDF5):
             kinds = HDF5 if not self.about.classes else (*NIFTI, *HDF5)
             raise DataError(f"{entry.path}: this network takes {', '.join(kinds)}")
-        channels = self.network.recipe.data.channels
-        return Hdf5(entry.path, self.about, native=native, channels=channels)
+        data = self.network.recipe.data
+        lbann = lbann_of(data.format)
+        return Hdf5(entry.path, self.about, native=native, channels=data.channels, lbann=lbann)
 
     def _numbers(self, entry: Input) -> None:
         source: Source = self._open_hdf5(entry, native=False)

@@ -17,7 +17,7 @@ from hyperslab.ct import nifti
 from hyperslab.ct.files import as_hu
 from hyperslab.ct.lattice import linear
 from hyperslab.data import Source
-from hyperslab.data.header import DTYPES, naming
+from hyperslab.data.header import DTYPES, Channels, is_reversed, naming
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box, Partition
 from hyperslab.train.about import About
@@ -86,13 +86,25 @@ class Hdf5(Source):
 
     KEYS = ("full", "x", "volume")
 
-    def __init__(self, path: Path, about: About, *, native: bool, channels: str | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        about: About,
+        *,
+        native: bool,
+        channels: str | None,
+        lbann: bool | None = None,
+    ) -> None:
         self.path, self.names = path, (path.stem,)
         read = self._header
         self.key, stored, dtype, self.affine = on_main(read, f"{path}: cannot be read", DataError)
         self.dtype = np.dtype(dtype)
         self.last = self._channels_last(stored, about.whole, channels)
+        order: Channels = "last" if self.last else "first"
+        self.reversed = is_reversed(path, self.key, order, lbann)
         self.shape = (stored[-1], *stored[:-1]) if self.last else stored
+        if self.reversed:
+            self.shape = (stored[0], *stored[:0:-1])
         _check(path, self.shape[:1], about.whole[:1], "channels")
         if not native:
             _check(path, self.shape[1:], about.whole[1:], "voxels")
@@ -124,8 +136,12 @@ class Hdf5(Source):
 
     def read(self, sample: int, box: Box) -> Array:
         stored = Box(box.lo[1:] + box.lo[:1], box.hi[1:] + box.hi[:1]) if self.last else box
+        if self.reversed:
+            stored = Box(box.lo[:1] + box.lo[:0:-1], box.hi[:1] + box.hi[:0:-1])
         with naming(self.path), h5py.File(self.path, "r", locking=False) as file:
             values: Array = file[self.key][stored.slices()]
+        if self.reversed:
+            return values.transpose(0, 3, 2, 1)
         return np.moveaxis(values, -1, 0) if self.last else values
 
     def block(self, grid: Grid) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
 from hyperslab.data.catalog import SUFFIXES, Catalog
+from hyperslab.data.formats import lbann_of
 from hyperslab.data.header import read_header
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box, Window
@@ -62,7 +63,7 @@ def source_of(run: Run, file: Path) -> Source:
         DataError: the file is broken.
     """
     folder = Path(str(run.setting("data.path")))
-    header = read_header(file, run.setting("data.channels"))
+    header = read_header(file, run.setting("data.channels"), lbann_of(run.setting("data.format")))
     names = header.layout.names
     catalog = Catalog(
         folder,

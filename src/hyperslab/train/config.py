@@ -57,6 +57,7 @@ class Data(Section):
     path: Path
     batch_size: PositiveInt  # samples over all ranks
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
+    format: Literal["hdf5", "lbann", "npy", "tfrecord", "zarr", "nifti"] | None = None
     channels: Literal["first", "last"] | None = None  # None: found out
     transform: Literal["auto", "log1p", "mean"] | None = "auto"  # log1p of counts, none of scans
     window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place

@@ -43,6 +43,7 @@ def open_data(
         split=split,
         seed=data.seed,
         shuffle=shuffle,
+        format=data.format,
         channels=data.channels,
         transform=data.transform,
         window=data.window,
