@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ GRACE = 10.0  # [s] that the other ranks have after the first one failed
 RENEW = 16  # calls that share one process group: the groups made inside it hold sockets until then
 # torch._dynamo is what the first optimizer of a process imports: two seconds in every worker.
 PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "h5py", "hypothesis", "pytest"]
+PRELOAD_IF_USED = ["monai.losses", "monai.networks.nets"]  # seconds too: where a test imports it
 
 
 class RankError(RuntimeError):
@@ -74,7 +76,8 @@ class _Pool:
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOAD)
+        used = [name for name in PRELOAD_IF_USED if name in sys.modules]
+        self.context.set_forkserver_preload([*PRELOAD, *used])
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self.workers: list[_Worker] = []

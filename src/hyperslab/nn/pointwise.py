@@ -65,8 +65,14 @@ def apply_pointwise(
             "use the operator that returns a new tensor"
         )
     if in_place:
-        target = like.partition
         check_writable(like, function.__name__)
+        more = [axis for axis in target.axes if axis not in like.partition.axes]
+        if more:
+            like.grid.notice(
+                f"{function.__name__} in place: {like.partition} stays as it is; other operands "
+                f"are gathered along {', '.join(more)}, its ranks repeat the work from here on"
+            )
+        target = like.partition
     local = partial(operand_block, target=target, like=like)
     blocks = [like if in_place and value is like else local(value) for value in args]
     result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})

@@ -1,0 +1,66 @@
+"""Networks of a public library train as they do serially (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+
+import hyperslab as hs
+from tests.networks.train import STEPS, Step, apart, train
+from tests.networks.zoo import NETWORKS
+from tests.ranks import run_ranks
+
+GRIDS = [
+    {"depth": 2},
+    {"depth": 2, "height": 2},
+    {"depth": 2, "height": 2, "width": 2},
+]
+IN_FLOAT32 = ["UNet", "SegResNet", "AttentionUnet", "DenseNet", "EfficientNet"]
+
+
+@functools.cache
+def serial(name: str, dtype: torch.dtype) -> list[Step]:
+    (steps,) = run_ranks(1, train, name, None, dtype)
+    return steps
+
+
+def check(name: str, axes: dict[str, int], dtype: torch.dtype, tolerance: float) -> None:
+    expected = serial(name, dtype)
+    assert len({step.loss for step in expected}) == STEPS
+    for loss, gradient, cut in run_ranks(
+        math.prod(axes.values()), apart, name, axes, dtype, expected
+    ):
+        assert loss <= tolerance
+        assert gradient <= tolerance
+        assert cut or NETWORKS[name].goal == "numbers" or NETWORKS[name].until
+
+
+@pytest.mark.parametrize("axes", GRIDS, ids=lambda axes: "x".join(map(str, axes.values())))
+@pytest.mark.parametrize("name", NETWORKS)
+def test_three_steps(name: str, axes: dict[str, int]) -> None:
+    check(name, axes, torch.float64, 1e-9)
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_three_steps_in_float32(name: str) -> None:
+    check(name, {"data": 2, "depth": 2}, torch.float32, 1e-4)
+
+
+def without_until() -> None:
+    """Registration moves voxels anywhere in the volume."""
+    network, grid = NETWORKS["VoxelMorph"], hs.Grid(depth=2)
+    model = hs.parallelize(network.make(), grid)
+    network.call(model, hs.shard(torch.randn(network.shape), grid))
+
+
+def test_what_needs_whole_volumes_is_refused() -> None:
+    with pytest.raises(hs.LayoutError) as caught:
+        run_ranks(2, without_until)
+    message = str(caught.value)
+    assert "grid_sample needs the whole of a dim" in message
+    assert "2 x 3 x 16 x 24 x 16 (dim 2 in 2 by depth)" in message
+    assert "hyperslab.gather(x, ('depth',))" in message
+    assert "until=" in message
