@@ -32,7 +32,7 @@ cli.main()
 MESSAGE = "a.hdf5 has no key 'full' [see the docs]\n    convert it first"
 
 
-COMMANDS = ("simulate", "convert", "train", "evaluate", "predict", "report")
+COMMANDS = ("simulate", "convert", "inspect", "train", "evaluate", "predict", "report")
 
 
 def run(*arguments: str) -> Result:
