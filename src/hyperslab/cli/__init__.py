@@ -10,6 +10,7 @@ import typer
 from hyperslab.cli.convert import convert
 from hyperslab.cli.errors import DEBUG, clean_errors, leave
 from hyperslab.cli.evaluate import evaluate
+from hyperslab.cli.inspect import inspect
 from hyperslab.cli.predict import predict
 from hyperslab.cli.report import report
 from hyperslab.cli.simulate import simulate
@@ -31,7 +32,7 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-for command in (simulate, train, evaluate, predict, report):
+for command in (simulate, inspect, train, evaluate, predict, report):
     app.command()(command)
 app.add_typer(convert, name="convert")
 

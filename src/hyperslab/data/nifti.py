@@ -152,6 +152,22 @@ def orientation(path: Path, image: Any) -> NDArray[Any]:
     )
 
 
+def stored_axes(source: NiftiFolder, sample: int) -> tuple[str, str, tuple[int, ...], int]:
+    """The file's dims as letters of D, H, W, outermost first, those of them that run backwards,
+    their extents, and the bytes of a voxel in it.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = source.scans.pairs[sample].image
+    with naming(path):
+        image = load(path)
+        turn = orientation(path, image)
+    dims = "".join("WHD"[int(axis)] for axis, _ in turn)
+    flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
+    return dims[::-1], flipped, image.shape[::-1], image.get_data_dtype().itemsize
+
+
 def _spatial(box: Box) -> Box:
     return Box(box.lo[1:], box.hi[1:])
 

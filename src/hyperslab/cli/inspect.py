@@ -1,0 +1,100 @@
+"""`hyperslab inspect`: what a folder holds, and what reading it on a grid costs."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyperslab.comm import AXES, Grid
+from hyperslab.data import Source
+from hyperslab.data.cost import Storage, advice, boxes, cost, storage_of
+from hyperslab.data.formats import find_format, source_of
+
+PLACE = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A folder that hyperslab.open takes.")],
+    places: Annotated[
+        list[str] | None, typer.Argument(help="A grid, such as grid.depth=2 grid.width=2.")
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="hdf5, lbann, npy, tfrecord, zarr or nifti.")
+    ] = None,
+    channels: Annotated[str | None, typer.Option(help="first or last.")] = None,
+) -> None:
+    """Say what a folder holds and what reading it on a grid costs in bytes and requests."""
+    extents = _extents(places or [])
+    if channels not in (None, "first", "last"):
+        raise typer.BadParameter(f"--channels {channels}: give first or last")
+    found = format or find_format(path)[0]
+    source = source_of(path, Grid(), channels, format)  # type: ignore[arg-type]
+    storage = storage_of(source)
+    assert storage is not None, "every format of ours has one"
+    typer.echo(f"{path}: {len(source.names)} samples, {found}")
+    for word, text in _about(source, storage).items():
+        typer.echo(f"  {word:11}{text}")
+    for line in _costs(source, storage, extents):
+        typer.echo(line)
+
+
+def _extents(places: list[str]) -> dict[str, int]:
+    extents = {}
+    for place in places:
+        match = PLACE.fullmatch(place)
+        if match is None:
+            raise typer.BadParameter(f"{place}: give grid.AXIS=N, AXIS one of {', '.join(AXES)}")
+        extents[match[1]] = int(match[2])
+    return extents
+
+
+def _about(source: Source, storage: Storage) -> dict[str, str]:
+    chunk = "" if storage.chunk is None else f", chunks of {_product(storage.chunk)}"
+    packing = f", {storage.compression}" if storage.compression else ""
+    found = {"parameters": ", ".join(_ranges(source))}
+    if source.classes:
+        found = {"classes": ", ".join(source.classes)}
+    return {
+        "first": source.where(0),
+        "volume": f"{_product(source.shape)} (C x D x H x W) {source.dtype.name}",
+        "stored": f"{_product(storage.shape)} ({' x '.join(storage.dims)}){chunk}{packing}, "
+        f"{_size(storage.size)}",
+        **found,
+    }
+
+
+def _ranges(source: Source) -> list[str]:
+    """The parameters, with the physical values at -1 and 1 where they are known."""
+    return [
+        name if (low, high) == (-1, 1) else f"{name} ({low:.4g} to {high:.4g})"
+        for name, (low, high) in source.parameters.ranges.items()
+    ]
+
+
+def _costs(source: Source, storage: Storage, extents: dict[str, int]) -> list[str]:
+    ranks = [cost(storage, box) for box in boxes(source.shape, extents)]
+    most = max(ranks, key=lambda rank: rank.read)
+    read = sum(rank.read for rank in ranks)
+    grid = " ".join(f"{axis}={extents.get(axis, 1)}" for axis in AXES[1:])
+    lines = [
+        f"reading the volume of a sample on {grid}:",
+        f"  a rank     a box of {_size(most.box)}: {_size(most.read)} in {most.requests} requests",
+        f"  all        {_size(sum(rank.box for rank in ranks))}: {_size(read)} in "
+        f"{sum(rank.requests for rank in ranks)} requests, {read / storage.size:.2f} x the file's",
+    ]
+    words = advice(storage, ranks, extents)
+    return [*lines, f"advice: {words}"] if words else lines
+
+
+def _product(numbers: tuple[int, ...]) -> str:
+    return " x ".join(map(str, numbers))
+
+
+def _size(count: int) -> str:
+    """[B] in the unit that suits it."""
+    power = min(3, int(math.log2(max(count, 1)) // 10))
+    return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
