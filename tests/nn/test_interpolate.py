@@ -194,13 +194,6 @@ def refused(case: str) -> None:
         F.interpolate(x, size=(8, 1), mode="bilinear", antialias=True)
     elif case == "zero":
         F.interpolate(x, scale_factor=0.1)
-    elif case == "grid":
-        F.grid_sample(x, torch.zeros(1, 4, 4, 2), align_corners=False)
-    elif case == "affine":
-        F.affine_grid(hs.shard(torch.zeros(2, 2, 3), hs.Grid(height=2)), [2, 1, 4, 4])
-
-
-REMEDY = r"x\.full\(\) or hyperslab\.gather"
 
 
 @pytest.mark.parametrize(
@@ -211,8 +204,6 @@ REMEDY = r"x\.full\(\) or hyperslab\.gather"
         ("odd factor", hs.LayoutError, "use recompute_scale_factor=True"),
         ("thin", hs.LayoutError, "use antialias=False"),
         ("zero", RuntimeError, "greater than 0"),
-        ("grid", hs.UnsupportedOp, REMEDY),
-        ("affine", hs.UnsupportedOp, REMEDY),
     ],
 )
 def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:

@@ -129,7 +129,7 @@ def refused(name: str, args: tuple[Any, ...]) -> None:
 )
 def test_a_cut_dim_is_refused(name: str, args: tuple[Any, ...]) -> None:
     message = (
-        rf"^{name} needs all of dim .*, which is cut: .*\n    use hyperslab.gather\(x, \['depth'\]"
+        rf"^{name} needs all of dim .*, which is cut: .*\n    use hyperslab.gather\(x, \('depth',\)"
     )
     with pytest.raises(hs.LayoutError, match=message):
         run_ranks(2, refused, name, args)
