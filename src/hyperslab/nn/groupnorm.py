@@ -71,7 +71,8 @@ def group_norm(
             f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
         )
     if group_over(x, range(2, x.dim())) is None:
-        return x.like(F.group_norm(x.local, num_groups, weight, bias, eps))
+        # Not F's, which judges by the block's samples: some ranks would raise and others not.
+        return x.like(torch.group_norm(x.local, num_groups, weight, bias, eps))
     dtype = F.group_norm(x.local.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
     block = x.local.to(dtype)
     y, _, _ = normalise_space(x, block, weight, bias, eps, x.shape[1] // num_groups)

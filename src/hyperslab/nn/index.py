@@ -69,6 +69,8 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     y = x.like(block[tuple(slices)], target)
     if not stay:
         y.mark_as_copy(x)
+    elif any(x.partition.cuts[d] and s.count != x.shape[d] for d, s in enumerate(chosen)):
+        y.is_crop = True
     return y
 
 

@@ -156,6 +156,7 @@ def setitem(self: Any, index: Any, value: Any) -> None:
     if found.positions is not None:
         where[found.positions[0]] = found.positions[1]
     self.local[tuple(where)] = _part(value, region, found.single, self)
+    self.note_change()
 
 
 def _region(x: Sharded, found: Subscript) -> Partition:

@@ -37,7 +37,7 @@ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __
 __rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ __ifloordiv__
 __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
 __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
-__gt__ __ge__ bfloat16 bool byte char contiguous copy_ cpu cuda double fill_ float half int long
+__gt__ __ge__ bfloat16 bool byte char copy_ cpu cuda double fill_ float half int long
 short zero_
 """.split()  # noqa: SIM905
 """Names looked up in torch.Tensor only."""
@@ -74,12 +74,13 @@ def apply_pointwise(
             )
         target = like.partition
     local = partial(operand_block, target=target, like=like)
-    blocks = [like if in_place and value is like else local(value) for value in args]
+    blocks = [like.local if in_place and value is like else local(value) for value in args]
     result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
     if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
         raise refuse(function, args, kwargs)
-    if isinstance(result, Sharded):
-        return result
+    if in_place:
+        like.note_change()
+        return like
     return like.like(result, target)
 
 
@@ -183,6 +184,24 @@ def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
     return self.like(self.local.to(*args, **kwargs))
+
+
+@register(torch.Tensor.contiguous, family="pointwise")
+def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Sharded:
+    """Of the block; a copy where the whole is not contiguous, also if this block is."""
+    x: Sharded = self
+    block = x.local
+    plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
+    strides = zip(x.shape, block.stride(), plain.stride(), strict=True)
+    # Torch takes any stride of an extent of 1, which a dim may have on some ranks only.
+    single = [c for c in x.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
+    unclear = x.is_crop or len(single) > (memory_format is torch.contiguous_format)
+    if not unclear and all(a == b for extent, a, b in strides if extent > 1):
+        return x.like(block.contiguous(memory_format=memory_format))
+    y = x.like(block.clone(memory_format=memory_format))
+    if unclear:
+        y.mark_as_copy(x)
+    return y
 
 
 @register(F.prelu, torch.prelu, torch.Tensor.prelu, family="pointwise")

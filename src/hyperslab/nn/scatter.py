@@ -43,6 +43,7 @@ def _written(
     if fixed:
         check_writable(like, name)
         getattr(block, f"{name}_")(d, positions, **options)
+        like.note_change()
         return like
     written = getattr(block, name)(d, positions, **options)
     y = like.like(written, Partition(tuple(input.shape), cuts))
@@ -54,6 +55,8 @@ def _written(
 
 def _alone(x: torch.Tensor) -> bool:
     """Whether nobody else sees this tensor's memory: the tensor and this look hold it."""
+    if isinstance(x, Sharded):
+        return False
     return not x._is_view() and torch._C._storage_Use_Count(x.untyped_storage()._cdata) == 2
 
 

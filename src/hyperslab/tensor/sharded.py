@@ -45,19 +45,32 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
+def _changes(block: torch.Tensor) -> list[int]:
+    """How often rules changed an inference tensor's memory, of which torch keeps no version."""
+    storage: Any = block.untyped_storage()
+    if not hasattr(storage, "_hyperslab_changes"):
+        storage._hyperslab_changes = [0]
+    changes: list[int] = storage._hyperslab_changes
+    return changes
+
+
 class _Base:
-    """The tensor of which serial torch would have a view; inference tensors are not watched."""
+    """The tensor of which serial torch would have a view."""
 
     def __init__(self, block: torch.Tensor) -> None:
-        self._counter = None if block.is_inference() else block.detach()
-        if self._counter is not None:
-            self._counter.data = block.new_empty(0)  # shares the version counter, but no memory
-            self._version = self._counter._version
+        self._changes = _changes(block) if block.is_inference() else None
+        self._counter = block.detach()
+        self._counter.data = block.new_empty(0)  # shares the version counter, but no memory
+        self._version = self._now
+
+    @property
+    def _now(self) -> int:
+        return self._counter._version if self._changes is None else self._changes[0]
 
     @property
     def changed(self) -> bool:
         """Whether it was changed in place since."""
-        return self._counter is not None and self._counter._version != self._version
+        return self._now != self._version
 
 
 class Sharded(torch.Tensor):
@@ -71,6 +84,8 @@ class Sharded(torch.Tensor):
     _grid: Grid
     _policy: Policy
     _base_of_copy: _Base | None = None
+    is_crop = False
+    """A view that leaves elements of a cut dim away; on some ranks none: blocks look whole."""
 
     @staticmethod
     def from_local(
@@ -97,8 +112,8 @@ class Sharded(torch.Tensor):
     def like(self, local: torch.Tensor, partition: Partition | None = None) -> Sharded:
         """Wrap a block on the same grid; ``partition`` defaults to this tensor's own."""
         y = Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
-        if self._base_of_copy is not None and _share_memory(self, y):  # a view of the copy
-            y._base_of_copy = self._base_of_copy
+        if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, y):  # a view
+            y._base_of_copy, y.is_crop = self._base_of_copy, self.is_crop
         return y
 
     def mark_as_copy(self, base: Sharded) -> None:
@@ -113,6 +128,12 @@ class Sharded(torch.Tensor):
     def is_copy(self) -> bool:
         """Whether serial torch would have a view here; see `mark_as_copy`."""
         return self._base_of_copy is not None
+
+    def note_change(self) -> None:
+        """Say that a rule changed this tensor in place, where torch does not count it."""
+        block = self.local
+        if block.is_inference():
+            _changes(block)[0] += 1
 
     @property
     def local(self) -> torch.Tensor:
