@@ -149,6 +149,7 @@ def add_returned(gradient: torch.Tensor, returned: Sequence[torch.Tensor], plan:
 
 def _packed(piece: torch.Tensor) -> torch.Tensor:
     # gloo refuses non-contiguous buffers, and a view would pin all of its tensor until it has left.
+    piece = piece.resolve_conj().resolve_neg()  # it would send what lies in memory
     if piece.is_contiguous() and piece.untyped_storage().nbytes() == piece.nbytes:
         return piece
     return piece.clone(memory_format=torch.contiguous_format)

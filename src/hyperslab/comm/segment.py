@@ -7,9 +7,9 @@ on every processor.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
-import select
 import time
 import uuid
 import weakref
@@ -34,24 +34,29 @@ class _Timespec(ctypes.Structure):
 class Segment:
     """A block of memory that all ranks map; made by `connect`.
 
-    It begins with one line per rank, whose first byte says that the rank has left, and with
-    ``semaphores`` semaphores. Then come ``data`` bytes.
+    It begins with ``semaphores`` semaphores and as many whole numbers as ``numbers``, each on a
+    line of its own. Then come ``data``, the remaining bytes.
+
+    Every rank locks one byte of the file. However its process ends, the system takes that lock
+    away at once, and it does not need to show processes to each other for that.
     """
 
-    def __init__(self, path: Path, rank: int, semaphores: int, data: int, limit: float) -> None:
-        self.rank, self.limit = rank, limit
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        finally:
-            os.close(descriptor)
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        first = self.bytes.data_ptr() + self.bytes.numel() - data - semaphores * LINE
-        self._semaphores = [ctypes.c_void_p(first + n * LINE) for n in range(semaphores)]
-        self.data = self.bytes[self.bytes.numel() - data :]
+    def __init__(self, path: Path, semaphores: int, numbers: int, limit: float) -> None:
+        self.rank, self.limit = dist.get_rank(), limit
+        self._file = path.open("r+b", buffering=0)
+        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.rank)
+        memory = mmap.mmap(self._file.fileno(), 0)
+        with torch.inference_mode(False):  # or it could not be written to outside that mode
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+        begin, end = semaphores * LINE, (semaphores + numbers) * LINE
+        address = whole.data_ptr()
+        self._semaphores = [ctypes.c_void_p(address + at) for at in range(0, begin, LINE)]
+        self.numbers = memoryview(memory)[begin:end].cast("q")[:: LINE // 8]
+        self.data = whole[end:]
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._peers: dict[int, int] = {}  # rank to process descriptor
-        self._spins = 0
+        # With fewer cores than ranks, one that spins keeps another from running.
+        enough = len(os.sched_getaffinity(0)) >= dist.get_world_size()
+        self._spins = SPINS if enough else 1
 
     def prepare(self, semaphores: Sequence[int]) -> None:
         """Give every semaphore its first value; one rank does, before anybody uses them."""
@@ -59,19 +64,9 @@ class Segment:
             if self._libc.sem_init(self._semaphores[number], 1, value) != 0:
                 raise OSError(ctypes.get_errno(), "sem_init")
 
-    def watch(self, processes: Sequence[int]) -> None:
-        """From now on notice when one of the ranks' processes ends."""
-        for rank, process in enumerate(processes):
-            if rank != self.rank:
-                self._peers[rank] = os.pidfd_open(process)
-        # With fewer cores than ranks, one that spins keeps another from running.
-        self._spins = SPINS if len(os.sched_getaffinity(0)) >= len(processes) else 1
-
     def leave(self) -> None:
         """Tell the others that this rank will not answer any more."""
-        self._map[self.rank * LINE] = 1
-        while self._peers:
-            os.close(self._peers.popitem()[1])
+        self._file.close()  # that gives up the lock
 
     def post(self, semaphore: int) -> None:
         self._libc.sem_post(self._semaphores[semaphore])
@@ -97,47 +92,61 @@ class Segment:
                 raise self._lost(peer, what, f"no answer within {self.limit:.0f} s")
 
     def _timed_wait(self, address: ctypes.c_void_p, seconds: float) -> bool:
-        until = time.time() + seconds
-        limit = _Timespec(int(until), int(until % 1 * 1e9))
-        return bool(self._libc.sem_timedwait(address, ctypes.byref(limit)) == 0)
+        """Whether there was a post in time; a signal may end the wait early."""
+        if hasattr(self._libc, "sem_clockwait"):
+            until = _timespec(time.monotonic() + seconds)
+            return bool(self._libc.sem_clockwait(address, time.CLOCK_MONOTONIC, until) == 0)
+        # Before glibc 2.30 there is only the clock that can be set: a post always ends the wait,
+        # but after setting that clock back it is late to notice that the rank has ended.
+        return bool(self._libc.sem_timedwait(address, _timespec(time.time() + seconds)) == 0)
 
     def _alive(self, peer: int) -> bool:
-        if self._map[peer * LINE]:
-            return False
-        poll = select.poll()
-        poll.register(self._peers[peer], select.POLLIN)
-        return not poll.poll(0)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, peer)
+        except BlockingIOError:
+            return True
+        return False
 
     def _lost(self, peer: int, what: str, why: str) -> CommError:
         return CommError(f"rank {self.rank} lost contact with rank {peer} during {what}: {why}")
 
 
-def connect(group: dist.ProcessGroup, semaphores: Sequence[int], data: int) -> Segment | None:
+def _timespec(seconds: float) -> object:
+    whole = int(seconds)
+    return ctypes.byref(_Timespec(whole, int((seconds - whole) * 1e9)))
+
+
+def connect(
+    group: dist.ProcessGroup, semaphores: Sequence[int], numbers: int, data: int
+) -> Segment | None:
     """A segment for the ranks of the default group, which all call this; None if there is none.
 
-    None where the ranks are on several machines, where the system has no shared memory, where
-    that is full, or where processes cannot see each other.
+    None where the ranks are on several machines, where the system has no shared memory, or where
+    that is full.
 
     Args:
         semaphores: their first values.
+        numbers: how many the ranks share.
         data: [B] that the ranks share.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
     message: list[str | None] = [None]
-    if rank == 0:
-        message[0] = _reserve(size * LINE + len(semaphores) * LINE + data)
-    dist.broadcast_object_list(message, src=0)
-    if message[0] is None:
-        return None
-    path = FOLDER / message[0]
+    # All are here: nobody is ended for somebody else's failure to start while there is a file.
+    dist.barrier()
     try:
-        segment = _open(path, group, semaphores, data)
+        if dist.get_rank() == 0:
+            message[0] = _reserve((len(semaphores) + numbers) * LINE + data)
+        dist.broadcast_object_list(message, src=0)
+        if message[0] is None:
+            return None
+        segment = _open(FOLDER / message[0], group, semaphores, numbers)
+        everywhere = torch.tensor(int(segment is not None), device="cpu")
+        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)  # all have opened it, or never will
     finally:
-        dist.barrier()  # all have opened it, or never will
-        if rank == 0:
-            path.unlink()
-    if segment is not None:
-        weakref.finalize(group, segment.leave)
+        if dist.get_rank() == 0 and message[0] is not None:
+            (FOLDER / message[0]).unlink()
+    if segment is None or not everywhere.item():
+        return None
+    weakref.finalize(group, segment.leave)
     return segment
 
 
@@ -159,23 +168,13 @@ def _reserve(size: int) -> str | None:
 
 
 def _open(
-    path: Path, group: dist.ProcessGroup, semaphores: Sequence[int], data: int
+    path: Path, group: dist.ProcessGroup, semaphores: Sequence[int], numbers: int
 ) -> Segment | None:
     limit = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-    segment: Segment | None = None
     try:
-        segment = Segment(path, dist.get_rank(), len(semaphores), data, limit)
+        segment = Segment(path, len(semaphores), numbers, limit)
         if dist.get_rank() == 0:
             segment.prepare(semaphores)
     except OSError:
-        segment = None
-    processes: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(processes, os.getpid())
-    try:
-        if segment is not None:
-            segment.watch(processes)
-    except OSError:
-        segment = None
-    everywhere = torch.tensor(int(segment is not None))
-    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
-    return segment if everywhere.item() else None
+        return None
+    return segment

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.segment import Segment, connect
+from hyperslab.errors import CommError
 
 SLOTS = 2
 BUDGET = 32 << 20  # [B] of all slots together
@@ -53,12 +54,18 @@ class Shared:
         """Put ``x``, contiguous or not, where ``peer`` finds it."""
         self._wait(self.rank, peer, FREE, peer, what)
         self._slot(self.rank, peer, self._sent[peer], x).copy_(x)
+        self.segment.numbers[self._number(self.rank, peer, self._sent[peer])] = x.nbytes
         self._sent[peer] += 1
         self._post(self.rank, peer, FULL)
 
     def receive(self, out: torch.Tensor, peer: int, what: str) -> None:
-        """Fill ``out`` with the next message of ``peer``."""
+        """Fill ``out`` with the next message of ``peer``.
+
+        Raises:
+            CommError: that is not as large as ``out``, or see `Segment.wait`.
+        """
         self._wait(peer, self.rank, FULL, peer, what)
+        self._check(self._number(peer, self.rank, self._received[peer]), out, peer, what)
         out.copy_(self._slot(peer, self.rank, self._received[peer], out))
         self._received[peer] += 1
         self._post(peer, self.rank, FREE)
@@ -69,6 +76,9 @@ class Shared:
         """``scale`` times the sum over ``ranks``, in place of a contiguous tensor.
 
         Every rank gets the same bits: each element is added up once, in the order of the ranks.
+
+        Raises:
+            CommError: another rank adds up something of another size, or see `Segment.wait`.
         """
         flat, step = x.view(-1), LARGEST // x.element_size()
         for part in flat.split(step):
@@ -79,44 +89,46 @@ class Shared:
 
     def _sum_all(self, part: torch.Tensor, ranks: Sequence[int], what: str, scale: float) -> None:
         """1. Show the own part, 2. add up everybody's."""
-        self._may_write(what)
+        self._may_write(part, what)
         self._area(self.rank, part).copy_(part)
-        self._meet(ranks, what)
+        self._meet(ranks, part, what)
         _add_up([self._area(rank, part) for rank in ranks], part, scale)
         self._done(ranks)
 
     def _sum_share(self, part: torch.Tensor, ranks: Sequence[int], what: str, scale: float) -> None:
         """1. Show the others' shares of the own part, 2. add up the own share and show it,
         3. take the others' shares."""
-        self._may_write(what)
+        self._may_write(part, what)
         bounds = [part.numel() * i // len(ranks) for i in range(len(ranks) + 1)]
         share = {r: slice(bounds[i], bounds[i + 1]) for i, r in enumerate(ranks)}
         area = {rank: self._area(rank, part) for rank in ranks}
         mine, others = share[self.rank], [rank for rank in ranks if rank != self.rank]
         for rank in others:
             area[self.rank][share[rank]].copy_(part[share[rank]])
-        self._meet(ranks, what)
+        self._meet(ranks, part, what)
         terms = [part[mine] if rank == self.rank else area[rank][mine] for rank in ranks]
         _add_up(terms, area[self.rank][mine], scale)
         part[mine].copy_(area[self.rank][mine])
-        self._meet(ranks, what)
+        self._meet(ranks, part, what)
         for rank in others:
             part[share[rank]].copy_(area[rank][share[rank]])
         self._done(ranks)
 
-    def _may_write(self, what: str) -> None:
+    def _may_write(self, part: torch.Tensor, what: str) -> None:
         """Wait until nobody reads what the own area held."""
         while self._readers:
             self._wait(self._readers[-1], self.rank, TOKEN, self._readers[-1], what)
             self._readers.pop()
+        self.segment.numbers[self.rank] = part.nbytes
 
-    def _meet(self, ranks: Sequence[int], what: str) -> None:
+    def _meet(self, ranks: Sequence[int], part: torch.Tensor, what: str) -> None:
         """All have shown what they have to show."""
         others = [rank for rank in ranks if rank != self.rank]
         for rank in others:
             self._post(self.rank, rank, TOKEN)
         for rank in others:
             self._wait(rank, self.rank, TOKEN, rank, what)
+            self._check(rank, part, rank, what)
 
     def _done(self, ranks: Sequence[int]) -> None:
         """Tell the others that their areas have been read."""
@@ -132,6 +144,19 @@ class Shared:
             with torch.inference_mode(False):  # or it could not be written to outside that mode
                 self._views[key] = slot[: like.nbytes].view(like.dtype).view(like.shape)
         return self._views[key]
+
+    def _number(self, sender: int, receiver: int, number: int) -> int:
+        """Where the size [B] of a message stands; those of the areas stand before them all."""
+        return len(self._sent) + SLOTS * self._pairs[sender, receiver] + number % SLOTS
+
+    def _check(self, number: int, expected: torch.Tensor, peer: int, what: str) -> None:
+        """Ranks that are at different places of a program must not take each other's numbers."""
+        found = self.segment.numbers[number]
+        if found != expected.nbytes:
+            raise CommError(
+                f"rank {self.rank} expected {expected.nbytes} B from rank {peer} during {what} but "
+                f"got {found} B\n    run the same operations in the same order on every rank"
+            )
 
     def _area(self, rank: int, like: torch.Tensor) -> torch.Tensor:
         return self._areas[rank, : like.nbytes].view(like.dtype)
@@ -182,5 +207,6 @@ def _make(group: dist.ProcessGroup) -> Shared | None:
     size = dist.get_world_size()
     pairs = size * (size - 1)
     slot = min(LARGEST, BUDGET // (pairs * SLOTS)) // 4096 * 4096
-    segment = connect(group, [0, SLOTS, 0] * pairs, pairs * SLOTS * slot + size * LARGEST)
+    data = pairs * SLOTS * slot + size * LARGEST
+    segment = connect(group, [0, SLOTS, 0] * pairs, size + pairs * SLOTS, data)
     return None if segment is None else Shared(segment, dist.get_rank(), size, slot)
