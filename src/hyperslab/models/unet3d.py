@@ -12,7 +12,9 @@ class UNet3D(nn.Module):
     Down: ``levels`` times two convolutions and a maximum pooling, then two convolutions at the
     bottom. Up: as often a transposed convolution, the skipped map beside it, two convolutions.
     Every convolution is 3^3, padded, without bias, and followed by batch norm and ReLU; the last
-    one is 1^3 and gives the classes' logits. With 32 channels and 3 levels this is the paper's.
+    one is 1^3 and gives the classes' logits. With 32 channels and 3 levels this is the paper's. The
+    weights are He normal: torch's own, which are smaller, often never find a rare class, because
+    where no feature is left its logits have no gradient.
 
     Any extents from ``2**levels`` on will do: where a map has an odd extent, its pooling leaves the
     last plane out, and on the way up that plane is one of zeros.
@@ -41,6 +43,9 @@ class UNet3D(nn.Module):
             self.widen.append(nn.ConvTranspose3d(width, width, 2, stride=2, bias=False))
             self.up.append(_block(width + skipped, skipped, skipped))
         self.head = nn.Conv3d(widths[1], classes, 1, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         skipped: list[torch.Tensor] = []
