@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.nn.normalise import Normalise
 from tests.nn.serial import (
     RANKS,
     Example,
@@ -243,3 +244,18 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_ranks(2, refused, case)
+
+
+def test_a_view_with_odd_strides() -> None:
+    """Torch's batch norm takes a view of a batch of one for another memory format."""
+    x = torch.randn(1, 4, 3, 5, 6, dtype=torch.float64)
+    gradient = torch.randn_like(x)
+    last = gradient.contiguous(memory_format=torch.channels_last_3d)
+    found = []
+    for g in (gradient, last, last.as_strided(x.shape, (1, *last.stride()[1:]))):
+        leaf = x.clone().requires_grad_()
+        y, _, _ = Normalise.apply(leaf, torch.ones(4).double(), None, 1e-5, 90, None)
+        y.backward(g)
+        found.append(leaf.grad)
+    assert distance(found[1], found[0]) <= 1e-12
+    assert distance(found[2], found[0]) <= 1e-12

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from hyperslab.comm.reduce import reduce_in_place
 from hyperslab.nn.reduce import HALF, wide
 
+_PLAIN = torch.contiguous_format
 CACHED = 1 << 19  # elements that the processor's cache holds
 
 
@@ -32,6 +33,7 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps, count, group, pool=1):  # type: ignore[no-untyped-def]
+        x = dense(x, _memory_format(x))
         mean, var = _statistics(x, count, group, pool)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
         ctx.eps, ctx.count, ctx.group, ctx.pool = eps, count, group, pool
@@ -43,6 +45,7 @@ class Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient, _mean, _var):  # type: ignore[no-untyped-def]
         x, weight, mean, var = ctx.saved_tensors
+        gradient = dense(gradient, _memory_format(x))
         dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
         if ctx.needs_input_grad[0]:
             sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
@@ -59,6 +62,26 @@ class Normalise(torch.autograd.Function):
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         dweight, dbias = dxhat if needs_weight else None, db if needs_bias else None
         return dx, dweight, dbias, None, None, None, None
+
+
+def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """``x`` with the strides that a new tensor of this memory format has.
+
+    A view may have others in a dim of extent one. Torch (2.13) then takes it for another format:
+    its batch norm computes wrong gradients, silently.
+    """
+    like = torch.empty(x.shape, dtype=x.dtype, device="meta", memory_format=memory_format)
+    if x.stride() == like.stride():
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format).copy_(
+        x
+    )
+
+
+def _memory_format(x: torch.Tensor) -> torch.memory_format:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.dim(), torch.contiguous_format)
+    return last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else _PLAIN
 
 
 def _eval_backward(
