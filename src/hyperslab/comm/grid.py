@@ -29,6 +29,8 @@ log = logging.getLogger("hyperslab")
 class Grid:
     """The ranks as a ``data x depth x height x width`` array; every rank builds the same one.
 
+    The first one waits for all ranks, which then agree on the memory that they share.
+
     ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
     that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
     group. Under ``torchrun`` the grid starts ``torch.distributed`` if nobody has (NCCL for
