@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -128,3 +130,17 @@ def test_ranks_begin_alike() -> None:
     first, second = run_ranks(2, beginnings)
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
+
+
+def freed() -> bool:
+    grid = hs.Grid(depth=2)
+    model = hs.parallelize(nn.Conv3d(1, 1, 3, padding=1), grid)
+    model(hs.shard(torch.randn(1, 1, 8, 4, 4), grid)).sum().backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    return gone() is None
+
+
+def test_a_module_and_its_process_group_are_freed() -> None:
+    assert run_ranks(2, freed) == [True, True]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -69,7 +70,7 @@ class Guard:
         self.seen: set[int] = set()
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._accumulated)
+                parameter.register_post_accumulate_grad_hook(_weakly(self._accumulated))
 
     def begin(self, ddp: DistributedDataParallel | None) -> None:
         """A forward pass whose gradients will be averaged, unless in ``no_sync``."""
@@ -163,3 +164,18 @@ class Watched(functools.partial[Any]):
 
 def _trainable(module: nn.Module) -> dict[int, torch.dtype]:
     return {id(p): p.dtype for p in module.parameters() if p.requires_grad}
+
+
+def _weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """A hook that holds nothing: what a parameter's hook holds is never freed.
+
+    The garbage collector does not see it, and it would be the module and its process group.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def hook(parameter: torch.Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(parameter)
+
+    return hook
