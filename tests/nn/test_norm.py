@@ -188,3 +188,18 @@ def one_value() -> None:
 def test_a_single_value_per_channel_has_no_variance() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         run_ranks(2, one_value)
+
+
+def test_evaluation_of_a_view_with_odd_strides() -> None:
+    """Torch's batch norm takes a view of a batch of one for another memory format."""
+    x, gradient = torch.randn(2, 1, 4, 3, 5, 6, dtype=torch.float64)
+    last = gradient.contiguous(memory_format=torch.channels_last_3d)
+    odd = last.as_strided(x.shape, (1, *last.stride()[1:]))
+    found = []
+    for g in (gradient, odd):
+        leaf, weight = x.clone().requires_grad_(), torch.ones(4).double().requires_grad_()
+        mean, var = torch.zeros(4).double(), torch.ones(4).double()
+        F.batch_norm(hs.shard(leaf, hs.Grid()), mean, var, weight).local.backward(g)
+        found.append((leaf.grad, weight.grad))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm.reduce import reduce_in_place
-from hyperslab.nn.normalise import Normalise, widened
+from hyperslab.nn.normalise import Normalise, dense, memory_format_of, widened
 from hyperslab.nn.reduce import without_empty_shards
 from hyperslab.nn.windowed import check_channels
 from hyperslab.tensor import Sharded, register
@@ -35,9 +35,12 @@ def batch_norm(
     x: Sharded = input
     check_channels(x, "batch_norm")
     if not training:
-        return x.like(
-            F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
-        )
+        kept = memory_format_of(x.local)
+        block = dense(x.local, kept)
+        y = F.batch_norm(block, running_mean, running_var, weight, bias, False, momentum, eps)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: dense(gradient, kept))
+        return x.like(y)
     x = without_empty_shards(x, range(x.dim()))
     axes, shape, fewest = x.partition.axes, list(x.shape), list(x.shape)
     if x.policy.batch_norm == "replica" and "data" in axes:

@@ -33,7 +33,7 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps, count, group, pool=1):  # type: ignore[no-untyped-def]
-        x = dense(x, _memory_format(x))
+        x = dense(x, memory_format_of(x))
         mean, var = _statistics(x, count, group, pool)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
         ctx.eps, ctx.count, ctx.group, ctx.pool = eps, count, group, pool
@@ -45,7 +45,7 @@ class Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient, _mean, _var):  # type: ignore[no-untyped-def]
         x, weight, mean, var = ctx.saved_tensors
-        gradient = dense(gradient, _memory_format(x))
+        gradient = dense(gradient, memory_format_of(x))
         dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
         if ctx.needs_input_grad[0]:
             sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
@@ -78,7 +78,7 @@ def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
     )
 
 
-def _memory_format(x: torch.Tensor) -> torch.memory_format:
+def memory_format_of(x: torch.Tensor) -> torch.memory_format:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = formats.get(x.dim(), torch.contiguous_format)
     return last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else _PLAIN
