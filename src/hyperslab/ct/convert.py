@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,7 +10,8 @@ from typing import Literal
 from hyperslab.ct import files, library, nifti
 from hyperslab.data.labels import LIVER
 from hyperslab.data.pairs import Pair
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import DataError
+from hyperslab.processes import each
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,40 +61,7 @@ def _each(
         files.check(_path(folder, pair), pair, shape)
     yield from (Outcome(pair, "kept") for pair in there)
     todo = [pair for pair in pairs if pair not in there]
-    if min(workers, len(todo)) <= 1:
-        yield from (_convert(pair, folder, shape) for pair in todo)
-    else:
-        yield from _in_processes(todo, folder, shape, min(workers, len(todo)))
-
-
-def _in_processes(
-    pairs: Sequence[Pair], folder: Path, shape: files.Shape, workers: int
-) -> Iterator[Outcome]:
-    context = multiprocessing.get_context("forkserver")  # threads, a progress bar's say, never fork
-    context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(workers, context, _end_with_parent)
-    try:
-        waiting = [pool.submit(_convert, pair, folder, shape) for pair in pairs]
-        yield from (future.result() for future in as_completed(waiting))
-    except BrokenProcessPool as error:
-        raise HyperslabError(
-            "a worker died, perhaps for want of memory; take fewer workers and run it again: "
-            "finished files are kept"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent is killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    yield from each(_convert, [(pair, folder, shape) for pair in todo], workers)
 
 
 def _convert(pair: Pair, folder: Path, shape: files.Shape) -> Outcome:

@@ -1,0 +1,55 @@
+"""One function of many tasks, in processes that end with the one that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from hyperslab.errors import HyperslabError
+
+T = TypeVar("T")
+
+
+def each(function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[T]:
+    """What ``function`` returns of each task's arguments, as they end; of one worker, in order.
+
+    With one worker or one task everything happens in this process. What the function raises ends
+    the others that have not begun.
+
+    Raises:
+        HyperslabError: a worker died.
+    """
+    workers = min(workers, len(tasks))
+    if workers <= 1:
+        yield from (function(*task) for task in tasks)
+        return
+    context = multiprocessing.get_context("forkserver")  # threads, a progress bar's say, never fork
+    context.set_forkserver_preload([function.__module__])
+    pool = ProcessPoolExecutor(workers, context, _end_with_parent)
+    try:
+        waiting = [pool.submit(function, *task) for task in tasks]
+        yield from (future.result() for future in as_completed(waiting))
+    except BrokenProcessPool as error:
+        raise HyperslabError(
+            "a worker died, perhaps for want of memory; take fewer workers and run it again: "
+            "finished files are kept"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent is killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
