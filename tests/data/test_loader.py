@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,12 @@ def test_an_error_surfaces_at_its_step(prefetch: int) -> None:
 
 
 def test_the_thread_ends_however_the_epoch_is_left() -> None:
-    data = open(Recorder(), Seat(), batch_size=1, split="all")
+    class Slow(Recorder):
+        def read(self, sample: int, box: Box) -> Any:
+            time.sleep(0.2 if len(self.asked) == 1 else 0)
+            return super().read(sample, box)
+
+    data = open(Slow(), Seat(), batch_size=1, split="all")
 
     def threads() -> int:
         return sum(t.name.startswith("hyperslab") for t in threading.enumerate())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hyperslab.data.reader import Block
+from hyperslab.data.block import Block
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -12,14 +14,16 @@ from hyperslab.comm import Grid
 from hyperslab.data.decode import Transform, decode
 from hyperslab.data.device import Mover, Moving
 from hyperslab.data.parameters import Parameters
-from hyperslab.data.prefetch import ahead
-from hyperslab.data.reader import Reader
+from hyperslab.data.prefetch import Line
 from hyperslab.data.schedule import Schedule
 from hyperslab.data.source import Source
+from hyperslab.data.supply import Supply
 from hyperslab.errors import DataError
 from hyperslab.tensor import Sharded
 
 Batches = Generator[tuple[Sharded, Sharded], None, None]
+Waiting = deque[tuple[int, Future[Moving | None]]]
+"""The steps that were asked for."""
 
 
 class Dataset:
@@ -27,28 +31,35 @@ class Dataset:
 
     def __init__(
         self,
-        source: Source,
-        grid: Grid,
-        schedule: Schedule,
+        supply: Supply,
         *,
         transform: Transform,
-        augment: bool,
         prefetch: int,
         dtype: torch.dtype,
     ) -> None:
-        self.source, self.grid, self.schedule = source, grid, schedule
         self.transform, self.prefetch, self.dtype = transform, prefetch, dtype
         self.wait_seconds = 0.0
         """Time that the consumer has waited for data so far [s]."""
-        self._reader = Reader(
-            source,
-            grid,
-            transform=transform,
-            augment=augment,
-            seed=schedule.seed,
-            target_dtype=torch.promote_types(dtype, torch.float32),
-        )
-        self._mover = Mover(grid.device)
+        self.at = 0
+        """Steps of the epoch under way up to the mini-batch last shown, skipped ones too."""
+        self.shown: tuple[int, ...] = ()
+        """The samples of that mini-batch, by their place in `source.names`."""
+        self._supply = supply
+        self._mover = Mover(self.grid.device)
+        self._line: Line[Moving | None] = Line(inline=self.source.collective)
+        self._onward: tuple[int, Waiting] = (-1, deque())  # what was asked for of the next epoch
+
+    @property
+    def source(self) -> Source:
+        return self._supply.places.source
+
+    @property
+    def grid(self) -> Grid:
+        return self._supply.places.grid
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._supply.schedule
 
     def __len__(self) -> int:
         """The number of samples of this split."""
@@ -81,59 +92,108 @@ class Dataset:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the boxes of volumes and labels asked for so far, read ahead or not [B]."""
-        return self._reader.bytes_read
+        """Bytes of the boxes of volumes and labels read from files so far, ahead or not [B]."""
+        return self._supply.reader.bytes_read
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that this rank's store holds in memory now [B]."""
+        return self._supply.store.bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of boxes that other ranks have sent to this one so far [B]."""
+        return self._supply.courier.received_bytes if self._supply.courier is not None else 0
 
     def names(self, epoch: int = 0) -> list[str]:
         """The samples' names in the order in which the epoch shows them."""
         return [self.source.names[sample] for sample in self.schedule.order(epoch)]
 
-    def epoch(self, epoch: int, start: int = 0) -> Batches:
+    def epoch(self, epoch: int, start: int = 0, *, onward: bool = False) -> Batches:
         """The mini-batches of an epoch from step ``start`` on, read in the background.
 
         Yields ``x`` (B, C, D, H, W) and the normalised targets ``y`` (B, P), float32 (float64 if
         ``dtype`` is), cut along the batch only. Where there are ``classes``, ``y`` is (B, D, H, W)
         int64, cut like ``x``. Every sample comes once; order and augmentation depend on seed and
-        epoch alone, so that an epoch resumed at a step goes on as it would have.
+        epoch alone, so that an epoch resumed at a step goes on as it would have. With ``onward``
+        the next epoch is begun to be read while this one ends. Every rank asks for the same.
 
         Raises (at the step concerned):
             DataError: a file cannot be read or holds values that cannot be right.
+            CommError: another rank died or did not answer in time.
         """
         if epoch < 0 or not 0 <= start <= self.steps:
             raise DataError(f"no step {start} of epoch {epoch}: an epoch has {self.steps} steps")
-        return self._run(epoch, start)
+        return self._run(epoch, start, onward)
 
-    def _run(self, epoch: int, start: int) -> Batches:
-        def load(samples: list[int]) -> Moving:
-            return self._mover.send(self._reader.read(epoch, samples))
-
-        blocks = ahead(load, self.schedule.batches(epoch)[start:], self.prefetch)
+    def _run(self, epoch: int, start: int, onward: bool) -> Batches:
+        waiting, ahead = self._begun(epoch, start)
+        todo = self._todo(epoch, ahead, onward)
         try:
-            while True:
+            for step in range(start, self.steps):
+                self._ask(todo, waiting, 1 + self.prefetch)
                 begin = time.perf_counter()
-                moving = next(blocks, None)
+                moving = waiting.popleft()[1].result()
                 self.wait_seconds += time.perf_counter() - begin
-                if moving is None:
-                    return
-                yield self._finish(moving)
-        finally:
-            blocks.close()
+                self.at = step + 1
+                if moving is not None:
+                    self.shown = moving.block.samples
+                    yield self._finish(moving)
+            self._ask(todo, waiting, self.prefetch)
+            self._onward = (epoch + 1, waiting)
+        except BaseException:
+            self._end()
+            raise
+
+    def _begun(self, epoch: int, start: int) -> tuple[Waiting, int]:
+        """What was asked for of this epoch already, and the first step that was not."""
+        (begun, waiting), self._onward = self._onward, (-1, deque())
+        if begun == epoch and start == 0 and waiting:
+            return waiting, waiting[-1][0] + 1
+        return deque(), start
+
+    def _todo(self, epoch: int, step: int, onward: bool) -> Iterator[tuple[int, int]]:
+        yield from ((epoch, later) for later in range(step, self.steps))
+        if onward:
+            yield from ((epoch + 1, later) for later in range(self.steps))
+
+    def _ask(self, todo: Iterator[tuple[int, int]], waiting: Waiting, depth: int) -> None:
+        while len(waiting) < depth and (key := next(todo, None)) is not None:
+            waiting.append((key[1], self._line.submit(self._load, *key)))
+
+    def _load(self, epoch: int, step: int) -> Moving | None:
+        block = self._supply.load(epoch, step)
+        return None if block is None else self._mover.send(block)
 
     def _finish(self, moving: Moving) -> tuple[Sharded, Sharded]:
         block = self._mover.receive(moving)
         x = decode(block.values, self.shape, self.grid, self.transform, self.dtype)
+        if block.kept and x.data_ptr() == block.values.data_ptr():
+            x = x.clone()  # nobody must change what the store keeps
         y = block.targets.long() if self.classes else block.targets
         return (
             Sharded.from_local(x, block.partition, self.grid),
             Sharded.from_local(y, block.target_partition, self.grid),
         )
 
+    def _end(self) -> None:
+        """Read no further, where no other rank waits for it."""
+        if self._supply.courier is None:
+            self._line.join(cancel=True)
+
     def close(self) -> None:
-        """Close the files; an epoch under way is ended by closing or dropping its iterator."""
+        """End what is under way and let go of files and memory; every rank calls this."""
+        courier = self._supply.courier
+        self._line.join(cancel=courier is None)
+        if courier is not None:
+            courier.close()
+        self._supply.store.close()
         self.source.close()
 
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is not None and self._supply.courier is not None:
+            self._supply.courier.abandon()  # the other ranks may be anywhere
         self.close()

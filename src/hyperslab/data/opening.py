@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
 from hyperslab.comm import Grid
 from hyperslab.data.decode import TRANSFORMS, Transform, Window, check_window
 from hyperslab.data.formats import Format, source_of
+from hyperslab.data.keeping import Keeping, Mode, supply_of
 from hyperslab.data.loader import Dataset
 from hyperslab.data.parameters import Parameters
 from hyperslab.data.schedule import Schedule, samples_of
@@ -36,7 +38,12 @@ def open(
     window: Window | None = None,
     augment: bool = False,
     subvolume: int | None = None,
+    mode: Mode = "direct",
+    budget: int | None = None,
+    staging: str | os.PathLike[str] | None = None,
+    on_error: Literal["stop", "skip"] = "stop",
     prefetch: int = 2,
+    prefetch_bytes: int = 1 << 30,
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     dtype: torch.dtype = torch.float32,
 ) -> Dataset:
@@ -60,7 +67,16 @@ def open(
         augment: flip and permute the axes at random; where voxels have classes, flip only. Meant
             for training.
         subvolume: cut each volume into cubes of this width, see `Subvolumes`.
+        mode: ``"direct"`` reads every box when it is its turn. ``"store"`` keeps what was read in
+            memory, so that after epoch 0 nothing is read again; the ranks send each other what
+            they keep. ``"preload"`` fills the store now.
+        budget: what each rank's store may take of its memory [B]; by default its part of half of
+            what is free. What does not fit is read again in each epoch.
+        staging: a folder on a disk of the node for what does not fit into the budget.
+        on_error: ``"stop"`` raises when a sample cannot be read; ``"skip"`` leaves it out, on all
+            ranks and from then on, and says so.
         prefetch: mini-batches read ahead; each rank holds one more of its boxes for each.
+        prefetch_bytes: what each rank may hold of them [B].
         dtype: of ``x``.
 
     Raises:
@@ -69,8 +85,15 @@ def open(
     """
     if transform not in (*TRANSFORMS, "auto") or channels not in ("first", "last", None):
         raise DataError(f"transform={transform!r}, channels={channels!r}: see hyperslab.open")
-    if batch_size < 1 or prefetch < 0 or seed < 0:
-        raise DataError(f"{batch_size=}, {prefetch=}, {seed=}: need >= 1, >= 0, >= 0")
+    if batch_size < 1 or min(prefetch, prefetch_bytes, seed, budget or 0) < 0:
+        raise DataError(
+            f"{batch_size=}, {prefetch=}, {prefetch_bytes=}, {seed=}, {budget=}: the first needs "
+            "to be >= 1, the others >= 0"
+        )
+    if mode not in get_args(Mode) or on_error not in ("stop", "skip"):
+        raise DataError(f"{mode=}, {on_error=}: see hyperslab.open")
+    if mode == "direct" and (budget is not None or staging is not None):
+        raise DataError('budget and staging are of the store: say mode="store" or "preload"')
     if isinstance(path, Source):
         source = path
     else:
@@ -79,15 +102,25 @@ def open(
         source = Subvolumes(source, subvolume)
     _check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
-    return Dataset(
+    chosen = transform_of(source.classes, transform, window)
+    supply = supply_of(
         source,
         grid,
         _schedule(source, split, fractions, batch_size, seed, shuffle),
-        transform=transform_of(source.classes, transform, window),
+        transform=chosen,
         augment=augment,
-        prefetch=prefetch,
         dtype=dtype,
+        keeping=Keeping(mode, budget, None if staging is None else Path(staging)),
+        skip=on_error == "skip",
     )
+    block = supply.places.block_bytes(min(batch_size, len(supply.schedule.samples)))
+    ahead = 0 if source.collective else min(prefetch, prefetch_bytes // block)
+    if ahead < prefetch and not source.collective:
+        grid.notice(
+            f"{ahead} mini-batches of {block / 2**20:.1f} MiB a rank are read ahead, not "
+            f"{prefetch}: more would pass prefetch_bytes={prefetch_bytes}"
+        )
+    return Dataset(supply, transform=chosen, prefetch=ahead, dtype=dtype)
 
 
 def transform_of(classes: Sequence[str], transform: str | None, window: Window | None) -> Transform:

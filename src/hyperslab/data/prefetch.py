@@ -2,29 +2,70 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
-K = TypeVar("K")
 V = TypeVar("V")
 
+Job = tuple[Future[V], Callable[..., V], tuple[Any, ...]]
 
-def ahead(make: Callable[[K], V], keys: Iterable[K], depth: int) -> Generator[V, None, None]:
-    """Yield ``make(key)`` for each key in turn, made by one thread up to ``depth`` keys ahead.
 
-    An error is raised where its value would have come. The thread ends with the generator: when
-    that is exhausted, closed, dropped, or left by an exception (Ctrl-C too).
+class Line(Generic[V]):
+    """Jobs done one after the other by a thread, which ends when there are none left.
+
+    With ``inline`` a job is done by the one who asks for it, when it is submitted.
     """
-    waiting: deque[Future[V]] = deque()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="hyperslab-read")
+
+    def __init__(self, *, inline: bool = False) -> None:
+        self.inline = inline
+        self._jobs: deque[Job[V]] = deque()
+        self._thread: threading.Thread | None = None
+        self._idle = True
+        self._lock = threading.Lock()
+
+    def submit(self, job: Callable[..., V], *arguments: Any) -> Future[V]:
+        """The job's result; an error is raised where that is asked for."""
+        future: Future[V] = Future()
+        if self.inline:
+            _do((future, job, arguments))
+            return future
+        with self._lock:
+            self._jobs.append((future, job, arguments))
+            if self._idle:
+                self._idle = False
+                # A daemon: a process that ends does not wait for a rank that will not answer.
+                self._thread = threading.Thread(
+                    target=self._run, name="hyperslab-read", daemon=True
+                )
+                self._thread.start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._idle = True
+                    return
+                job = self._jobs.popleft()
+            _do(job)
+            del job  # or its result would live until the next one comes
+
+    def join(self, *, cancel: bool) -> None:
+        """Wait until the jobs are done; with ``cancel`` only for the one that is under way."""
+        with self._lock:
+            if cancel:
+                self._jobs.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+
+def _do(work: Job[V]) -> None:
+    future, job, arguments = work
     try:
-        for key in keys:
-            waiting.append(pool.submit(make, key))
-            if len(waiting) > depth:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        future.set_result(job(*arguments))
+    except BaseException as error:
+        future.set_exception(error)

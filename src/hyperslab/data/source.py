@@ -25,7 +25,8 @@ class Source(ABC):
     ``names``: one per sample, unique. ``shape``: (C, D, H, W) of every volume. ``dtype``: of the
     storage, kept until the data is on the device. ``parameters``: what the P targets are, none
     where voxels have classes. ``classes``: their names, the background's first. ``label_bytes``:
-    stored for the label of one voxel [B].
+    stored for the label of one voxel [B]. ``collective``: the ranks of a replica read together, so
+    nothing is read in the background.
     """
 
     names: Sequence[str]
@@ -34,6 +35,7 @@ class Source(ABC):
     parameters: Parameters = Parameters.normalised(())
     classes: tuple[str, ...] = ()
     label_bytes: int = 1
+    collective: bool = False
 
     @abstractmethod
     def read(self, sample: int, box: Box) -> Array:

@@ -33,6 +33,7 @@ class Subvolumes(Source):
         self.dtype = source.dtype
         self.parameters = source.parameters
         self.classes, self.label_bytes = source.classes, source.label_bytes
+        self.collective = source.collective
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
         self.names = [
             f"{name}_{ix}_{iy}_{iz}" for name in source.names for ix, iy, iz in self.places

@@ -1,0 +1,68 @@
+"""How many bytes the store may take where nobody said so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm import Grid
+
+SHARE = 0.5
+"""Of the memory that is free; the rest is for the network and for reading ahead."""
+
+DISK = 0.9
+"""Of the space that is free on the disk of the staging folder."""
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_budget(grid: Grid) -> int:
+    """What each rank's store may take [B]: its part of half of the free memory of its machine.
+
+    The least of all ranks, so that they all keep equally many samples. Every rank calls it.
+    """
+    return _least(int(SHARE * free_memory()), grid)
+
+
+def disk_budget(folder: Path, grid: Grid) -> int:
+    """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return _least(int(DISK * shutil.disk_usage(there).free), grid)
+
+
+def free_memory(group: Path = CGROUP) -> int:
+    """What this process could still get [B]: of the machine, and of its control group (Linux)."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
+    for place in (group / path, *(group / path).parents):
+        limit, used = place / "memory.max", place / "memory.current"
+        if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
+            free = min(free, max(0, int(most) - int(used.read_text())))
+        if place == group:
+            break
+    return free
+
+
+def _least(machine: int, grid: Grid) -> int:
+    """The smallest share of a rank, where the ranks of a machine share what it has."""
+    if grid.size == 1:
+        return machine
+    hosts: list[str | None] = [None] * grid.size
+    dist.all_gather_object(hosts, f"{socket.gethostname()} {_boot()}")
+    mine = machine // Counter(hosts)[hosts[grid.rank]]
+    least = torch.tensor([mine], dtype=torch.int64, device=grid.device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least.item())
+
+
+def _boot() -> str:
+    """Tells machines of the same name apart."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else str(os.getppid())
