@@ -67,6 +67,7 @@ def supply_of(
         dtype=torch.promote_types(dtype, torch.float32),
         owners=owners,
         store=store,
+        room=min(owners.most, in_memory) * places.sample_bytes,
         courier=courier,
         skipped=Skipped(source, courier) if skip else None,
     )

@@ -101,6 +101,11 @@ class Dataset:
         return self._supply.store.bytes
 
     @property
+    def store_room(self) -> int:
+        """The most that a rank's store will hold in memory [B]; the same on every rank."""
+        return self._supply.room
+
+    @property
     def received_bytes(self) -> int:
         """Bytes of boxes that other ranks have sent to this one so far [B]."""
         return self._supply.courier.received_bytes if self._supply.courier is not None else 0
@@ -108,6 +113,11 @@ class Dataset:
     def names(self, epoch: int = 0) -> list[str]:
         """The samples' names in the order in which the epoch shows them."""
         return [self.source.names[sample] for sample in self.schedule.order(epoch)]
+
+    @property
+    def shown_names(self) -> list[str]:
+        """The names of the samples of the mini-batch last shown, without skipped ones."""
+        return [self.source.names[sample] for sample in self.shown]
 
     def epoch(self, epoch: int, start: int = 0, *, onward: bool = False) -> Batches:
         """The mini-batches of an epoch from step ``start`` on, read in the background.

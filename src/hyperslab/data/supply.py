@@ -44,12 +44,13 @@ class Supply:
         dtype: torch.dtype,
         owners: Owners,
         store: Store,
+        room: int,
         courier: Courier | None,
         skipped: Skipped | None,
     ) -> None:
         self.reader, self.places, self.schedule = reader, places, schedule
         self.augment, self.dtype = augment, dtype
-        self.owner, self.store = owners.replica, store
+        self.owner, self.store, self.room = owners.replica, store, room
         self.courier, self.skipped = courier, skipped
         self._replica = places.grid.coords["data"]
         self._failed: Exception | None = None
@@ -82,6 +83,8 @@ class Supply:
         read: Read = {}
         if self.skipped is not None:
             samples = self.skipped.agree(samples, lambda left: self._try(epoch, left, read))
+            if len(self.skipped.samples) == len(self.schedule.samples):
+                raise DataError("no sample of this split can be read: all were left out")
             if not samples:
                 return None
         mine = self.places.mine(len(samples))

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import (
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -64,7 +65,12 @@ class Data(Section):
     augment: bool = False  # flips, and axis permutations where voxels have no classes
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     seed: NonNegativeInt = 0  # of the split and of the order
+    mode: Literal["direct", "store", "preload"] = "store"  # whether boxes are kept, see `open`
+    budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
+    staging: Path | None = None  # a folder of the node for what does not fit into the budget
+    on_error: Literal["stop", "skip"] = "stop"  # where a sample cannot be read
     prefetch: NonNegativeInt = 2  # mini-batches read ahead
+    prefetch_bytes: ByteSize = ByteSize(1 << 30)  # that a rank may hold of them
 
     @field_validator("fractions")
     @classmethod
@@ -77,6 +83,12 @@ class Data(Section):
     def _one_transform(self) -> Data:
         if self.window is not None and self.transform not in ("auto", None):
             raise ValueError("data.window and data.transform are two transforms; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _of_the_store(self) -> Data:
+        if self.mode == "direct" and (self.budget is not None or self.staging is not None):
+            raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
         return self
 
 

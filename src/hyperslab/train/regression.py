@@ -46,10 +46,10 @@ class Evaluation:
 
 def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> Evaluation:
     """Predict every sample once; every rank gets the same."""
-    true, predicted = predict(model, data, precision=recipe.precision)
+    names, true, predicted = predict(model, data, precision=recipe.precision)
     predictions = Predictions(
         data.targets,
-        tuple(data.names(0)),
+        names,
         true,
         predicted,
         data.parameters.physical(true),
@@ -65,20 +65,21 @@ def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> Evaluation
 @torch.no_grad()
 def predict(
     model: torch.nn.Module, data: Dataset, *, precision: str = "float32"
-) -> tuple[Array, Array]:
-    """True and predicted normalised parameters, both (N, P) float64, in the order of epoch 0.
+) -> tuple[tuple[str, ...], Array, Array]:
+    """Names, true and predicted normalised parameters, both (N, P) float64, as epoch 0 shows them.
 
     Every rank gets those of all samples.
     """
     model.eval()
     device, half = data.grid.device.type, precision == "bf16"
-    true, predicted = [], []
+    names, true, predicted = list[str](), [], []
     for x, y in data.epoch(0):
         with torch.autocast(device, torch.bfloat16, enabled=half):
             prediction = model(x)
         true.append(y.full().double().cpu())
         predicted.append(prediction.full().double().cpu())
-    return torch.cat(true).numpy(), torch.cat(predicted).numpy()
+        names += data.shown_names
+    return tuple(names), torch.cat(true).numpy(), torch.cat(predicted).numpy()
 
 
 def training_mean(data: Dataset, recipe: Recipe) -> Array:

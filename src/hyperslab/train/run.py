@@ -24,7 +24,7 @@ from hyperslab.train.optim import build_optimizer, build_schedule
 from hyperslab.train.ranks import on_main, reason, start_ranks
 from hyperslab.train.recipe import save_recipe
 from hyperslab.train.reporter import Reporter
-from hyperslab.train.setup import build_model, build_objective, open_data, training_digest
+from hyperslab.train.setup import build_model, build_objective, open_training, training_digest
 from hyperslab.train.state import Position, restore
 from hyperslab.train.trainer import Trainer
 
@@ -70,8 +70,7 @@ def _train(recipe: Recipe, resume: bool) -> None:
 def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trainer:
     """Everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
-    data = stack.enter_context(open_data(recipe, grid, split="train"))
-    validation = stack.enter_context(open_data(recipe, grid, split="validation"))
+    data, validation = map(stack.enter_context, open_training(recipe, grid))
     about = About.of(data)
     model = build_model(recipe, about, grid)
     objective = build_objective(recipe, about)

@@ -110,15 +110,16 @@ def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> ClassEvalu
     in the end; 3. the masks to be shown are collected on the main rank, as bytes.
     """
     model.eval()
-    grid, size, names = data.grid, len(data.classes), tuple(data.names(0))
+    grid, size, names = data.grid, len(data.classes), list[str]()
     counts, masks = [], list[NDArray[np.uint8]]()
-    for i, (x, y) in enumerate(data.epoch(0)):
+    for x, y in data.epoch(0):
         with torch.autocast(grid.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             predicted = predicted_classes(model(x))
         counts.append(count(predicted, y, size))
-        if i * recipe.data.batch_size < SHOWN:
+        if len(names) < SHOWN:
             whole = collect(predicted)
             masks += [] if whole is None else list(whole)
+        names += data.shown_names
     confusions = sum_over_ranks(torch.cat(counts), grid).cpu().numpy()
     shown = dict(zip(names, masks[:SHOWN], strict=False))
-    return ClassEvaluation(data.classes, names, confusions, shown)
+    return ClassEvaluation(data.classes, tuple(names), confusions, shown)

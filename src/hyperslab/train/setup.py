@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 
 import torch
 
 from hyperslab import data as volumes
 from hyperslab import models
 from hyperslab.comm import Grid
+from hyperslab.data.budget import memory_budget
 from hyperslab.data.schedule import samples_of
 from hyperslab.errors import RecipeError
 from hyperslab.nn import parallelize
@@ -31,11 +33,37 @@ def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
     return hashlib.sha256(json.dumps([recipe.data.seed, names]).encode()).hexdigest()
 
 
-def open_data(
-    recipe: Recipe, grid: Grid, *, split: str, shuffle: bool | None = None
-) -> volumes.Dataset:
-    """One split of the recipe's data; only training itself is shuffled and augmented."""
+def open_training(recipe: Recipe, grid: Grid) -> Iterator[volumes.Dataset]:
+    """What is shown in every epoch: training, which gets the store's budget first, and validation.
+
+    Each is opened when it is asked for.
+    """
     data = recipe.data
+    if data.mode == "direct":
+        yield open_data(recipe, grid, split="train")
+        yield open_data(recipe, grid, split="validation")
+        return
+    budget = memory_budget(grid) if data.budget is None else data.budget
+    training = open_data(recipe, grid, split="train", budget=budget)
+    yield training
+    left = budget - training.store_room
+    yield open_data(recipe, grid, split="validation", budget=left)
+
+
+def open_data(
+    recipe: Recipe,
+    grid: Grid,
+    *,
+    split: str,
+    shuffle: bool | None = None,
+    budget: int | None = None,
+) -> volumes.Dataset:
+    """One split of the recipe's data; only training itself is shuffled and augmented.
+
+    Without a ``budget`` [B] nothing is kept, as for a single pass.
+    """
+    data = recipe.data
+    keeps = budget is not None
     return volumes.open(
         data.path,
         grid,
@@ -49,7 +77,12 @@ def open_data(
         window=data.window,
         augment=data.augment and split == "train" and shuffle is not False,
         subvolume=data.subvolume,
+        mode=data.mode if keeps else "direct",
+        budget=budget,
+        staging=data.staging if keeps else None,
+        on_error=data.on_error,
         prefetch=data.prefetch,
+        prefetch_bytes=data.prefetch_bytes,
         fractions=data.fractions,
     )
 

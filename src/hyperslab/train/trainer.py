@@ -24,20 +24,22 @@ from hyperslab.train.objective import Objective
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.state import Position, state_of
 
-Batches = Iterator[tuple[Sharded, Sharded]]
+Batch = tuple[Sharded, Sharded]
+Batches = Iterator[Batch]
 
 
 class Source(Protocol):
     """What the trainer needs of data: `hyperslab.data.Dataset` has it."""
 
     wait_seconds: float
+    at: int
 
     def __len__(self) -> int: ...
 
     @property
     def steps(self) -> int: ...
 
-    def epoch(self, epoch: int, start: int = 0) -> Batches: ...
+    def epoch(self, epoch: int, start: int = 0, *, onward: bool = False) -> Batches: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +103,47 @@ class Trainer:
         """The rest of an epoch, from the position on."""
         self.model.train()
         self.since, self.waited = time.perf_counter(), self.data.wait_seconds
-        batches = iter(self.data.epoch(self.at.epoch, self.at.batch))
-        while self.at.batch < self.data.steps:
-            count = min(self.recipe.optimizer.accumulate, self.data.steps - self.at.batch)
+        onward = self.at.epoch + 1 < self.recipe.epochs
+        batches = iter(self.data.epoch(self.at.epoch, self.at.batch, onward=onward))
+        while (batch := next(batches, None)) is not None:
             rate = self.optimizer.param_groups[0]["lr"]
-            loss, prediction, samples = self.train_step(batches, count)
-            self.at.batch += count
+            loss, prediction, samples = self.train_step(batch, batches)
+            self.at.batch = self.data.at
             self.at.step += 1
             self.record(loss, prediction, samples, rate)
+        self.at.batch = self.data.steps
         if number := self.settle():
             self.leave(number)
 
-    def train_step(self, batches: Batches, count: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """One step of the optimizer over ``count`` mini-batches.
+    def train_step(
+        self, batch: Batch | None, batches: Batches
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """One step of the optimizer over ``batch`` and those that are accumulated with it.
 
         Returns the loss, this rank's last prediction and the number of samples; waits for nothing.
         """
-        samples, losses = self.samples_of(count), []
-        for i in range(count):
-            x, y = next(batches)
-            with torch.enable_grad() if i == count - 1 else self.no_sync():
+        losses, seen, count = list[torch.Tensor](), 0, self.recipe.optimizer.accumulate
+        planned = self.samples_of(count)
+        while batch is not None:
+            (x, y), seen = batch, seen + batch[0].shape[0]
+            batch = next(batches, None) if len(losses) + 1 < count else None
+            with torch.enable_grad() if batch is None else self.no_sync():
                 with self.autocast():
                     prediction = self.model(x)
-                    loss = self.objective.loss(prediction, y) * (x.shape[0] / samples)
+                    loss = self.objective.loss(prediction, y) * (x.shape[0] / planned)
                 loss.backward()
             losses.append(loss.detach())
+        if seen != planned:  # samples were left out because they could not be read
+            torch._foreach_mul_(
+                [p.grad for p in self.model.parameters() if p.grad is not None], planned / seen
+            )
         if self.recipe.optimizer.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
-        return torch.stack(losses).sum(), prediction.local.detach(), samples
+        loss = torch.stack(losses).sum() * (planned / seen)
+        return loss, prediction.local.detach(), seen
 
     def samples_of(self, count: int) -> int:
         """Samples in the next mini-batches; the last one of an epoch may be smaller."""
