@@ -18,7 +18,11 @@ from hyperslab.errors import DataError
 
 SUFFIXES = (".hdf5", ".h5")
 
+S = TypeVar("S")
 T = TypeVar("T")
+
+Refuse = Callable[[DataError], None]
+"""Told of each file that is left out; where there is none, the first bad file is the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +46,51 @@ def scan(
     channels: Channels | None,
     lbann: bool | None = None,
     suffixes: Sequence[str] = SUFFIXES,
+    refuse: Refuse | None = None,
 ) -> Catalog:
     """List the folder and its sub-folders and check the header of every file.
+
+    With ``refuse`` files that are not what they should be are left out.
 
     Raises:
         DataError: the folder is missing or holds no file, a file is not what it should be,
             or a file is not stored like the first one.
     """
     files = list_files(folder, suffixes)
-    headers = [read_header(folder / file, channels, lbann) for file in files]
-    for file, header in zip(files, headers, strict=True):
-        _check_alike(folder, files[0], headers[0].layout, file, header.layout)
+    found = sift(files, lambda file: read_header(folder / file, channels, lbann), refuse)
+    first, one = found[0]
+
+    def alike(entry: tuple[str, Header]) -> Header:
+        _check_alike(folder, first, one.layout, entry[0], entry[1].layout)
+        return entry[1]
+
+    found = [entry for entry, _ in sift(found, alike, refuse)]
+    headers = [header for _, header in found]
     unit = np.array([header.unit for header in headers])
-    return Catalog(folder, files, headers[0].layout, unit, _parameters(headers, unit))
+    names = tuple(file for file, _ in found)
+    return Catalog(folder, names, one.layout, unit, _parameters(headers, unit))
+
+
+def sift(
+    items: Sequence[S], read: Callable[[S], T], refuse: Refuse | None = None
+) -> list[tuple[S, T]]:
+    """The items that can be read, each with what was read of it; ``refuse`` is told of the others.
+
+    Raises:
+        DataError: of the first that cannot be read, if there is no ``refuse`` or none can be.
+    """
+    found, errors = [], []
+    for item in items:
+        try:
+            found.append((item, read(item)))
+        except DataError as error:
+            if refuse is None:
+                raise
+            refuse(error)
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
 
 
 def from_main(grid: Grid, make: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from hyperslab.comm import Grid
 from hyperslab.data.catalog import SUFFIXES as HDF5
-from hyperslab.data.catalog import from_main, walk
+from hyperslab.data.catalog import Refuse, from_main, walk
 from hyperslab.data.hdf5 import Hdf5Folder
 from hyperslab.data.header import Channels
 from hyperslab.data.nifti import NiftiFolder
@@ -30,12 +30,17 @@ SUFFIXES: dict[Format, tuple[str, ...]] = {
 
 
 def source_of(
-    path: str | Path, grid: Grid, channels: Channels | None = None, format: Format | None = None
+    path: str | Path,
+    grid: Grid,
+    channels: Channels | None = None,
+    format: Format | None = None,
+    refuse: Refuse | None = None,
 ) -> Source:
     """The folder as a source of its format; all ranks call this.
 
     Without ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the
-    spatial dims as they are stored, ``"lbann"`` takes them as reversed.
+    spatial dims as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files
+    that are not what they should be, which are then left out.
 
     Raises:
         DataError: the folder is missing or holds no known file, or files of two formats side by
@@ -49,15 +54,15 @@ def source_of(
         grid.notice(found[1])
     match found[0]:
         case "hdf5" | "lbann":
-            return Hdf5Folder.scan(folder, grid, channels, lbann_of(format))
+            return Hdf5Folder.scan(folder, grid, channels, lbann_of(format), refuse)
         case "zarr":
-            return ZarrFolder.scan(folder, grid, channels)
+            return ZarrFolder.scan(folder, grid, channels, refuse=refuse)
         case "npy":
-            return NpyFolder.scan(folder, grid, channels)
+            return NpyFolder.scan(folder, grid, channels, refuse)
         case "tfrecord":
-            return TfRecordFolder.scan(folder, grid)
+            return TfRecordFolder.scan(folder, grid, refuse=refuse)
         case "nifti":
-            return NiftiFolder.scan(folder, grid)
+            return NiftiFolder.scan(folder, grid, refuse)
 
 
 def lbann_of(format: Format | None) -> bool | None:

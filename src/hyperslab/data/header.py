@@ -7,7 +7,11 @@ In the first two the volume is (D, H, W, C) or (C, D, H, W).
 
 LBANN's splitter transposes the whole cube, so that its files ``{base}_{ix}_{iy}_{iz}.hdf5`` hold
 ``full`` as (C, W, H, D): channels first, the spatial dims reversed. By that key, order and name
-they are known; `Layout.reversed` says so.
+they are known; `Layout.reversed` says so. The three numbers count along the dims of the file: ix
+along W, iz along D.
+
+The attribute ``channels``, "first" or "last", which `hyperslab convert` writes, says where the
+channels of the first two are; else the shape tells, or the user does.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from hyperslab.errors import DataError, HyperslabError
 
 Channels = Literal["first", "last"]
 Part = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
-"""The name of a sub-volume of LBANN's: the cube's, and the place along depth, height and width."""
+"""The name of a sub-volume of LBANN's: the cube's, and the place along width, height and depth."""
 
 KEYS = (("full", "unitPar"), ("x", "y"), labels.KEYS)
 DTYPES = ("int16", "uint16", "float32")
@@ -111,7 +115,7 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
             return Header(_labelled(path, file, channels), (), None)
         unit = _vector(path, target, file[target])
         redshifts = file["redshifts"].size if "redshifts" in file else -1
-        order = channels or channel_order(path, volume.shape, redshifts)
+        order = channels or _said(file) or channel_order(path, volume.shape, redshifts)
         return Header(
             Layout(
                 key,
@@ -145,6 +149,12 @@ def _check_volume(path: Path, key: str, volume: Any) -> None:
         )
     if volume.dtype.name not in DTYPES:
         raise DataError(f"{path}: {key!r} is {volume.dtype}; needs one of {', '.join(DTYPES)}")
+
+
+def _said(file: Any) -> Channels | None:
+    """Where the channels are, if the file itself says so."""
+    said = file.attrs.get("channels")
+    return next((order for order in get_args(Channels) if str(said) == order), None)
 
 
 def _labelled(path: Path, file: Any, channels: Channels | None) -> Layout:

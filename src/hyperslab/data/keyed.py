@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from hyperslab.comm import Grid
-from hyperslab.data.catalog import SUFFIXES, Catalog, from_main, scan
+from hyperslab.data.catalog import SUFFIXES, Catalog, Refuse, from_main, scan
 from hyperslab.data.header import Channels, Part, kind_of, naming
 from hyperslab.data.labels import KEYS, as_classes
 from hyperslab.data.source import Array, Source
@@ -42,14 +42,14 @@ class KeyedFolder(Source):
         grid: Grid,
         channels: Channels | None = None,
         lbann: bool | None = None,
+        refuse: Refuse | None = None,
     ) -> Self:
         """The folder as the main rank sees it. All ranks call this. Errors: see `catalog.scan`.
 
         ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
         """
-        source = cls(
-            from_main(grid, lambda: scan(Path(path), channels, lbann, suffixes=cls.suffixes))
-        )
+        folder = Path(path)
+        source = cls(from_main(grid, lambda: scan(folder, channels, lbann, cls.suffixes, refuse)))
         if source.catalog.layout.reversed and lbann is None:
             grid.notice(
                 f"{path}: sub-volumes of LBANN's by key, order and names; their reversed spatial "

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
 from hyperslab.data import library
-from hyperslab.data.catalog import from_main
+from hyperslab.data.catalog import Refuse, from_main, sift
 from hyperslab.data.labels import LIVER, as_classes
 from hyperslab.data.pairs import Pair, find
 from hyperslab.data.source import Array, Source
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.geometry import Box
+
+Header = tuple[tuple[int, ...], np.dtype[Any], int]
 
 OBLIQUE = 35.0
 """How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
@@ -61,8 +63,10 @@ class NiftiFolder(Source):
         self.label_bytes = scans.label_bytes
 
     @classmethod
-    def scan(cls, path: str | Path, grid: Grid) -> NiftiFolder:
+    def scan(cls, path: str | Path, grid: Grid, refuse: Refuse | None = None) -> NiftiFolder:
         """The folder as the main rank sees it. All ranks call this.
+
+        With ``refuse`` files that are not what they should be are left out.
 
         Raises:
             DataError: the folder is missing or holds no scan with labels; a file is damaged, not
@@ -70,7 +74,7 @@ class NiftiFolder(Source):
                 elsewhere than their volume; or volumes differ in shape or type.
             HyperslabError: the extra ``medical`` is not installed.
         """
-        return cls(from_main(grid, lambda: _scan(Path(path))))
+        return cls(from_main(grid, lambda: _scan(Path(path), refuse)))
 
     def where(self, sample: int) -> str:
         return str(self.scans.pairs[sample].image)
@@ -201,26 +205,29 @@ def _affine(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
     return image.affine @ library.nibabel().orientations.inv_ornt_aff(turn, image.shape)
 
 
-def _scan(folder: Path) -> Scans:
+def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
     pairs = [pair for pair in find(folder) if not pair.test]
     if not pairs:
         raise DataError(f"{folder}: holds test volumes only, which have no labels")
-    for pair in pairs:
-        if pair.problem:
-            raise DataError(pair.problem)
-    headers = [_header(pair) for pair in pairs]
-    shape, dtype, label_bytes = headers[0]
-    for pair, header in zip(pairs, headers, strict=True):
+    found = sift(pairs, _header, refuse)
+    one, (shape, dtype, label_bytes) = found[0]
+
+    def alike(entry: tuple[Pair, Header]) -> None:
+        pair, header = entry
         if header[:2] != (shape, dtype):
             raise DataError(
-                f"{pair.image}: is {header[1]} {header[0]} but {pairs[0].image.name} is {dtype} "
+                f"{pair.image}: is {header[1]} {header[0]} but {one.image.name} is {dtype} "
                 f"{shape}; `hyperslab convert lits` brings volumes to one shape and type"
             )
-    return Scans(folder, tuple(pairs), shape, dtype, label_bytes)
+
+    good = tuple(pair for (pair, _), _ in sift(found, alike, refuse))
+    return Scans(folder, good, shape, dtype, label_bytes)
 
 
-def _header(pair: Pair) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+def _header(pair: Pair) -> Header:
     """Shape (D, H, W) and type of the volume, and the bytes of a label."""
+    if pair.problem:
+        raise DataError(pair.problem)
     with naming(pair.image):
         image = load(pair.image)
         turn = orientation(pair.image, image)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
-from hyperslab.data.catalog import from_main, list_files
+from hyperslab.data.catalog import Refuse, from_main, list_files, sift
 from hyperslab.data.header import DTYPES, Channels, channel_order, naming
 from hyperslab.data.parameters import Floats, Parameters
 from hyperslab.data.source import Array, Source
@@ -62,15 +62,23 @@ class NpyFolder(Source):
             self.shape = (1, *arrays.stored)
 
     @classmethod
-    def scan(cls, path: str | Path, grid: Grid, channels: Channels | None = None) -> NpyFolder:
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        channels: Channels | None = None,
+        refuse: Refuse | None = None,
+    ) -> NpyFolder:
         """The folder as the main rank sees it. All ranks call this.
+
+        With ``refuse`` files that are not what they should be are left out.
 
         Raises:
             DataError: the folder is missing or holds no .npy; a file is damaged, or not stored
                 like the first; a target is missing or there are two; ``channels`` is ``None`` and
                 the shape does not tell.
         """
-        return cls(from_main(grid, lambda: _scan(Path(path), channels)))
+        return cls(from_main(grid, lambda: _scan(Path(path), channels, refuse)))
 
     def where(self, sample: int) -> str:
         return str(self._path(sample))
@@ -101,7 +109,7 @@ def _mapped(path: Path) -> NDArray[Any]:
     return np.lib.format.open_memmap(path, mode="r")
 
 
-def _scan(folder: Path, channels: Channels | None) -> Arrays:
+def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None) -> Arrays:
     names = tuple(
         file.removesuffix(".npy")
         for file in list_files(folder, NpyFolder.suffixes)
@@ -109,19 +117,23 @@ def _scan(folder: Path, channels: Channels | None) -> Arrays:
     )
     if not names:
         raise DataError(f"{folder}: holds targets *{TARGET} but no volume")
-    paths = [folder / f"{name}.npy" for name in names]
-    stored, dtype = _header(paths[0])
-    for path in paths[1:]:
-        if _header(path) != (stored, dtype):
-            other, kind = _header(path)
+    found = sift(names, lambda name: _header(folder / f"{name}.npy"), refuse)
+    first, (stored, dtype) = found[0]
+
+    def alike(entry: tuple[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+        name, (other, kind) = entry
+        if (other, kind) != (stored, dtype):
             raise DataError(
-                f"{path}: is {kind} {other} but {paths[0].name} is {dtype} {stored}; "
+                f"{folder / name}.npy: is {kind} {other} but {first}.npy is {dtype} {stored}; "
                 "all files of a data set are stored alike"
             )
+        return name
+
+    names = tuple(name for _, name in sift(found, alike, refuse))
     if len(stored) == 3:
         channels = "first"
-    order = channels or channel_order(paths[0], stored)
-    targets, parameters = _targets(folder, names)
+    order = channels or channel_order(folder / f"{first}.npy", stored)
+    names, targets, parameters = _targets(folder, names, refuse)
     return Arrays(folder, names, stored, dtype, order, targets, parameters)
 
 
@@ -136,26 +148,34 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return stored.shape, stored.dtype
 
 
-def _targets(folder: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:
-    """(N, P) and the names of the P parameters."""
+def _targets(
+    folder: Path, names: tuple[str, ...], refuse: Refuse | None
+) -> tuple[tuple[str, ...], Floats, tuple[str, ...]]:
+    """The samples that have them, (N, P), and the names of the P parameters."""
     table = folder / TABLE
     single = [folder / f"{name}{TARGET}" for name in names]
     if table.exists() and any(path.exists() for path in single):
         raise DataError(f"{folder}: holds {TABLE} and files *{TARGET}; keep one of the two")
     if table.exists():
-        return _table(table, names)
-    vectors = []
-    for path in single:
+        return names, *_table(table, names)
+    sizes: list[int] = []
+
+    def vector(name: str) -> NDArray[Any]:
+        path = folder / f"{name}{TARGET}"
         with naming(path, "npy"):
-            vectors.append(np.asarray(np.load(path, allow_pickle=False)))
-        like = vectors[0]
-        if vectors[-1].ndim != 1 or vectors[-1].shape != like.shape or like.size == 0:
+            values = np.asarray(np.load(path, allow_pickle=False))
+        if values.ndim != 1 or values.size == 0 or sizes[:1] not in ([], [values.size]):
             raise DataError(
-                f"{path}: has shape {vectors[-1].shape}; needs a vector of numbers, equally many "
+                f"{path}: has shape {values.shape}; needs a vector of numbers, equally many "
                 "in each file"
             )
-        _check_finite(path, vectors[-1])
-    return np.array(vectors, np.float64), tuple(f"y{i}" for i in range(like.size))
+        _check_finite(path, values)
+        sizes.append(values.size)
+        return values
+
+    found = sift(names, vector, refuse)
+    vectors = np.array([values for _, values in found], np.float64)
+    return tuple(name for name, _ in found), vectors, tuple(f"y{i}" for i in range(sizes[0]))
 
 
 def _table(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.data import records
-from hyperslab.data.catalog import from_main, list_files
+from hyperslab.data.catalog import Refuse, from_main, list_files, sift
 from hyperslab.data.header import NAMES, naming
 from hyperslab.data.parameters import Parameters
 from hyperslab.data.source import Array, Source
@@ -62,19 +62,24 @@ class TfRecordFolder(Source):
 
     @classmethod
     def scan(
-        cls, path: str | Path, grid: Grid, shape: tuple[int, ...] | None = None
+        cls,
+        path: str | Path,
+        grid: Grid,
+        shape: tuple[int, ...] | None = None,
+        refuse: Refuse | None = None,
     ) -> TfRecordFolder:
         """The folder as the main rank sees it. All ranks call this.
 
         ``shape`` is the (D, H, W, C) of ``x``, which the files do not tell; without it they are
         MLPerf's cubes of four channels. The first file is read whole, of the others the framing.
+        With ``refuse`` files that are not what they should be are left out.
 
         Raises:
             DataError: the folder is missing or holds no such file; a file is truncated, no
                 TFRecord, of several records, or of another length than the first; the first has
                 no ``x`` or ``y``, or ``x`` is not of the shape.
         """
-        return cls(from_main(grid, lambda: _scan(Path(path), shape)))
+        return cls(from_main(grid, lambda: _scan(Path(path), shape, refuse)))
 
     def where(self, sample: int) -> str:
         return str(self.catalog.folder / self.catalog.files[sample])
@@ -118,25 +123,28 @@ class TfRecordFolder(Source):
         return example
 
 
-def _scan(folder: Path, shape: tuple[int, ...] | None) -> Records:
+def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Records:
     files = list_files(folder, TfRecordFolder.suffixes)
     if len({_stem(file) for file in files}) < len(files):
         raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
-    lengths = []
-    for file in files:
-        with naming(folder / file, "TFRecord"):
-            lengths.append(records.length_of(folder / file))
-        if lengths[-1] != lengths[0]:
+    about: list[tuple[str, int, tuple[int, ...], int]] = []  # of the first, which is read whole
+
+    def length(file: str) -> None:
+        path = folder / file
+        with naming(path, "TFRecord"):
+            found = records.length_of(path)
+            if not about:
+                example = records.read(path)
+                stored = _shape(path, len(example.bytes("x")), shape)
+                about.append((file, found, stored, len(_target(path, example, None))))
+        if found != about[0][1]:
             raise DataError(
-                f"{folder / file}: its record has {lengths[-1]} bytes but that of {files[0]} has "
-                f"{lengths[0]}; all files of a data set are stored alike"
+                f"{path}: its record has {found} bytes but that of {about[0][0]} has "
+                f"{about[0][1]}; all files of a data set are stored alike"
             )
-    first = folder / files[0]
-    with naming(first, "TFRecord"):
-        example = records.read(first)
-        stored = _shape(first, len(example.bytes("x")), shape)
-        targets = _target(first, example, None)
-    return Records(folder, files, lengths[0], stored, len(targets))
+
+    good = tuple(file for file, _ in sift(files, length, refuse))
+    return Records(folder, good, *about[0][1:])
 
 
 def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
