@@ -1,0 +1,78 @@
+"""Runs whose samples are kept, or cannot be read (tiers: one process; a few gloo ranks)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+from hyperslab.errors import DataError, RecipeError
+from hyperslab.train.evaluate import evaluate
+from hyperslab.train.recipe import load_recipe
+from tests.ranks import run_ranks
+from tests.train.universes import losses, run, write_recipe
+
+TOLERANCE = 1e-4
+
+
+def on_ranks(recipe: Path, *overrides: str) -> None:
+    run(recipe, *overrides)
+
+
+@pytest.mark.parametrize("how", ["direct", "preload", "store data.budget=30KB"])
+def test_keeping_changes_nothing(tmp_path: Path, universes: Path, how: str) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=2)
+    run(recipe, "data.mode=direct", f"output={tmp_path}/serial")
+    places = ["grid.data=2", "grid.depth=2", f"data.mode={how}"]
+    run_ranks(4, on_ranks, recipe, *" ".join(places).split())
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "serial"), rel=TOLERANCE)
+
+
+@pytest.fixture
+def spoilt(universes: Path, tmp_path: Path) -> Path:
+    """Two universes with a negative count, which no header shows."""
+    folder = tmp_path / "spoilt"
+    shutil.copytree(universes, folder)
+    for number in (2, 7):
+        with h5py.File(folder / f"univ_ics_{number:03}.hdf5", "a") as file:
+            file["full"][3, 4, 5, 1] = -1
+    return folder
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("mode", ["direct", "store"])
+def test_skipping_is_the_same_on_every_grid(
+    tmp_path: Path, spoilt: Path, mode: str, accumulate: int
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", spoilt, epochs=2)
+    how = ("data.on_error=skip", f"data.mode={mode}", f"optimizer.accumulate={accumulate}")
+    run(recipe, *how, f"output={tmp_path}/serial")
+    run_ranks(4, on_ranks, recipe, *how, "grid.data=2", "grid.width=2")
+    expected = losses(tmp_path / "serial")
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_a_sample_that_cannot_be_read_stops_a_run_or_is_left_out(
+    tmp_path: Path, spoilt: Path
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", spoilt, epochs=1)
+    with pytest.raises(DataError, match=r"univ_ics_00[27]\.hdf5.*negative counts"):
+        run(recipe)
+    shutil.rmtree(tmp_path / "run")
+    run(recipe, "data.on_error=skip")
+    result: Any = evaluate(tmp_path / "run", checkpoint="latest", split="all")
+    names = result.predictions.samples
+    assert len(names) == 11
+    assert not {"univ_ics_002", "univ_ics_007"} & set(names)
+
+
+def test_keys_of_the_store(tmp_path: Path, universes: Path) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    assert load_recipe(recipe, ["data.budget=8GiB"]).data.budget == 8 * 2**30
+    with pytest.raises(RecipeError, match=r"of the store, but data\.mode=direct"):
+        load_recipe(recipe, ["data.mode=direct", "data.staging=/scratch"])
+    with pytest.raises(RecipeError, match=r"(?s)data\.mode.*nearest: 'preload'"):
+        load_recipe(recipe, ["data.mode=preloaded"])
