@@ -111,7 +111,7 @@ def check_exchanges(cases: list[Exchange]) -> None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_fetch_and_its_adjoint(ranks: int) -> None:
-    run_ranks(ranks, check_exchanges, draw_examples(exchanges(ranks), 60))
+    run_ranks(ranks, check_exchanges, draw_examples(exchanges(ranks), 28))
 
 
 @st.composite
@@ -142,7 +142,7 @@ def check_changes(cases: list[tuple[dict[str, int], Partition, Partition, int]])
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_redistribution_gather_and_full(ranks: int) -> None:
-    run_ranks(ranks, check_changes, draw_examples(changes(ranks), 40))
+    run_ranks(ranks, check_changes, draw_examples(changes(ranks), 28))
 
 
 def messages() -> list[tuple[int, tuple[int, ...]]]:

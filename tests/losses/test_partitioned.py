@@ -64,7 +64,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_segmentation_loss(ranks: int) -> None:
-    run_ranks(ranks, compare, segmentation, draw_examples(examples(ranks), 50))
+    run_ranks(ranks, compare, segmentation, draw_examples(examples(ranks), 28))
 
 
 def out_of_range(grid: dict[str, int]) -> None:

@@ -72,7 +72,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("op", [avg_pool, max_pool_with_ties])
 def test_any_adaptive_pool(op: Any, ranks: int) -> None:
-    run_ranks(ranks, compare, op, draw_examples(examples(ranks), 40))
+    run_ranks(ranks, compare, op, draw_examples(examples(ranks), 28))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -75,7 +75,7 @@ def joins(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_join(ranks: int) -> None:
-    run_ranks(ranks, compare, joined, draw_examples(joins(ranks), 60))
+    run_ranks(ranks, compare, joined, draw_examples(joins(ranks), 28))
 
 
 def test_other_names() -> None:

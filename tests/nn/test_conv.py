@@ -67,7 +67,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_convolution(ranks: int) -> None:
-    run_ranks(ranks, compare, conv, draw_examples(examples(ranks), 60))
+    run_ranks(ranks, compare, conv, draw_examples(examples(ranks), 28))
 
 
 def test_windows_that_line_up_with_the_cut() -> None:

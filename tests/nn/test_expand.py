@@ -60,7 +60,7 @@ def repeats(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_repetition(ranks: int) -> None:
-    run_ranks(ranks, compare, repeated, draw_examples(repeats(ranks), 50))
+    run_ranks(ranks, compare, repeated, draw_examples(repeats(ranks), 28))
 
 
 def gate(x: Any, weight: torch.Tensor) -> Any:

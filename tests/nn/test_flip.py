@@ -55,7 +55,7 @@ def turns(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_turn(ranks: int) -> None:
-    run_ranks(ranks, compare, turned, draw_examples(turns(ranks), 50))
+    run_ranks(ranks, compare, turned, draw_examples(turns(ranks), 28))
 
 
 def copies() -> list[Any]:

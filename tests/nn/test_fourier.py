@@ -64,7 +64,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_transform(ranks: int) -> None:
-    run_ranks(ranks, compare, transform, draw_examples(examples(ranks), 60))
+    run_ranks(ranks, compare, transform, draw_examples(examples(ranks), 28))
 
 
 def parts(x: Any) -> Any:

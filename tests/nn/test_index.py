@@ -106,7 +106,7 @@ def parts(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_part(ranks: int) -> None:
-    run_ranks(ranks, compare, part, draw_examples(parts(ranks), 50))
+    run_ranks(ranks, compare, part, draw_examples(parts(ranks), 28))
 
 
 def test_splits_along_a_named_dim() -> None:

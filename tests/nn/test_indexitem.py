@@ -90,12 +90,12 @@ def subscripts(draw: st.DrawFn, ranks: int, write: bool) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_reading(ranks: int) -> None:
-    run_ranks(ranks, compare, read, draw_examples(subscripts(ranks, False), 60))
+    run_ranks(ranks, compare, read, draw_examples(subscripts(ranks, False), 28))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_writing(ranks: int) -> None:
-    run_ranks(ranks, compare, write, draw_examples(subscripts(ranks, True), 60))
+    run_ranks(ranks, compare, write, draw_examples(subscripts(ranks, True), 28))
 
 
 def beside() -> None:

@@ -76,7 +76,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_interpolation(ranks: int) -> None:
-    run_ranks(ranks, compare, resize, draw_examples(examples(ranks), 60))
+    run_ranks(ranks, compare, resize, draw_examples(examples(ranks), 28))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -94,7 +94,7 @@ def losses(draw: st.DrawFn, ranks: int) -> Example:
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_elementwise_loss(ranks: int) -> None:
-    run_ranks(ranks, compare, loss, draw_examples(losses(ranks), 60))
+    run_ranks(ranks, compare, loss, draw_examples(losses(ranks), 28))
 
 
 def gaussian(x: Any, *, var: tuple[int, ...] | float, cut: bool) -> Any:

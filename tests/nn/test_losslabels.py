@@ -69,7 +69,7 @@ def label_losses(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_loss_against_labels(ranks: int) -> None:
-    run_ranks(ranks, compare, label_loss, draw_examples(label_losses(ranks), 60))
+    run_ranks(ranks, compare, label_loss, draw_examples(label_losses(ranks), 28))
 
 
 def uneven_and_ignored() -> dict[str, Any]:

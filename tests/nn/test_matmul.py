@@ -75,7 +75,7 @@ def products(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_product(ranks: int) -> None:
-    run_ranks(ranks, compare, multiplied, draw_examples(products(ranks), 40))
+    run_ranks(ranks, compare, multiplied, draw_examples(products(ranks), 28))
 
 
 def summed(x: Any, other: Any, *, equation: str, cut: bool, seeds: tuple[int, int]) -> Any:
@@ -135,7 +135,7 @@ def sums(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_einstein_sum(ranks: int) -> None:
-    run_ranks(ranks, compare, summed, draw_examples(sums(ranks), 40))
+    run_ranks(ranks, compare, summed, draw_examples(sums(ranks), 28))
 
 
 def special(x: Any, a: torch.Tensor, b: torch.Tensor, *, kind: str) -> Any:

@@ -64,7 +64,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_batch_norm(ranks: int) -> None:
-    run_ranks(ranks, compare, batch_norm, draw_examples(examples(ranks), 40))
+    run_ranks(ranks, compare, batch_norm, draw_examples(examples(ranks), 28))
 
 
 def module(momentum: float | None, dtype: torch.dtype) -> nn.BatchNorm3d:

@@ -49,12 +49,12 @@ def examples(draw: st.DrawFn, ranks: int, biased: bool) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_layer_norm(ranks: int) -> None:
-    run_ranks(ranks, compare, layer_norm, draw_examples(examples(ranks, True), 40))
+    run_ranks(ranks, compare, layer_norm, draw_examples(examples(ranks, True), 28))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_rms_norm(ranks: int) -> None:
-    run_ranks(ranks, compare, rms_norm, draw_examples(examples(ranks, False), 30))
+    run_ranks(ranks, compare, rms_norm, draw_examples(examples(ranks, False), 28))
 
 
 def half_precision() -> None:

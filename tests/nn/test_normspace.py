@@ -87,7 +87,7 @@ def instances(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_instance_norm(ranks: int) -> None:
-    run_ranks(ranks, compare, instance_norm, draw_examples(instances(ranks), 40))
+    run_ranks(ranks, compare, instance_norm, draw_examples(instances(ranks), 28))
 
 
 @st.composite
@@ -101,7 +101,7 @@ def groups(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_group_norm(ranks: int) -> None:
-    run_ranks(ranks, compare, group_norm, draw_examples(groups(ranks), 40))
+    run_ranks(ranks, compare, group_norm, draw_examples(groups(ranks), 28))
 
 
 @st.composite
@@ -117,7 +117,7 @@ def responses(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_any_local_response_norm(ranks: int) -> None:
-    run_ranks(ranks, compare, local_response_norm, draw_examples(responses(ranks), 30))
+    run_ranks(ranks, compare, local_response_norm, draw_examples(responses(ranks), 28))
 
 
 MODULES = {

@@ -61,7 +61,7 @@ def examples(draw: st.DrawFn, ranks: int, mode: str) -> Example:
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_padding(ranks: int, mode: str) -> None:
-    run_ranks(ranks, compare, pad, draw_examples(examples(ranks, mode), 40))
+    run_ranks(ranks, compare, pad, draw_examples(examples(ranks, mode), 28))
 
 
 def convolved(x: Any, weight: torch.Tensor, bias: torch.Tensor, mode: str, **options: Any) -> Any:

@@ -68,7 +68,7 @@ def orders(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_order(ranks: int) -> None:
-    run_ranks(ranks, compare, reordered, draw_examples(orders(ranks), 50))
+    run_ranks(ranks, compare, reordered, draw_examples(orders(ranks), 28))
 
 
 def transposed(x: Any, *, name: str) -> Any:

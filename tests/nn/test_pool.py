@@ -100,17 +100,17 @@ def examples(draw: st.DrawFn, ranks: int, kind: str) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_max_pool(ranks: int) -> None:
-    run_ranks(ranks, compare, max_pool, draw_examples(examples(ranks, "max"), 40))
+    run_ranks(ranks, compare, max_pool, draw_examples(examples(ranks, "max"), 28))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_avg_pool(ranks: int) -> None:
-    run_ranks(ranks, compare, avg_pool, draw_examples(examples(ranks, "avg"), 50))
+    run_ranks(ranks, compare, avg_pool, draw_examples(examples(ranks, "avg"), 28))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_max_pool_with_indices(ranks: int) -> None:
-    run_ranks(ranks, compare, max_pool_with_ties, draw_examples(examples(ranks, "max"), 40))
+    run_ranks(ranks, compare, max_pool_with_ties, draw_examples(examples(ranks, "max"), 28))
 
 
 @pytest.mark.parametrize("ranks", RANKS)

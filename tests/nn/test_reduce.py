@@ -66,7 +66,7 @@ def reductions(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_sum_and_mean(ranks: int) -> None:
-    run_ranks(ranks, compare, reduction, draw_examples(reductions(ranks), 40))
+    run_ranks(ranks, compare, reduction, draw_examples(reductions(ranks), 28))
 
 
 def loss(
@@ -99,7 +99,7 @@ def losses(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_loss(ranks: int) -> None:
-    run_ranks(ranks, compare, loss, draw_examples(losses(ranks), 30))
+    run_ranks(ranks, compare, loss, draw_examples(losses(ranks), 28))
 
 
 def test_a_weighted_l1_loss() -> None:
@@ -133,7 +133,7 @@ def reshapes(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_reshape_behind_the_batch(ranks: int) -> None:
-    run_ranks(ranks, compare, change_shape, draw_examples(reshapes(ranks), 40))
+    run_ranks(ranks, compare, change_shape, draw_examples(reshapes(ranks), 28))
 
 
 @pytest.mark.parametrize(

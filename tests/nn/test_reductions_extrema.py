@@ -50,7 +50,7 @@ def extrema(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_extremum(ranks: int) -> None:
-    run_ranks(ranks, compare, extremum, draw_examples(extrema(ranks), 60))
+    run_ranks(ranks, compare, extremum, draw_examples(extrema(ranks), 28))
 
 
 def without_gradient(x: Any, *, kind: str, method: bool, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def indices_and_counts(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_index_and_count(ranks: int) -> None:
-    run_ranks(ranks, compare, without_gradient, draw_examples(indices_and_counts(ranks), 60))
+    run_ranks(ranks, compare, without_gradient, draw_examples(indices_and_counts(ranks), 28))
 
 
 def whole(value: Any) -> Any:

@@ -56,7 +56,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_pair(ranks: int) -> None:
-    run_ranks(ranks, compare, pair, draw_examples(examples(ranks), 40))
+    run_ranks(ranks, compare, pair, draw_examples(examples(ranks), 28))
 
 
 def single_values() -> None:

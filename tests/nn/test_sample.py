@@ -52,7 +52,7 @@ def volumes(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_sampling(ranks: int) -> None:
-    run_ranks(ranks, compare, sampled, draw_examples(volumes(ranks), 40))
+    run_ranks(ranks, compare, sampled, draw_examples(volumes(ranks), 28))
 
 
 def transformed(x: Any, weight: Any, *, extent: int, align: bool) -> Any:

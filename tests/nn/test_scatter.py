@@ -110,7 +110,7 @@ def writings(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_writing(ranks: int) -> None:
-    run_ranks(ranks, compare, by_positions, draw_examples(writings(ranks), 50))
+    run_ranks(ranks, compare, by_positions, draw_examples(writings(ranks), 28))
 
 
 def looked_up(x: Any, table: torch.Tensor, *, how: str) -> Any:

@@ -57,7 +57,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_softmax(ranks: int) -> None:
-    run_ranks(ranks, compare, softmax, draw_examples(examples(ranks), 50))
+    run_ranks(ranks, compare, softmax, draw_examples(examples(ranks), 28))
 
 
 def test_gated_linear_units() -> None:

@@ -66,7 +66,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_transposed_convolution(ranks: int) -> None:
-    run_ranks(ranks, compare, transposed, draw_examples(examples(ranks), 50))
+    run_ranks(ranks, compare, transposed, draw_examples(examples(ranks), 28))
 
 
 def upsampled(x: Any, kernel: int, stride: int, padding: int, extra: int) -> Any:

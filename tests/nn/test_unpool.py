@@ -65,7 +65,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_any_unpooling(ranks: int) -> None:
-    run_ranks(ranks, compare, there_and_back, draw_examples(examples(ranks), 60))
+    run_ranks(ranks, compare, there_and_back, draw_examples(examples(ranks), 28))
 
 
 def ways() -> list[bool]:
