@@ -69,6 +69,22 @@ def test_a_sample_that_cannot_be_read_stops_a_run_or_is_left_out(
     assert not {"univ_ics_002", "univ_ics_007"} & set(names)
 
 
+def test_files_that_are_damaged_from_the_beginning(tmp_path: Path, universes: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(universes, folder)
+    (folder / "univ_ics_003.hdf5").write_bytes(b"nothing")
+    recipe = write_recipe(tmp_path / "run.yaml", folder, epochs=1)
+    with pytest.raises(DataError, match=r"univ_ics_003\.hdf5: cannot be read"):
+        run(recipe)
+    shutil.rmtree(tmp_path / "run")
+    run(recipe, "data.on_error=skip")
+    assert losses(tmp_path / "run")
+    for number in range(4, 12):
+        (folder / f"univ_ics_{number:03}.hdf5").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="9 files were left out and only 4 kept"):
+        run(recipe, "data.on_error=skip", f"output={tmp_path}/other")
+
+
 def test_keys_of_the_store(tmp_path: Path, universes: Path) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes)
     assert load_recipe(recipe, ["data.budget=8GiB"]).data.budget == 8 * 2**30

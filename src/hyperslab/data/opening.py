@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal, get_args
 import torch
 
 from hyperslab.comm import Grid
+from hyperslab.data.catalog import from_main
 from hyperslab.data.decode import TRANSFORMS, Transform, Window, check_window
 from hyperslab.data.formats import Format, source_of
 from hyperslab.data.keeping import Keeping, Mode, supply_of
@@ -19,6 +21,8 @@ from hyperslab.data.schedule import Schedule, samples_of
 from hyperslab.data.source import Source
 from hyperslab.data.subvolumes import Subvolumes
 from hyperslab.errors import DataError, LayoutError
+
+log = logging.getLogger("hyperslab")
 
 NONLINEAR = 1e-3
 """The share of its range by which a physical value may be off the line without a word."""
@@ -97,7 +101,11 @@ def open(
     if isinstance(path, Source):
         source = path
     else:
-        source = source_of(os.fspath(path), grid, channels, format)
+        refuse = Refused() if on_error == "skip" else None
+        source = source_of(os.fspath(path), grid, channels, format, refuse)
+        if refuse is not None:
+            kept = len(source.names)
+            from_main(grid, lambda: refuse.check(kept))
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
     _check_cut(source, grid, batch_size)
@@ -121,6 +129,29 @@ def open(
             f"{prefetch}: more would pass prefetch_bytes={prefetch_bytes}"
         )
     return Dataset(supply, transform=chosen, prefetch=ahead, dtype=dtype)
+
+
+class Refused:
+    """Names the files that are left out when a folder is scanned."""
+
+    def __init__(self) -> None:
+        self.errors: list[DataError] = []
+
+    def __call__(self, error: DataError) -> None:
+        log.warning("left out: %s", error)
+        self.errors.append(error)
+
+    def check(self, kept: int) -> None:
+        """Refuse to go on with the smaller part of a folder: the first file may be the odd one.
+
+        Raises:
+            DataError: more files were left out than kept.
+        """
+        if len(self.errors) > kept:
+            raise DataError(
+                f"{len(self.errors)} files were left out and only {kept} kept, so something else "
+                f"is wrong; the first one: {self.errors[0]}"
+            )
 
 
 def transform_of(classes: Sequence[str], transform: str | None, window: Window | None) -> Transform:
