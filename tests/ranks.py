@@ -1,7 +1,7 @@
 """Run a function on several gloo ranks: `run_ranks(n, fn, *args)`.
 
 The ranks are worker processes that live as long as the pytest session and are reused from test to
-test, so a call costs milliseconds. They come from a fork server that has imported torch already.
+test, so a call costs milliseconds. They come from a fork server that has imported everything.
 Each call sees a default process group of exactly n ranks. A rank that dies or hangs costs the whole
 pool; the next call starts a fresh one. What a worker does is in `tests.worker`.
 """
@@ -34,8 +34,9 @@ T = TypeVar("T")
 MAX_RANKS = 8
 GRACE = 10.0  # [s] that the other ranks have after the first one failed
 RENEW = 16  # calls that share one process group: the groups made inside it hold sockets until then
-# torch._dynamo is what the first optimizer of a process imports: two seconds in every worker.
-PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "h5py", "hypothesis", "pytest"]
+# torch._dynamo is what the first optimizer of a process imports, and hyperslab.cli all of ours: two
+# seconds in every worker.
+PRELOAD = ["torch", "torch._dynamo", "hypothesis", "pytest", "hyperslab.cli"]
 PRELOAD_IF_USED = ["monai.losses", "monai.networks.nets"]  # seconds too: where a test imports it
 
 
