@@ -32,8 +32,16 @@ def test_what_is_said_of_universes(tmp_path: Path) -> None:
     words = run(str(tmp_path), "grid.width=2").output
     assert "stored     7 x 6 x 5 x 4 (D x H x W x C), 1.6 KiB" in words
     assert "Omega_m (0.27 to 0.33), sigma_8 (0.72 to 0.88)" in words
-    assert "advice: cutting width reads whole rows" in words
+    assert "advice     cutting width reads whole rows" in words
     assert "advice" not in run(str(tmp_path)).output
+
+
+def test_what_keeping_takes(tmp_path: Path) -> None:
+    FORMATS["public HDF5"](tmp_path)  # 3 of 4 x 7 x 6 x 5 int16, with 4 targets
+    words = run(str(tmp_path), "grid.data=2", "grid.depth=2").output
+    assert "keeping all of it on data=2 depth=2 height=1 width=1:" in words
+    assert f"2 boxes, {2 * (4 * 4 * 6 * 5 * 2 + 32) / 1024:.1f} KiB of memory" in words
+    assert "4 ranks" in words
 
 
 def test_what_is_said_of_scans(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def inspect(
     typer.echo(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
         typer.echo(f"  {word:11}{text}")
-    for line in _costs(source, storage, extents):
+    for line in (*_costs(source, storage, extents), *_keeping(source, extents)):
         typer.echo(line)
 
 
@@ -87,7 +87,22 @@ def _costs(source: Source, storage: Storage, extents: dict[str, int]) -> list[st
         f"{sum(rank.requests for rank in ranks)} requests, {read / storage.size:.2f} x the file's",
     ]
     words = advice(storage, ranks, extents)
-    return [*lines, f"advice: {words}"] if words else lines
+    return [*lines, f"  advice     {words}"] if words else lines
+
+
+def _keeping(source: Source, extents: dict[str, int]) -> list[str]:
+    """What the store takes to keep every sample, so that only the first epoch reads."""
+    places = [(axis, extents.get(axis, 1)) for axis in AXES]
+    ranks = math.prod(number for _, number in places)
+    voxels = max(box.size for box in boxes(source.shape, extents)) // source.shape[0]
+    labels = voxels if source.classes else 8 * len(source.parameters.names)
+    size = voxels * source.shape[0] * source.dtype.itemsize + labels
+    each = -(-len(source.names) // dict(places)["data"])
+    return [
+        f"keeping all of it on {' '.join(f'{axis}={number}' for axis, number in places)}:",
+        f"  a rank     {each} boxes, {_size(each * size)} of memory",
+        f"  {f'{ranks} ranks':11}{_size(each * size * ranks)}",
+    ]
 
 
 def _product(numbers: tuple[int, ...]) -> str:
