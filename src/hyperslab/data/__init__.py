@@ -1,9 +1,10 @@
 """From files to `Sharded`: what exists, who needs which box, reading ahead, decoding.
 
 The way of a voxel: `catalog` lists the files, `schedule` says which samples make a mini-batch,
-`reader` works out this rank's box and reads it from a `Source` (of files: `formats`), `prefetch`
-does so ahead of the step, `device` moves it in its storage type, `decode` makes the network's input
-of it.
+`owners` which replica keeps which of them. `supply` puts this rank's block together: of what
+`reader` reads from a `Source` (of files: `formats`), what `store` keeps, and what `courier` brings
+from other ranks. `prefetch` does so ahead of the step, `device` moves the block in its storage
+type, `decode` makes the network's input of it.
 """
 
 from hyperslab.data.hdf5 import Hdf5Folder
