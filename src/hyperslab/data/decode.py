@@ -70,7 +70,7 @@ def decode(
     """
     x = values.to(torch.promote_types(dtype, torch.float32))
     if transform == "log1p":
-        x = x.log1p()
+        x = x.log1p() if x is values else x.log1p_()  # a converted copy is ours to change
     elif transform == "mean":
         sums = x.sum((1, 2, 3, 4), keepdim=True, dtype=torch.float64)
         group = grid.group(("depth", "height", "width"))
