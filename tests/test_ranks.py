@@ -113,8 +113,8 @@ def test_a_hang_shows_its_stack_and_leaves_no_process() -> None:
 
 
 def test_sockets_of_old_groups_are_closed() -> None:
-    counts = [max(run_ranks(4, groups_and_sockets)) for _ in range(50)]
-    assert max(counts[-20:]) <= max(counts[:20]) + 5
+    counts = [max(run_ranks(2, groups_and_sockets)) for _ in range(50)]
+    assert max(counts[-16:]) <= max(counts[:34]) + 5, "34 calls use up a whole group at least"
 
 
 @pytest.mark.parametrize("n", [0, 9])
@@ -125,8 +125,9 @@ def test_the_number_of_ranks_is_bounded(n: int) -> None:
 
 def test_workers_end_with_a_killed_session() -> None:
     program = (
-        "import os, signal; from tests.ranks import run_ranks; from tests.test_ranks import pid;"
-        "print(*run_ranks(2, pid), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from tests import ranks; from tests.test_ranks import pid;"
+        "ranks.PRELOAD.clear(); print(*ranks.run_ranks(2, pid), flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     root = Path(__file__).parent.parent
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Three steps of training, in plain torch or on a grid, and how far they are apart."""
+"""Steps of training, in plain torch or on a grid, and how far they are apart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Step:
     cut: tuple[str, ...]
 
 
-def train(name: str, axes: dict[str, int] | None, dtype: torch.dtype) -> list[Step]:
+def train(
+    name: str, axes: dict[str, int] | None, dtype: torch.dtype, steps: int = STEPS
+) -> list[Step]:
     """By SGD; without axes nothing of hyperslab takes part."""
     network = NETWORKS[name]
     torch.manual_seed(1)
@@ -40,7 +42,7 @@ def train(name: str, axes: dict[str, int] | None, dtype: torch.dtype) -> list[St
     torch.manual_seed(2)  # of dropout
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
-    for x, y in zip(data, labels, strict=True):
+    for x, y in zip(data[:steps], labels[:steps], strict=True):
         outputs = network.call(model, cut(x))
         loss = loss_of(outputs, cut(y), network.goal)
         optimizer.zero_grad()
@@ -78,7 +80,7 @@ def apart(
     A gradient is compared with its own norm, or with 1e-5 of that of all (float64; 1e-2 in
     float32): what precedes a normalisation has biases whose gradient is nothing but rounding.
     """
-    found = train(name, axes, dtype)
+    found = train(name, axes, dtype, len(expected))
     floor = 1e-5 if dtype == torch.float64 else 1e-2
     losses, gradients = [], []
     for step, reference in zip(found, expected, strict=True):
