@@ -64,21 +64,20 @@ def add(seed: int) -> None:
     must not reach the next."""
     shared, me, size = connected(), dist.get_rank(), dist.get_world_size()
     chance = random.Random(seed)
-    for round_ in range(120):
+    generator = torch.Generator().manual_seed(seed)
+    # Small whole numbers: their sums are exact in every order.
+    numbers = torch.randint(-50, 50, (size, LARGEST + SMALL), generator=generator).mul(2)
+    for _ in range(120):
         ranks = sorted(chance.sample(range(size), chance.randint(2, size)))
         dtype = chance.choice([torch.float32, torch.float64, torch.float16, torch.int64])
         count = chance.choice([1, 7, SMALL // 8, SMALL // 2, LARGEST // 4 + 3, LARGEST])
-        scale = chance.choice([1.0, 0.5])
+        scale, begin = chance.choice([1.0, 0.5]), chance.randrange(SMALL)
         if me not in ranks:
             continue
-        parts = []
-        for rank in range(size):
-            generator = torch.Generator().manual_seed(hash((seed, round_, rank)) % 2**31)
-            # Small whole numbers: their sums are exact in every order.
-            parts.append(torch.randint(-50, 50, (count,), generator=generator).mul(2).to(dtype))
-        x = parts[me].clone()
+        parts = numbers[:, begin : begin + count]  # others in every round
+        x = parts[me].to(dtype, copy=True)
         shared.all_reduce(x, ranks, "a test", scale if dtype.is_floating_point else 1.0)
-        expected = torch.stack([parts[rank].double() for rank in ranks]).sum(0)
+        expected = parts[ranks].sum(0).double()
         expected *= scale if dtype.is_floating_point else 1.0
         assert torch.equal(x.double(), expected)
 
