@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -15,7 +15,9 @@ from hyperslab.errors import HyperslabError
 T = TypeVar("T")
 
 
-def each(function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[T]:
+def each(
+    function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], workers: int
+) -> Generator[T, None, None]:
     """What ``function`` returns of each task's arguments, as they end; of one worker, in order.
 
     With one worker or one task everything happens in this process. What the function raises ends

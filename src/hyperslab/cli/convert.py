@@ -1,23 +1,56 @@
-"""`hyperslab convert`: what others publish, as HDF5 of which each rank reads its box."""
+"""`hyperslab convert`: between the formats, and from what others publish to one of them."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hyperslab.cli.progress import progress
+from hyperslab.convert import Request
+from hyperslab.convert import convert as convert_folder
 from hyperslab.ct import Outcome, Pair, Shape, find, make_phantoms
 from hyperslab.ct import convert as convert_pairs
 
-convert = typer.Typer(
-    help="Convert published data to HDF5 of which each rank reads its box.",
-    no_args_is_help=True,
-)
+FOLDER = "folder"
+"""The command without a name."""
 
+WORKERS = "Processes, one volume each at a time. Default: one per core, up to 4."
+
+
+class Default(TyperGroup):
+    """Commands, and one without a name: `hyperslab convert SRC OUT` beside `... convert lits`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands and args[0] != FOLDER
+        return super().parse_args(ctx, args if named else [FOLDER, *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == FOLDER else name, command, rest
+
+
+convert = typer.Typer(cls=Default, help="Convert a folder to another format, or liver CTs to HDF5.")
+
+CONVERT = """Convert a folder that hyperslab.open takes to another format, byte for byte.
+
+There are two forms: `hyperslab convert SRC OUT --format F` for volumes and their targets or labels
+as they are, of which the rest of this page speaks; and `hyperslab convert lits [SRC] OUT --size N`
+for liver CTs from NIfTI, which are turned and resampled (see `hyperslab convert lits --help`).
+
+With --cut D,H,W the chunks of HDF5 and Zarr files are made for a grid of depth=D height=H width=W:
+the box of each rank is whole chunks. With --subvolumes N each volume becomes cubes of N voxels a
+side, named as the public scripts do: {name}_{ix}_{iy}_{iz} along depth, height and width, as lbann
+along width, height and depth, and as tfrecord {folder}_{name}_{number}.
+
+Each file is read back and its checksum compared before it gets its name; OUT/conversion.jsonl keeps
+the checksums. Run it again to go on after a stop: finished files of the same source are kept. A
+volume that cannot be converted is named on standard error, and the exit code is then 1."""
 
 LITS = """Convert liver CTs: LiTS, or the liver task of the Medical Segmentation Decathlon.
 
@@ -33,6 +66,61 @@ Exits with 1 if there is nothing to show for it."""
 def _wrapped(text: str) -> str:
     """Paragraphs in one line each: the terminal breaks them."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+@convert.command(FOLDER, help=_wrapped(CONVERT), no_args_is_help=True)
+def folder(
+    src: Annotated[Path, typer.Argument(metavar="SRC", help="A folder that hyperslab.open takes.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; made if missing.")],
+    format: Annotated[str, typer.Option(help="To: hdf5, lbann, npy, tfrecord, zarr or nifti.")],
+    cut: Annotated[
+        str | None, typer.Option(help="Parts along depth, height and width: 2,2,2.")
+    ] = None,
+    subvolumes: Annotated[
+        int | None, typer.Option(help="Cut each volume into cubes of so many voxels a side.")
+    ] = None,
+    compression: Annotated[
+        str, typer.Option(help="none or gzip; of zarr also zstd; npy has none.")
+    ] = "none",
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
+    source_format: Annotated[
+        str | None, typer.Option(help="Of SRC, where it holds several.")
+    ] = None,
+    channels: Annotated[
+        str | None, typer.Option(help="Of SRC, first or last, where its shapes do not tell.")
+    ] = None,
+) -> None:
+    if channels not in (None, "first", "last"):
+        raise typer.BadParameter(f"--channels {channels}: give first or last")
+    parts = None if cut is None else _three("--cut", cut)
+    request = Request(format, parts, subvolumes, compression)  # type: ignore[arg-type]
+    with progress() as bar:
+
+        def begun(count: int, notices: Sequence[str]) -> None:
+            bar.add_task("volumes", total=count)
+            for notice in notices:
+                typer.echo(f"note: {notice}", err=True)
+
+        outcomes = convert_folder(
+            src,
+            out,
+            request,
+            channels=channels,  # type: ignore[arg-type]
+            source_format=source_format,  # type: ignore[arg-type]
+            workers=_workers(workers),
+            begun=begun,
+            done=lambda outcome: bar.advance(bar.task_ids[0]),
+        )
+    for outcome in outcomes:
+        if outcome.reason:
+            typer.echo(f"not converted: {outcome.reason}", err=True)
+    count = Counter(outcome.state for outcome in outcomes)
+    typer.echo(
+        f"{count['converted'] + count['kept']} volumes in {out} as {format} "
+        f"({count['converted']} converted, {count['kept']} kept), {count['failed']} not converted"
+    )
+    if count["failed"]:
+        raise typer.Exit(1)
 
 
 @convert.command(help=_wrapped(LITS))
@@ -51,13 +139,13 @@ def lits(
     seed: Annotated[int, typer.Option(help="Phantom N depends on this, N and the size.")] = 0,
     workers: Annotated[
         int | None,
-        typer.Option(help="Processes, one volume each at a time. Default: one per core, up to 4."),
+        typer.Option(help=WORKERS),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if a volume with labels was skipped.")
     ] = False,
 ) -> None:
-    shape = _shape(size)
+    shape = _three("--size", size)
     *sources, out = folders
     if len(sources) != (synthetic is None):
         needed = "SRC and OUT" if synthetic is None else "OUT alone beside --synthetic"
@@ -73,13 +161,17 @@ def lits(
         raise typer.Exit(1)
 
 
-def _shape(size: str) -> Shape:
+def _three(option: str, text: str) -> Shape:
     try:
-        numbers = [int(number) for number in size.split(",")]
+        numbers = [int(number) for number in text.split(",")]
         depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
     except ValueError:
-        raise typer.BadParameter(f"--size {size}: give one number or three, D,H,W") from None
+        raise typer.BadParameter(f"{option} {text}: give one number or three, D,H,W") from None
     return depth, height, width
+
+
+def _workers(workers: int | None) -> int:
+    return min(4, os.cpu_count() or 1) if workers is None else workers
 
 
 def _phantoms(folder: Path, count: int, shape: Shape, seed: int) -> list[Pair]:
@@ -96,11 +188,14 @@ def _phantoms(folder: Path, count: int, shape: Shape, seed: int) -> list[Pair]:
 
 
 def _converted(pairs: list[Pair], out: Path, shape: Shape, workers: int | None) -> list[Outcome]:
-    workers = min(4, os.cpu_count() or 1) if workers is None else workers
     with progress() as bar:
         task = bar.add_task("volumes", total=len(pairs))
         return convert_pairs(
-            pairs, out, shape=shape, workers=workers, done=lambda outcome: bar.advance(task)
+            pairs,
+            out,
+            shape=shape,
+            workers=_workers(workers),
+            done=lambda outcome: bar.advance(task),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from hyperslab.comm import Grid
 from hyperslab.data.catalog import SUFFIXES as HDF5
 from hyperslab.data.catalog import Refuse, from_main, walk
+from hyperslab.data.conversion import volumes_of
 from hyperslab.data.hdf5 import Hdf5Folder
 from hyperslab.data.header import Channels
 from hyperslab.data.nifti import NiftiFolder
@@ -52,7 +53,21 @@ def source_of(
     found = from_main(grid, lambda: find_format(folder)) if format is None else (format, "")
     if found[1]:
         grid.notice(found[1])
-    match found[0]:
+    source = _scanned(found[0], folder, grid, channels, format, refuse)
+    source.volumes = from_main(grid, lambda: volumes_of(folder))
+    return source
+
+
+def _scanned(
+    found: Format,
+    folder: Path,
+    grid: Grid,
+    channels: Channels | None,
+    format: Format | None,
+    refuse: Refuse | None,
+) -> Source:
+    """The source of the format that was ``found``, which need not have been asked for."""
+    match found:
         case "hdf5" | "lbann":
             return Hdf5Folder.scan(folder, grid, channels, lbann_of(format), refuse)
         case "zarr":

@@ -66,6 +66,8 @@ class KeyedFolder(Source):
     def volume(self, sample: int) -> str:
         """The sample itself, or the cube of which LBANN's splitter has made it a part."""
         name = self.names[sample]
+        if name in self.volumes:
+            return self.volumes[name]
         folder, slash, base = name.rpartition("/")
         part = Part.fullmatch(base) if self.catalog.layout.reversed else None
         return f"{folder}{slash}{part[1]}" if part else name

@@ -172,6 +172,18 @@ def stored_axes(source: NiftiFolder, sample: int) -> tuple[str, str, tuple[int, 
     return dims[::-1], flipped, image.shape[::-1], image.get_data_dtype().itemsize
 
 
+def affine_of(source: NiftiFolder, sample: int) -> NDArray[Any]:
+    """(4, 4): from (d, h, w, 1) of the volume as it is read to (x, y, z, 1) [mm], RAS+.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = source.scans.pairs[sample].image
+    with naming(path):
+        image = load(path)
+        return _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
+
+
 def _spatial(box: Box) -> Box:
     return Box(box.lo[1:], box.hi[1:])
 

@@ -116,7 +116,11 @@ def _length(path: Path, head: bytes) -> int:
 
 
 def _masked(data: bytes | memoryview) -> int:
-    crc = google_crc32c.value(bytes(data))
+    return masked(google_crc32c.value(bytes(data)))
+
+
+def masked(crc: int) -> int:
+    """A CRC32C as TensorFlow stores it, so that the sum of bytes with their sum is no constant."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class Source(ABC):
     storage, kept until the data is on the device. ``parameters``: what the P targets are, none
     where voxels have classes. ``classes``: their names, the background's first. ``label_bytes``:
     stored for the label of one voxel [B]. ``collective``: the ranks of a replica read together, so
-    nothing is read in the background.
+    nothing is read in the background. ``volumes``: of samples that are parts of one, by name.
     """
 
     names: Sequence[str]
@@ -36,6 +37,7 @@ class Source(ABC):
     classes: tuple[str, ...] = ()
     label_bytes: int = 1
     collective: bool = False
+    volumes: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def read(self, sample: int, box: Box) -> Array:
@@ -57,7 +59,8 @@ class Source(ABC):
 
     def volume(self, sample: int) -> str:
         """The volume from which the sample is cut: all samples of one are in the same split."""
-        return self.names[sample]
+        name = self.names[sample]
+        return self.volumes.get(name, name)
 
     def where(self, sample: int) -> str:
         """The words by which an error names the sample."""

@@ -1,0 +1,144 @@
+"""HDF5 files: the public layout or that of scans, and LBANN's parts."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hyperslab.convert.chunks import Sides
+from hyperslab.convert.keyed import REVERSED, KeyedTarget
+from hyperslab.data.keyed import KeyedFolder
+from hyperslab.data.source import Array, Source
+from hyperslab.data.subvolumes import Subvolumes
+
+
+class Hdf5Target(KeyedTarget):
+    suffix = ".hdf5"
+
+    @contextmanager
+    def _created(self, path: Path) -> Iterator[Any]:
+        with Sink(path) as sink:
+            try:
+                with h5py.File(sink, "w") as file:
+                    yield file
+            finally:
+                if sink.error is not None:
+                    raise sink.error  # in place of the words that HDF5 has for it
+
+    def _create(
+        self,
+        file: Any,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunks: Sides,
+        compression: str,
+    ) -> Any:
+        filters = None if compression == "none" else compression
+        return file.create_dataset(key, shape, dtype, chunks=chunks, compression=filters)
+
+    def _put(self, file: Any, key: str, array: Array | None) -> None:
+        file[key] = array
+
+    def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
+        file[key] = _bytes(names)
+
+    def _describe(self, file: Any, attributes: Mapping[str, Any]) -> None:
+        for key, value in attributes.items():
+            stored = _attribute(value)
+            if isinstance(stored, str) or np.asarray(stored).dtype.kind in "biufS":
+                file.attrs[key] = stored
+
+
+class LbannTarget(Hdf5Target):
+    """Parts as LBANN's splitter writes them, in the storage type of the cube.
+
+    It transposes the cube to (C, W, H, D) and counts the parts along the dims of that: part
+    ``{base}_{ix}_{iy}_{iz}`` begins at (ix, iy, iz)·width along W, H and D. The cube itself is part
+    0, 0, 0 of one. [LLNL/lbann, applications/physics/cosmology/cosmoflow/split_cosmoflow_sample.py]
+    """
+
+    order = REVERSED
+
+    def misfit(self, source: Source) -> str:
+        return "labels" if source.classes else ""
+
+    def names(self, source: Source, root: str) -> Sequence[str]:
+        if isinstance(source, Subvolumes):
+            places = ["_".join(map(str, reversed(place))) for place in source.places]
+            return [f"{name}_{place}" for name in source.source.names for place in places]
+        if isinstance(source, KeyedFolder) and source.catalog.layout.reversed:
+            return source.names
+        return [f"{name}_0_0_0" for name in source.names]
+
+    def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:
+        return "full", "unitPar"
+
+
+class Sink(io.RawIOBase):
+    """A file for HDF5 to write to.
+
+    HDF5 cannot close a file to which it cannot write: it stays open, keeps its space on a full disk
+    and crashes the process at its end. So the first failure is remembered and raised, and what is
+    written after it is let fall.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("w+b", buffering=0)
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest and self.error is None:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.error = error
+            raise
+        return size
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def truncate(self, size: int | None = None) -> int:
+        return self._file.truncate(size) if self.error is None else 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _attribute(value: Any) -> Any:
+    """As h5py stores it: words as bytes."""
+    words = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind == "O" else value
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return _bytes(words)
+    return value
+
+
+def _bytes(words: Sequence[str]) -> Array:
+    return np.array([word.encode() for word in words])

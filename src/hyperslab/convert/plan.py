@@ -1,0 +1,149 @@
+"""What there is to do: the samples, their names and chunks, what of them is there already."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from hyperslab.convert.chunks import sides
+from hyperslab.convert.origin import alone, stamp, stamps
+from hyperslab.convert.record import REMEDY, Record
+from hyperslab.convert.request import Outcome, Request
+from hyperslab.convert.targets import check_fit
+from hyperslab.convert.work import Doubtful, Job, Todo
+from hyperslab.data.conversion import RECORD, Entry
+from hyperslab.data.source import Source
+from hyperslab.data.subvolumes import Subvolumes
+from hyperslab.errors import DataError
+
+SCRATCH = ".partial"
+"""The folder of what is being written, hidden from readers, in the one that is filled."""
+
+
+class Plan:
+    """The samples that ``request`` makes of the volumes of ``source``, which lies in ``root``.
+
+    Raises:
+        DataError: the format cannot hold them, or two would have one name.
+        LayoutError: the extents are no multiple of the sub-volumes' width, or less than the cut.
+    """
+
+    def __init__(self, root: Path, source: Source, request: Request) -> None:
+        self.root, self.source, self.request = root, source, request
+        self.samples = source if request.width is None else Subvolumes(source, request.width)
+        check_fit(request.format, self.samples)
+        self.names = request.target.names(self.samples, root.resolve().name)
+        self.per_volume = len(self.names) // len(source.names)
+        name, count = Counter(self.names).most_common(1)[0]
+        if count > 1:
+            raise DataError(
+                f"{root}: {count} samples would be {name!r} as {request.format}, which has no "
+                "sub-folders for them: convert one folder at a time"
+            )
+        self.cut = request.cut or (1, 1, 1)
+        self.chunk, self.word = None, ""
+        if request.target.chunked:
+            channels, *extents = self.samples.shape
+            voxel = channels * self.samples.dtype.itemsize
+            self.chunk, self.word = sides(extents, self.cut, voxel)
+
+    def asked(self) -> Entry:
+        """By what the folder is known again, as JSON has it."""
+        request, samples = self.request, self.samples
+        return {
+            "format": request.format,
+            "cut": request.cut and list(request.cut),
+            "subvolumes": request.width,
+            "compression": request.compression,
+            "shape": list(samples.shape),
+            "dtype": samples.dtype.name,
+            "parameters": list(samples.parameters.names),
+            "classes": list(samples.classes),
+        }
+
+    def notices(self) -> list[str]:
+        """What a user should know beforehand."""
+        told = self.request.target.told(self.samples)
+        words = f'the shape does not tell where the channels are; open it with channels="{told}"'
+        return [*filter(None, [self.word]), *([words] if told else [])]
+
+    def jobs(self, record: Record) -> tuple[list[Outcome], list[Job], list[Entry]]:
+        """What became at once of some volumes, what is to be done of the others, and the samples
+        that are finished.
+
+        Raises:
+            DataError: the folder holds what another conversion or nobody has recorded, or what is
+                not as it was recorded.
+        """
+        self._check_sources(record)
+        outcomes, jobs, finished = [], [], []
+        for volume in range(len(self.source.names)):
+            first = volume * self.per_volume
+            todo, there = [], []
+            for number, name in enumerate(self.names[first : first + self.per_volume]):
+                if self._is_there(record, name):
+                    there.append((number, record.entries[name]))
+                else:
+                    todo.append((number, name))
+            finished += [entry for _, entry in there]
+            try:
+                now = stamps(self.source, volume, self.root)
+            except DataError as error:  # it has gone since the folder was scanned
+                outcomes.append(Outcome("failed", str(error)))
+                continue
+            doubtful = [(number, entry) for number, entry in there if entry["stamps"] != now]
+            if todo or doubtful:
+                jobs.append(self._job(volume, record.folder, tuple(todo), tuple(doubtful)))
+            else:
+                outcomes.append(Outcome("kept"))
+        return outcomes, jobs, finished
+
+    def _job(self, volume: int, out: Path, todo: Todo, doubtful: Doubtful) -> Job:
+        source, request = self.source, self.request
+        kind, about = alone(source, volume)
+        return Job(
+            source.names[volume],
+            source.volume(volume),
+            self.root,
+            kind,
+            about,
+            request.width,
+            request.format,
+            request.compression,
+            self.cut,
+            self.chunk,
+            out / SCRATCH / str(volume),
+            todo,
+            doubtful,
+        )
+
+    def _is_there(self, record: Record, name: str) -> bool:
+        """Whether a sample is finished.
+
+        Raises:
+            DataError: something of its name is not it.
+        """
+        entry = record.entries.get(name)
+        files = self.request.target.files(name, self.request.compression)
+        for file in files:
+            path = record.folder / file
+            if not path.exists():
+                return False
+            if entry is None:
+                raise DataError(f"{path}: is of no conversion: take it away or {REMEDY}")
+            size, then = stamp(path)[0], entry["files"][file]
+            if size != then:
+                raise DataError(
+                    f"{path}: has {size} bytes but had {then} when it was written: delete it and "
+                    "run it again"
+                )
+        return True
+
+    def _check_sources(self, record: Record) -> None:
+        for entry in record.entries.values():
+            for file in entry["stamps"]:
+                if not (self.root / file).exists():
+                    raise DataError(
+                        f"{record.folder / RECORD}: {entry['name']!r} was made of {file}, which is "
+                        f"not in {self.root}: {REMEDY}"
+                    )

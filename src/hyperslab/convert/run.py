@@ -1,0 +1,115 @@
+"""A folder of one format from a folder of another: what is missing is made, the rest is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from hyperslab.comm import Grid
+from hyperslab.convert.plan import SCRATCH, Plan
+from hyperslab.convert.record import Record, held
+from hyperslab.convert.request import Outcome, Request
+from hyperslab.convert.work import Done, run
+from hyperslab.data.formats import Format, source_of
+from hyperslab.data.header import Channels
+from hyperslab.errors import DataError
+from hyperslab.processes import each
+
+
+def convert(
+    root: Path,
+    out: Path,
+    request: Request,
+    *,
+    channels: Channels | None = None,
+    source_format: Format | None = None,
+    workers: int = 1,
+    begun: Callable[[int, Sequence[str]], None] = lambda count, notices: None,
+    done: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Convert each volume of the folder ``root``, as `hyperslab.open` takes it, into ``out``.
+
+    A volume that cannot be read is left out, and the others go on. Samples that are there already
+    are kept, if they are of the same source. ``begun`` is told how many volumes there are and what
+    a user should know; ``done`` of each outcome, when it is known. A worker holds a few slabs of a
+    volume; of a gzipped TFRecord, all of it.
+
+    Raises:
+        DataError: ``root`` cannot be read, or the format cannot hold what is in it; ``out`` is in
+            ``root``, is another conversion's or holds files that are not as they were written; it
+            cannot be written. What is finished stays.
+        LayoutError: the extents are no multiple of the sub-volumes' width, or less than the cut.
+        HyperslabError: a worker died, or an extra is not installed.
+    """
+    if workers < 1:
+        raise DataError(f"{workers} workers: need at least 1")
+    _check_apart(root, out)
+    bad: list[DataError] = []
+    source = source_of(root, Grid(), channels, source_format, bad.append)
+    plan = Plan(root, source, request)
+    with held(out, plan.asked()) as record:
+        begun(len(source.names) + len(bad), plan.notices())
+        outcomes = [Outcome("failed", str(error)) for error in bad]
+        for outcome in outcomes:
+            done(outcome)
+        for outcome in _outcomes(plan, record, workers):
+            outcomes.append(outcome)
+            done(outcome)
+    return outcomes
+
+
+def _outcomes(plan: Plan, record: Record, workers: int) -> Iterator[Outcome]:
+    outcomes, jobs, finished = plan.jobs(record)
+    yield from outcomes
+    scratch = record.folder / SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+    try:
+        with _writing(record.folder):
+            names = plan.samples.parameters.names
+            plan.request.target.begin(record.folder, names, finished)
+        with closing(each(run, [(job,) for job in jobs], workers)) as results:
+            for result in results:
+                with _writing(record.folder):
+                    _finish(plan, record, result)
+                if result.reason:
+                    yield Outcome("failed", result.reason)
+                else:
+                    yield Outcome("converted" if result.job.todo else "kept")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _finish(plan: Plan, record: Record, result: Done) -> None:
+    """Record samples, then give their files their names."""
+    made = {name for _, name in result.job.todo}
+    new = [entry for entry in result.entries if entry["name"] in made]
+    record.add(result.entries)
+    plan.request.target.finish(record.folder, new)
+    for entry in new:
+        for file in entry["files"]:
+            path = record.folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(result.job.scratch / file, path)
+    shutil.rmtree(result.job.scratch, ignore_errors=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Errors of the system name the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be written: {error.strerror}; finished files are kept, run it again "
+            "to go on"
+        ) from error
+
+
+def _check_apart(root: Path, out: Path) -> None:
+    """One in the other would be read as part of it, the next time."""
+    one, other = root.resolve(), out.resolve()
+    if one == other or one in other.parents or other in one.parents:
+        raise DataError(f"{root} and {out}: lie in each other; convert into a folder beside")

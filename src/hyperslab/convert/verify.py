@@ -1,0 +1,82 @@
+"""Reading back what was written, as its users will, before it gets its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperslab.comm import Grid
+from hyperslab.convert import stream
+from hyperslab.convert.chunks import AXES
+from hyperslab.convert.target import Part, Target
+from hyperslab.data.formats import source_of
+from hyperslab.data.source import Array, Source
+from hyperslab.errors import DataError
+from hyperslab.geometry import Box, Cut
+
+Shares = tuple[int, ...]
+
+
+def verify(folder: Path, target: Target, written: Mapping[str, Part], cut: Shares) -> None:
+    """Open the folder, and compare all that is read of it with what was to be written.
+
+    Volumes are read box by box, as ranks on a grid of ``cut`` (depth, height, width) would.
+
+    Raises:
+        DataError: the folder cannot be read, or what is read differs.
+    """
+    expected = next(iter(written.values())).source
+    found = source_of(folder, Grid(), target.told(expected))
+    try:
+        _same(folder, "names", sorted(found.names), sorted(written))
+        for sample, name in enumerate(found.names):
+            _verify(found, sample, target, written[name], cut)
+    finally:
+        found.close()
+
+
+def _verify(found: Source, sample: int, target: Target, part: Part, cut: Shares) -> None:
+    where, source = found.where(sample), part.source
+    for word in ("shape", "dtype", "classes"):
+        _same(where, word, getattr(found, word), getattr(source, word))
+    step = stream.thickness(source.shape, source.dtype.itemsize, part.chunk[0] if part.chunk else 1)
+    rows, columns = (
+        Cut.balanced(*dim).intervals
+        for dim in zip(AXES[1:], source.shape[2:], cut[1:], strict=True)
+    )
+
+    def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
+        """The slab, put together of the boxes of the ranks that would share it."""
+        whole = np.empty(slab.shape, dtype)
+        for top, bottom in rows:
+            for left, right in columns:
+                box = Box((*slab.lo[:-2], top, left), (*slab.hi[:-2], bottom, right))
+                whole[box.slices(slab)] = read(sample, box)
+        return whole
+
+    def read(slab: Box) -> Array:
+        return boxes(slab, found.read, found.dtype)
+
+    def read_labels(slab: Box) -> Array:
+        return boxes(slab, found.labels, np.dtype(np.uint8))
+
+    tally = stream.Tally()
+    stream.pass_by(stream.values(found, sample, step, tally, read))
+    _same(where, "checksum", str(tally), str(part.tally))
+    if source.classes:
+        tally = stream.Tally()
+        stream.pass_by(stream.labels(found, sample, step, tally, read_labels))
+        _same(where, "checksum of the labels", str(tally), str(part.label_tally))
+        return
+    if target.named:
+        _same(where, "parameters", found.parameters.names, source.parameters.names)
+    exact = target.target(source.target(part.sample)).tolist()
+    _same(where, "targets", found.target(sample).tolist(), exact)
+
+
+def _same(where: Path | str, what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise DataError(f"{where}: {what} read back as {found}, but were {wanted}: not kept")
