@@ -21,7 +21,7 @@ class Block:
     """This rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
 
     These are numbers (b, P) or the classes of the voxels (b, d, h, w) as uint8. ``kept``: the
-    values are the store's own, which must not be changed.
+    values are the store's own, which must not be changed (the targets never are).
     """
 
     values: torch.Tensor
@@ -110,7 +110,7 @@ class Places:
         if self.source.classes:
             cut = self.grid.partition((count, *shape[1:]), channels=False)
         else:
-            targets = targets.to(dtype)
+            targets = targets.to(dtype, copy=kept)
             cut = self.grid.partition((count, *targets.shape[1:]))
         partition = self.grid.partition((count, *shape))
         return Block(values, targets, partition, cut, tuple(samples), kept)

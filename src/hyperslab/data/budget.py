@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
+from hyperslab.data.store import Store
+from hyperslab.data.together import together
+from hyperslab.errors import DataError
 
 SHARE = 0.5
 """Of the memory that is free; the rest is for the network and for reading ahead."""
@@ -25,15 +29,30 @@ CGROUP = Path("/sys/fs/cgroup")
 def memory_budget(grid: Grid) -> int:
     """What each rank's store may take [B]: its part of half of the free memory of its machine.
 
-    The least of all ranks, so that they all keep equally many samples. Every rank calls it.
+    The least of all ranks, so that they all keep equally many samples. Every rank calls it. What
+    the other stores on this grid will still fill is not free.
     """
-    return _least(int(SHARE * free_memory()), grid)
+    promised = sum(store.room - store.bytes for store in stores(grid))
+    return _least(free_memory(), grid, SHARE, promised)
+
+
+def stores(grid: Grid) -> weakref.WeakSet[Store]:
+    """Those that are in use on this rank."""
+    found: weakref.WeakSet[Store] = grid.remember("stores", weakref.WeakSet)
+    return found
 
 
 def disk_budget(folder: Path, grid: Grid) -> int:
     """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return _least(int(DISK * shutil.disk_usage(there).free), grid)
+    return _least(together(grid, lambda: _free_disk(folder)), grid, DISK)
+
+
+def _free_disk(folder: Path) -> int:
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        return shutil.disk_usage(there).free
+    except OSError as error:
+        raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
 
 
 def free_memory(group: Path = CGROUP) -> int:
@@ -50,13 +69,14 @@ def free_memory(group: Path = CGROUP) -> int:
     return free
 
 
-def _least(machine: int, grid: Grid) -> int:
+def _least(machine: int, grid: Grid, share: float, promised: int = 0) -> int:
     """The smallest share of a rank, where the ranks of a machine share what it has."""
-    if grid.size == 1:
-        return machine
     hosts: list[str | None] = [None] * grid.size
-    dist.all_gather_object(hosts, f"{socket.gethostname()} {_boot()}")
-    mine = machine // Counter(hosts)[hosts[grid.rank]]
+    if grid.size > 1:
+        dist.all_gather_object(hosts, f"{socket.gethostname()} {_boot()}")
+    mine = max(0, int(share * (machine // Counter(hosts)[hosts[grid.rank]] - promised)))
+    if grid.size == 1:
+        return mine
     least = torch.tensor([mine], dtype=torch.int64, device=grid.device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     return int(least.item())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -23,7 +25,11 @@ log = logging.getLogger("hyperslab.data")
 
 T = TypeVar("T")
 
-AT_ONCE = datetime.timedelta(milliseconds=1)
+GRACE = 10.0
+"""What a rank that leaves without a word waits for the others to fetch its last boxes [s]."""
+
+Message = tuple[int, dist.Work, Array]
+"""To whom, what is under way, and what must not change until it has arrived."""
 
 
 class Courier:
@@ -37,11 +43,10 @@ class Courier:
         self.rank, self.size = grid.rank, grid.size
         self.group = dist.new_group(backend="gloo", timeout=_time_limit())
         self.received_bytes = 0
-        self._sent: list[tuple[int, dist.Work, Array]] = []
-        self._before: list[tuple[int, dist.Work, Array]] = []
+        self._sent: list[list[Message]] = [[], []]  # before the last `settle`, and since
         self._abandoned = threading.Event()
-        self._forget = weakref.finalize(self, _forget, self.group)
-        self._forget.atexit = False
+        self._forget = weakref.finalize(self, _forget, self.group, self._sent)
+        self._forget.atexit = False  # too late: torch's threads have ended by then
 
     def send(self, values: Array, peer: int, tag: int, what: str) -> None:
         """Begin to send a contiguous array, which must not change until two `settle` later."""
@@ -49,7 +54,7 @@ class Courier:
         with self.naming(peer):
             work = dist.isend(_bytes(values), peer, group=self.group, tag=tag)
         assert work is not None
-        self._sent.append((peer, work, values))
+        self._sent[1].append((peer, work, values))
 
     def receive(self, out: Array, peer: int, tag: int) -> Receiving:
         """Begin to fill a contiguous array."""
@@ -64,10 +69,10 @@ class Courier:
 
         The others may be a step behind; to wait for the newest messages would hold this rank up.
         """
-        for peer, work, _ in self._before:
+        for peer, work, _ in _taken(self._sent[0]):
             with self.naming(peer):
                 work.wait()
-        self._before, self._sent = self._sent, []
+        self._sent[:] = [self._sent[1], []]
 
     def any(self, flag: bool) -> bool:
         """Whether any rank has it set; all ranks call this."""
@@ -102,7 +107,13 @@ class Courier:
                     tag = tag_of("the end")
                     work = dist.irecv(torch.empty(1), peer, group=self.group, tag=tag)
                     assert work is not None
-                    work.wait(AT_ONCE)
+                    work.wait(_limit(0))
+
+    def leave(self, seconds: float) -> None:
+        """End in any case, after so many seconds for what was sent to arrive [s]."""
+        _arrive(self._sent, seconds)
+        self.abandon()
+        self._forget()
 
     @contextmanager
     def naming(self, peer: int | None) -> Iterator[None]:
@@ -151,7 +162,25 @@ def _time_limit() -> datetime.timedelta:
     return limit
 
 
-def _forget(group: dist.ProcessGroup) -> None:
+def _limit(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(seconds, 0.001))  # zero would be for ever
+
+
+def _taken(sent: list[Message]) -> Iterator[Message]:
+    """Each message once: gloo would wait for the arrival of a second one."""
+    while sent:
+        yield sent.pop(0)
+
+
+def _arrive(sent: list[list[Message]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    with suppress(RuntimeError, ValueError):
+        for _, work, _ in itertools.chain(*map(_taken, sent)):
+            work.wait(_limit(end - time.monotonic()))
+
+
+def _forget(group: dist.ProcessGroup, sent: list[list[Message]]) -> None:
     if dist.is_initialized():
+        _arrive(sent, GRACE)
         with suppress(ValueError):  # the process group of which it was a part has ended
             dist.destroy_process_group(group)

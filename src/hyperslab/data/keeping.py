@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ import torch
 
 from hyperslab.comm import Grid
 from hyperslab.data.block import Places
-from hyperslab.data.budget import disk_budget, memory_budget
+from hyperslab.data.budget import disk_budget, memory_budget, stores
 from hyperslab.data.courier import Courier
 from hyperslab.data.decode import Transform
 from hyperslab.data.owners import Owners
@@ -22,6 +23,7 @@ from hyperslab.data.skipping import Skipped
 from hyperslab.data.source import Source
 from hyperslab.data.store import Store
 from hyperslab.data.supply import Supply
+from hyperslab.data.together import together
 
 Mode = Literal["direct", "store", "preload"]
 
@@ -56,7 +58,7 @@ def supply_of(
     places = Places(source, grid)
     owners, in_memory = _owners(places, schedule, keeping)
     mine = owners.kept[grid.coords["data"]]
-    store = Store(mine, in_memory, places.sample_bytes, keeping.staging)
+    store = _store(places, mine, in_memory, keeping.staging)
     travels = keeping.mode != "direct" and (grid.data > 1 or augment)
     courier = Courier(grid) if grid.size > 1 and (travels or skip) else None
     supply = Supply(
@@ -90,6 +92,15 @@ def _owners(places: Places, schedule: Schedule, keeping: Keeping) -> tuple[Owner
     return owners, in_memory
 
 
+def _store(places: Places, mine: Sequence[int], in_memory: int, staging: Path | None) -> Store:
+    def make() -> Store:
+        return Store(mine, in_memory, places.sample_bytes, staging)
+
+    store = make() if staging is None else together(places.grid, make)
+    stores(places.grid).add(store)
+    return store
+
+
 def _words(owners: Owners, count: int, in_memory: int, size: int, budget: int) -> str:
     kept = sum(map(len, owners.kept))
     memory = sum(min(len(part), in_memory) for part in owners.kept)
@@ -111,7 +122,7 @@ def _gib(size: int) -> str:
 
 def _preload(supply: Supply) -> None:
     begin = time.perf_counter()
-    supply.fill()
+    together(supply.places.grid, supply.fill)
     seconds = time.perf_counter() - begin
     grid, size = supply.places.grid, supply.reader.bytes_read
     grid.notice(f"the store was filled: {_gib(size)} a rank in {seconds:.1f} s")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
@@ -11,6 +15,7 @@ from typing import Any
 import torch
 
 from hyperslab.comm import Grid
+from hyperslab.data.courier import GRACE
 from hyperslab.data.decode import Transform, decode
 from hyperslab.data.device import Mover, Moving
 from hyperslab.data.parameters import Parameters
@@ -48,6 +53,10 @@ class Dataset:
         self._mover = Mover(self.grid.device)
         self._line: Line[Moving | None] = Line(inline=self.source.collective)
         self._onward: tuple[int, Waiting] = (-1, deque())  # what was asked for of the next epoch
+        self._closed = False
+        self._at_exit = functools.partial(_leave, weakref.ref(self))
+        atexit.register(self._at_exit)
+        weakref.finalize(self, atexit.unregister, self._at_exit).atexit = False
 
     @property
     def source(self) -> Source:
@@ -132,6 +141,7 @@ class Dataset:
             DataError: a file cannot be read or holds values that cannot be right.
             CommError: another rank died or did not answer in time.
         """
+        self._check_open()
         if epoch < 0 or not 0 <= start <= self.steps:
             raise DataError(f"no step {start} of epoch {epoch}: an epoch has {self.steps} steps")
         return self._run(epoch, start, onward)
@@ -141,10 +151,12 @@ class Dataset:
         todo = self._todo(epoch, ahead, onward)
         try:
             for step in range(start, self.steps):
+                self._check_open()
                 self._ask(todo, waiting, 1 + self.prefetch)
                 begin = time.perf_counter()
-                moving = waiting.popleft()[1].result()
+                moving = waiting[0][1].result()
                 self.wait_seconds += time.perf_counter() - begin
+                waiting.popleft()
                 self.at = step + 1
                 if moving is not None:
                     self.shown = moving.block.samples
@@ -152,7 +164,9 @@ class Dataset:
             self._ask(todo, waiting, self.prefetch)
             self._onward = (epoch + 1, waiting)
         except BaseException:
-            self._end()
+            self._cancel(waiting)
+            if self._supply.courier is None:
+                self._line.join(cancel=False)
             raise
 
     def _begun(self, epoch: int, start: int) -> tuple[Waiting, int]:
@@ -160,6 +174,7 @@ class Dataset:
         (begun, waiting), self._onward = self._onward, (-1, deque())
         if begun == epoch and start == 0 and waiting:
             return waiting, waiting[-1][0] + 1
+        self._cancel(waiting)
         return deque(), start
 
     def _todo(self, epoch: int, step: int, onward: bool) -> Iterator[tuple[int, int]]:
@@ -186,19 +201,39 @@ class Dataset:
             Sharded.from_local(y, block.target_partition, self.grid),
         )
 
-    def _end(self) -> None:
-        """Read no further, where no other rank waits for it."""
+    def _cancel(self, waiting: Waiting) -> None:
+        """Do not do what was asked for, unless other ranks wait for it."""
         if self._supply.courier is None:
-            self._line.join(cancel=True)
+            for _, future in waiting:
+                future.cancel()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DataError("the data set was closed; open it again to read on")
 
     def close(self) -> None:
         """End what is under way and let go of files and memory; every rank calls this."""
+        self._closed = True
+        atexit.unregister(self._at_exit)
         courier = self._supply.courier
         self._line.join(cancel=courier is None)
         if courier is not None:
             courier.close()
         self._supply.store.close()
         self.source.close()
+
+    def leave(self) -> None:
+        """What the end of the process does in place of a forgotten `close`; takes seconds at most.
+
+        After an error nothing is waited for. A thread that still read or received while the
+        interpreter goes would be aborted, and the process with it.
+        """
+        end = time.monotonic() + (0 if hasattr(sys, "last_value") else GRACE)
+        courier = self._supply.courier
+        self._line.join(cancel=courier is None, seconds=max(0, end - time.monotonic()))
+        if courier is not None:
+            courier.leave(end - time.monotonic())
+        self._line.join(cancel=True, seconds=1)
 
     def __enter__(self) -> Dataset:
         return self
@@ -207,3 +242,9 @@ class Dataset:
         if kind is not None and self._supply.courier is not None:
             self._supply.courier.abandon()  # the other ranks may be anywhere
         self.close()
+
+
+def _leave(which: weakref.ref[Dataset]) -> None:
+    data = which()
+    if data is not None:
+        data.leave()

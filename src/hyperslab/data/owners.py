@@ -39,15 +39,13 @@ class Owners:
     def deal(cls, schedule: Schedule, replicas: int, capacity: int) -> Owners:
         """Deal out the samples, at most ``capacity`` to each replica.
 
-        A sample goes to the replica that computes it in epoch 0 and would read it then anyway;
-        where that one is full, to the emptiest one that is not.
+        A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
+        all do, to the emptiest); where that one is full, to the emptiest one that is not.
         """
         kept: list[list[int]] = [[] for _ in range(replicas)]
         for batch in schedule.batches(0):
-            for place, (sample, first) in enumerate(
-                zip(batch, consumers(len(batch), replicas), strict=True)
-            ):
-                wanted = first[place % len(first)]
+            for sample, first in zip(batch, consumers(len(batch), replicas), strict=True):
+                wanted = min(first, key=lambda replica: len(kept[replica]))
                 if len(kept[wanted]) >= capacity:
                     wanted = min(range(replicas), key=lambda replica: len(kept[replica]))
                 if len(kept[wanted]) < capacity:

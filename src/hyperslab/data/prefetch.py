@@ -53,18 +53,20 @@ class Line(Generic[V]):
             _do(job)
             del job  # or its result would live until the next one comes
 
-    def join(self, *, cancel: bool) -> None:
+    def join(self, *, cancel: bool, seconds: float | None = None) -> None:
         """Wait until the jobs are done; with ``cancel`` only for the one that is under way."""
         with self._lock:
-            if cancel:
-                self._jobs.clear()
+            for future, _, _ in self._jobs if cancel else ():
+                future.cancel()
             thread = self._thread
-        if thread is not None:
-            thread.join()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
 
 
 def _do(work: Job[V]) -> None:
     future, job, arguments = work
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(job(*arguments))
     except BaseException as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,15 +33,18 @@ class Reader:
             DataError: a file cannot be read or holds values that cannot be right.
         """
         self._count(box.size * np.dtype(self.source.dtype).itemsize)
-        values = self.source.read(sample, box)
+        with self._naming(sample):
+            values = np.asarray(self.source.read(sample, box))
         where = self._where(sample, box, values)
+        values = _as_stored(values, np.dtype(self.source.dtype), where)
         check(values, self.transform, where, signed=self.signed)
         return values
 
     def labels(self, sample: int, box: Box) -> Array:
         """The classes of the voxels of ``box`` (d, h, w) as uint8; errors as `values`."""
         self._count(box.size * self.source.label_bytes)
-        labels = self.source.labels(sample, box)
+        with self._naming(sample):
+            labels = np.asarray(self.source.labels(sample, box))
         check_classes(labels, self.source.classes, self._where(sample, box, labels))
         return labels
 
@@ -46,7 +52,8 @@ class Reader:
         """The labels of a box (d, h, w) where voxels have classes, else the target (P,) float64."""
         if self.source.classes:
             return self.labels(sample, box)
-        target = np.asarray(self.source.target(sample), np.float64)
+        with self._naming(sample):
+            target = np.asarray(self.source.target(sample), np.float64)
         names = self.source.parameters.names
         if target.shape != (len(names),):
             raise DataError(
@@ -54,6 +61,15 @@ class Reader:
                 f"{len(names)} parameters: {', '.join(names)}"
             )
         return target
+
+    @contextmanager
+    def _naming(self, sample: int) -> Iterator[None]:
+        """Say of which sample the system, or a library, has complained."""
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            where = self.source.where(sample)
+            raise DataError(f"{where}: cannot be read: {error}") from error
 
     def _where(self, sample: int, box: Box, got: Array) -> str:
         """The words by which an error names what was read, which has to be the box."""
@@ -64,6 +80,21 @@ class Reader:
     def _count(self, size: int) -> None:
         with self._counting:
             self.bytes_read += size
+
+
+def _as_stored(values: Array, dtype: np.dtype[Any], where: str) -> Array:
+    """In the storage type, for boxes of one type have one size; a source may be generous.
+
+    Raises:
+        DataError: whole numbers that the storage type does not hold.
+    """
+    if values.dtype == dtype:
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        stored = values.astype(dtype)
+    if dtype.kind in "iu" and (stored != values).any():
+        raise DataError(f"{where} was read as {values.dtype} with values that are no {dtype}")
+    return stored
 
 
 def os_bytes_read() -> int:

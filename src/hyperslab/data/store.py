@@ -47,6 +47,7 @@ class Store:
         if staging is not None and self._places:
             self._file = _reserve(staging, self._size * len(self._places))
         self.bytes = 0  # in memory
+        self.room = min(in_memory, len(samples)) * size  # what that may become
 
     def get(self, sample: int) -> Piece | None:
         """What is kept of a sample."""
@@ -66,7 +67,8 @@ class Store:
     def close(self) -> None:
         """Let go of everything."""
         self._kept.clear()
-        self.bytes = 0
+        self._file = None
+        self.bytes = self.room = 0
 
     def _write(self, offset: int, piece: Piece) -> Piece:
         """A copy in the file: the part of larger items first, so that both are aligned."""

@@ -1,0 +1,258 @@
+"""Data sets that are closed, dropped, left or shared in unusual ways (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import hyperslab as hs
+from hyperslab.data import Parameters, Source, open
+from hyperslab.data.budget import stores
+from hyperslab.geometry import Box
+from tests.data.universes import Seat
+from tests.ranks import run_ranks
+
+
+class Numbered(Source):
+    """Sample i is full of i; may come in another type, slowly, or not at all."""
+
+    def __init__(self, count: int = 4, dtype: str = "int16", given: Any = None) -> None:
+        self.names = [f"number {i}" for i in range(count)]
+        self.shape, self.dtype = (1, 3, 4, 5), np.dtype(dtype)
+        self.parameters = Parameters.normalised(["n"])
+        self.given = given or dtype
+        self.error: Exception | None = None
+        self.pause = 0.0
+
+    def read(self, sample: int, box: Box) -> Any:
+        time.sleep(self.pause)
+        if self.error is not None:
+            raise self.error
+        return np.full(box.shape, sample, self.given)
+
+    def target(self, sample: int) -> Any:
+        return np.array([sample], np.float64)
+
+
+HOW: Any = {"split": "all", "transform": None}
+KEPT: Any = {**HOW, "mode": "store", "budget": 10**6}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("stored", ["int16", "float32"])
+def test_what_is_kept_is_the_stores_own(stored: str, dtype: torch.dtype) -> None:
+    with open(Numbered(dtype=stored), Seat(), batch_size=1, dtype=dtype, **KEPT) as data:
+        for epoch in range(3):
+            for (x, y), number in zip(data.epoch(epoch), data.names(epoch), strict=True):
+                expected = int(number.split()[1])
+                assert (x.local == expected).all()
+                assert (y.local == expected).all()
+                x.local.fill_(-1)
+                y.local.fill_(-1)
+
+
+@pytest.mark.parametrize("stored", ["int16", "float32"])
+def test_a_source_may_give_a_wider_type(stored: str) -> None:
+    wide = {"int16": "int64", "float32": "float64"}[stored]
+    with open(Numbered(2, stored, wide), Seat(), batch_size=1, **KEPT) as data:
+        for _ in range(2):
+            assert [float(x.local.mean()) for x, _ in data.epoch(0)] == [0, 1]
+        assert data.stored_bytes == 2 * (60 * np.dtype(stored).itemsize + 8)
+
+
+def test_values_that_the_type_does_not_hold_are_refused() -> None:
+    class Huge(Numbered):
+        def read(self, sample: int, box: Box) -> Any:
+            return np.full(box.shape, 40000)
+
+    with pytest.raises(hs.DataError, match=r"'number 0'.* read as int64 .* no int16"):
+        next(open(Huge(), Seat(), batch_size=1, **HOW).epoch(0))
+
+
+def test_an_error_of_the_system_names_the_sample() -> None:
+    source = Numbered()
+    source.error = OSError(5, "Input/output error")
+    with pytest.raises(hs.DataError, match=r"'number 0': cannot be read: .*Input/output"):
+        next(open(source, Seat(), batch_size=1, **HOW).epoch(0))
+
+
+def test_an_epoch_left_early_leaves_another_alone() -> None:
+    data = open(Numbered(9), Seat(), batch_size=1, **HOW)
+    first, second = data.epoch(0), data.epoch(1)
+    next(first), next(second)
+    second.close()
+    assert len(list(first)) == 8
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_closed_data_set_says_so(prefetch: int) -> None:
+    data = open(Numbered(), Seat(), batch_size=1, prefetch=prefetch, **KEPT)
+    batches = data.epoch(0)
+    next(batches)
+    data.close()
+    data.close()
+    with pytest.raises(hs.DataError, match="closed"):
+        next(batches)
+    with pytest.raises(hs.DataError, match="closed"):
+        data.epoch(1)
+    assert data.stored_bytes == 0
+
+
+def test_no_sample_left_is_an_error() -> None:
+    source = Numbered()
+    source.error = hs.DataError("it is damaged")
+    with pytest.raises(hs.DataError, match="no sample"):
+        list(open(source, Seat(), batch_size=3, on_error="skip", **KEPT).epoch(0))
+
+
+def test_two_data_sets_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 60 * 2 + 8
+    monkeypatch.setattr("hyperslab.data.budget.free_memory", lambda: 8 * size)
+    seat = Seat()
+    kept = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            data = open(Numbered(9), seat, batch_size=1, **{**KEPT, "budget": None})
+            stack.enter_context(data)
+            list(data.epoch(0))
+            kept.append(data.stored_bytes)
+            data._supply.store.bytes = 0  # as if it had not been filled yet
+    assert kept == [4 * size, 2 * size]
+    assert sum(store.room for store in stores(seat)) == 0
+
+
+def opening(broken: int, how: dict[str, Any]) -> str:
+    grid = hs.Grid(data=2)
+    source = Numbered()
+    if grid.rank == broken:
+        source.error = hs.DataError("it is damaged")
+        how = {k: v / "file" if k == "staging" else v for k, v in how.items()}
+    try:
+        open(source, grid, batch_size=1, split="all", transform=None, **how)
+    except hs.DataError as error:
+        return str(error)
+    return ""
+
+
+def test_a_failing_preload_fails_everywhere() -> None:
+    words = run_ranks(2, opening, 1, {"mode": "preload", "budget": 10**6})
+    assert words == ["rank 1 says: it is damaged", "it is damaged"]
+
+
+def test_a_failing_staging_folder_fails_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = run_ranks(2, opening, 0, {"mode": "store", "budget": 0, "staging": tmp_path})
+    assert words[1] == f"rank 0 says: {words[0]}"
+    assert words[0].startswith(f"staging folder {tmp_path}/file: ")
+
+
+def left_alone(how: str) -> tuple[list[int], float]:
+    """One rank leaves by an error; when the other knows [s]."""
+    grid = hs.Grid(data=2)
+    source = Numbered(8)
+    source.pause = 0.01
+    shown = []
+    begin = time.monotonic()
+    expected = hs.CommError if grid.rank == 0 else KeyboardInterrupt
+    with (  # noqa: PT012 - the loop is what is interrupted
+        pytest.raises(expected, match="rank 0 lost contact with" if grid.rank == 0 else None),
+        open(source, grid, batch_size=1, **{**KEPT, "on_error": how}) as data,
+    ):
+        for x, _ in data.epoch(0):
+            shown.append(int(x.local.flatten()[0]))
+            if grid.rank == 1 and len(shown) == 2:
+                raise KeyboardInterrupt
+    return shown, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("how", ["stop", "skip"])
+def test_who_leaves_by_an_error_does_not_keep_the_others_waiting(how: str) -> None:
+    (shown, seconds), (other, _) = run_ranks(2, left_alone, how)
+    assert other == [0, 1]
+    assert shown == list(range(len(shown)))
+    assert len(shown) < 8
+    assert seconds < 60, "the time limit is 120 s"
+
+
+def dropped() -> tuple[int, int]:
+    """Open files before and after many data sets that nobody closes."""
+    grid = hs.Grid(data=2)
+    counts = []
+    for _ in range(4):
+        data = open(Numbered(6), grid, batch_size=1, **KEPT)
+        for x, _ in data.epoch(0):
+            assert x.shape[0] == 1
+        time.sleep(0.05 * grid.rank)  # the other one is done long before
+        assert len(list(data.epoch(1))) == 6
+        del data, x
+        dist.barrier()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts[0], counts[-1]
+
+
+def test_a_dropped_data_set_frees_its_group() -> None:
+    for first, last in run_ranks(2, dropped):
+        assert last <= first
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+import hyperslab as hs
+from hyperslab.data import Parameters, Source
+
+class Big(Source):
+    shape, dtype = (4, 64, 64, 64), np.dtype("int16")
+    names = [str(i) for i in range(8)]
+    parameters = Parameters.normalised(["a"])
+    def read(self, sample, box):
+        time.sleep(0.01)
+        return np.full(box.shape, sample, self.dtype)
+    def target(self, sample):
+        return np.array([sample])
+
+grid = hs.Grid(data=2)
+data = hs.open(Big(), grid, batch_size=1, split="all", mode="store", budget=1 << 30)
+for epoch in range(2):
+    for step, batch in enumerate(data.epoch(epoch, onward=True)):
+        time.sleep(0.05 * grid.rank)
+        if epoch and step == 2 and sys.argv[1] == "break":
+            break
+        if epoch and step == 2 and sys.argv[1] == "raise":
+            raise ValueError("mine")
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["break", "raise", "plain"])
+def test_a_script_may_end_without_close(how: str) -> None:
+    """With work in the background, and boxes that the other rank has not fetched yet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, how],
+            env={**os.environ, **environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        out, errors = rank.communicate(timeout=60)
+        assert "terminate called" not in errors
+        assert (rank.returncode, out) == ((1, "") if how == "raise" else (0, "done\n")), errors
