@@ -111,18 +111,18 @@ def universes(folder: Path) -> Volumes:
 
 
 def split(folder: Path, dtype: str = "int16", cubes: int = 1) -> Volumes:
-    """LBANN's splitter: the transposed cube, in eight parts, each (C, W, H, D)."""
+    """LBANN's splitter: the transposed cube in eight parts (C, W, H, D), counted along these."""
     found = []
     for seed in range(cubes):
         cube = counts(seed, (10, 10, 10, 4), dtype)
         for ix, iy, iz in np.ndindex(2, 2, 2):
-            part = cube.transpose()[:, iz * 5 :, iy * 5 :, ix * 5 :][:, :5, :5, :5]
+            part = cube.transpose()[:, ix * 5 :, iy * 5 :, iz * 5 :][:, :5, :5, :5]
             name = f"univ_a{seed}_{ix}_{iy}_{iz}.hdf5"
             write(folder / name, full=part, unitPar=unit(seed))
             place = (
-                slice(5 * ix, 5 * ix + 5),
-                slice(5 * iy, 5 * iy + 5),
                 slice(5 * iz, 5 * iz + 5),
+                slice(5 * iy, 5 * iy + 5),
+                slice(5 * ix, 5 * ix + 5),
             )
             found.append(np.moveaxis(cube[place], -1, 0))
     return found
