@@ -20,7 +20,11 @@ UNET ?= build/demo-unet
 UNET_COUNT ?= 24
 UNET_SIZE ?= 48
 
-.PHONY: setup demo demo-unet test lint docs bench clean
+# The data pipeline under random epochs and injected faults.
+MINUTES ?= 30
+RANKS ?= 4
+
+.PHONY: setup demo demo-unet test soak lint docs bench clean
 
 setup: $(ready)
 
@@ -48,6 +52,9 @@ demo-unet: $(ready)
 
 test: $(ready)
 	$(bin)/python -m pytest
+
+soak: $(ready)
+	OMP_NUM_THREADS=1 $(bin)/python -m tests.data.soak --minutes $(MINUTES) --ranks $(RANKS)
 
 lint: $(ready)
 	$(bin)/ruff check
