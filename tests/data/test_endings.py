@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,36 +15,11 @@ import torch
 import torch.distributed as dist
 
 import hyperslab as hs
-from hyperslab.data import Parameters, Source, open
-from hyperslab.data.budget import stores
+from hyperslab.data import open
 from hyperslab.geometry import Box
+from tests.data.numbered import HOW, KEPT, Numbered
 from tests.data.universes import Seat
 from tests.ranks import run_ranks
-
-
-class Numbered(Source):
-    """Sample i is full of i; may come in another type, slowly, or not at all."""
-
-    def __init__(self, count: int = 4, dtype: str = "int16", given: Any = None) -> None:
-        self.names = [f"number {i}" for i in range(count)]
-        self.shape, self.dtype = (1, 3, 4, 5), np.dtype(dtype)
-        self.parameters = Parameters.normalised(["n"])
-        self.given = given or dtype
-        self.error: Exception | None = None
-        self.pause = 0.0
-
-    def read(self, sample: int, box: Box) -> Any:
-        time.sleep(self.pause)
-        if self.error is not None:
-            raise self.error
-        return np.full(box.shape, sample, self.given)
-
-    def target(self, sample: int) -> Any:
-        return np.array([sample], np.float64)
-
-
-HOW: Any = {"split": "all", "transform": None}
-KEPT: Any = {**HOW, "mode": "store", "budget": 10**6}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -116,45 +89,19 @@ def test_no_sample_left_is_an_error() -> None:
         list(open(source, Seat(), batch_size=3, on_error="skip", **KEPT).epoch(0))
 
 
-def test_two_data_sets_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = 60 * 2 + 8
-    monkeypatch.setattr("hyperslab.data.budget.free_memory", lambda: 8 * size)
-    seat = Seat()
-    kept = []
-    with contextlib.ExitStack() as stack:
-        for _ in range(2):
-            data = open(Numbered(9), seat, batch_size=1, **{**KEPT, "budget": None})
-            stack.enter_context(data)
-            list(data.epoch(0))
-            kept.append(data.stored_bytes)
-            data._supply.store.bytes = 0  # as if it had not been filled yet
-    assert kept == [4 * size, 2 * size]
-    assert sum(store.room for store in stores(seat)) == 0
-
-
-def opening(broken: int, how: dict[str, Any]) -> str:
+def crossed() -> list[int]:
+    """Two data sets in mid-epoch, closed in another order on each rank."""
     grid = hs.Grid(data=2)
-    source = Numbered()
-    if grid.rank == broken:
-        source.error = hs.DataError("it is damaged")
-        how = {k: v / "file" if k == "staging" else v for k, v in how.items()}
-    try:
-        open(source, grid, batch_size=1, split="all", transform=None, **how)
-    except hs.DataError as error:
-        return str(error)
-    return ""
+    pair = [open(Numbered(9), grid, batch_size=1, prefetch=3, **KEPT) for _ in range(2)]
+    running = [data.epoch(0) for data in pair]
+    shown = [int(next(batches)[0].local.flatten()[0]) for batches in running for _ in range(3)]
+    for data in reversed(pair) if grid.rank else pair:
+        data.close()
+    return shown
 
 
-def test_a_failing_preload_fails_everywhere() -> None:
-    words = run_ranks(2, opening, 1, {"mode": "preload", "budget": 10**6})
-    assert words == ["rank 1 says: it is damaged", "it is damaged"]
-
-
-def test_a_failing_staging_folder_fails_everywhere(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    words = run_ranks(2, opening, 0, {"mode": "store", "budget": 0, "staging": tmp_path})
-    assert words[1] == f"rank 0 says: {words[0]}"
-    assert words[0].startswith(f"staging folder {tmp_path}/file: ")
+def test_data_sets_may_be_closed_in_any_order() -> None:
+    assert run_ranks(2, crossed, timeout=60) == [[0, 1, 2, 0, 1, 2]] * 2
 
 
 def left_alone(how: str) -> tuple[list[int], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -23,7 +24,7 @@ SHARE = 0.5
 DISK = 0.9
 """Of the space that is free on the disk of the staging folder."""
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def memory_budget(grid: Grid) -> int:
@@ -55,18 +56,35 @@ def _free_disk(folder: Path) -> int:
         raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
 
 
-def free_memory(group: Path = CGROUP) -> int:
-    """What this process could still get [B]: of the machine, and of its control group (Linux)."""
+def free_memory(groups: Path = CGROUPS, mine: Path = MINE) -> int:
+    """What this process could still get [B]: of the machine, and of its control groups (Linux)."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
-    for place in (group / path, *(group / path).parents):
-        limit, used = place / "memory.max", place / "memory.current"
-        if limit.exists() and used.exists() and (most := limit.read_text().strip()).isdigit():
-            free = min(free, max(0, int(most) - int(used.read_text())))
-        if place == group:
+    free: float = int(fields["MemAvailable"].split()[0]) * 1024
+    for line in mine.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free = min(free, _left(groups, path, "memory.max", "memory.current"))
+        elif "memory" in controllers.split(","):  # the older kind
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            free = min(free, _left(groups / "memory", path, *files))
+    return int(free)
+
+
+def _left(groups: Path, path: str, limit: str, used: str) -> float:
+    """What a control group and those around it leave [B]; a container may see only the outermost.
+
+    Cached pages of files count as used until somebody needs the memory.
+    """
+    left = math.inf
+    folder = groups / path.lstrip("/")
+    for place in (folder, *folder.parents):
+        if (place / limit).exists() and (most := (place / limit).read_text().strip()).isdigit():
+            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            left = min(left, max(0, int(most) - int((place / used).read_text()) + cached))
+        if place == groups:
             break
-    return free
+    return left
 
 
 def _least(machine: int, grid: Grid, share: float, promised: int = 0) -> int:

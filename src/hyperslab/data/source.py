@@ -43,7 +43,8 @@ class Source(ABC):
     def read(self, sample: int, box: Box) -> Array:
         """The values of ``box``, which has the four dims of ``shape``, as an array (C, d, h, w).
 
-        Called from a background thread, never from two threads at once by one data set.
+        Called from a background thread, never from two threads at once by one data set. An error
+        that is a `DataError`, OSError or EOFError is one of the sample, which may then be skipped.
         """
 
     def target(self, sample: int) -> Array:

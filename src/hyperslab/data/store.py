@@ -96,6 +96,6 @@ def _reserve(folder: Path, size: int) -> mmap.mmap:
             return mmap.mmap(file.fileno(), size)
     except OSError as error:
         raise DataError(
-            f"staging folder {folder}: no room for {size / 2**30:.2f} GiB: {error.strerror}\n"
+            f"staging folder {folder}: no room for {size / 2**20:.1f} MiB: {error.strerror}\n"
             "    give a folder on a local disk with more space, or no staging"
         ) from error
