@@ -69,15 +69,20 @@ def train(axes: dict[str, int] | None, dtype: torch.dtype, steps: int) -> list[f
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "error", "long"), [(torch.float64, 1e-9, GRIDS[0]), (torch.float32, 1e-4, GRIDS[2])]
+    ("dtype", "error", "most", "grids"),
+    [
+        (torch.float32, 1e-4, 20, [GRIDS[2], GRIDS[0], GRIDS[1], *GRIDS[3:]]),
+        (torch.float64, 1e-9, 8, [GRIDS[2], GRIDS[3]]),
+    ],
 )
-def test_twenty_steps_of_cosmoflow(dtype: torch.dtype, error: float, long: dict[str, int]) -> None:
-    """Twenty on one grid of each type, where errors would add up; three on the others."""
-    (serial,) = run_ranks(1, train, None, dtype, 20)
-    assert serial[-1] < serial[0]
-    grids = GRIDS if dtype == torch.float32 else [GRIDS[0], GRIDS[2], GRIDS[4]]
+def test_steps_of_cosmoflow(
+    dtype: torch.dtype, error: float, most: int, grids: list[dict[str, int]]
+) -> None:
+    """Many on the first grid, where errors would add up; three on the others."""
+    (serial,) = run_ranks(1, train, None, dtype, most)
+    assert min(serial) < serial[0]
     for axes in grids:
-        steps = 20 if axes is long else 3
+        steps = most if axes is grids[0] else 3
         for losses in run_ranks(size(axes), train, axes, dtype, steps, timeout=300):
             worst = max(abs(a / b - 1) for a, b in zip(losses, serial[:steps], strict=True))
             assert worst <= error, axes
