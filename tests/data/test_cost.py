@@ -44,6 +44,20 @@ def scan(folder: Path) -> None:
     nifti(folder / "segmentation-0.nii", np.zeros(SHAPE[:3], np.uint8), np.diag([-1.0, -1, 1, 1]))
 
 
+def array(order: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "u.npy", np.asarray(counts(0, (40, 64, 300, 4)), order=order))
+        (folder / "targets.csv").write_text("name,a\nu,0.5")
+
+    return make
+
+
+def record(folder: Path) -> None:
+    volume = counts(0, (64, 64, 64, 4)).tobytes()
+    mlperf(folder / "u.tfrecord", 0, x=volume)
+
+
 STORED: dict[str, Callable[[Path], None]] = {
     "one piece": hdf5(),
     "chunks": hdf5(chunks=(16, 16, 16, 4)),
@@ -51,6 +65,9 @@ STORED: dict[str, Callable[[Path], None]] = {
     "gzip": hdf5(chunks=(20, 32, 24, 4), compression="gzip"),
     "Zarr": zarrs,
     "NIfTI": scan,
+    "npy": array("C"),
+    "npy, first dim first": array("F"),
+    "TFRecord": record,
 }
 
 
@@ -60,7 +77,7 @@ STORED: dict[str, Callable[[Path], None]] = {
 )
 def test_the_system_reads_what_is_said(tmp_path: Path, kind: str, extents: dict[str, int]) -> None:
     STORED[kind](tmp_path)
-    source = source_of(tmp_path, Seat())
+    source = source_of(tmp_path, Seat(), "last" if "npy" in kind else None)
     storage = storage_of(source)
     assert storage is not None
     source.read(0, Box((0, 0, 0, 0), (1, 1, 1, 1)))

@@ -22,7 +22,6 @@ from tests.data.writers import (
     AXES,
     CUBE,
     SCAN,
-    mlperf,
     nifti,
     niftis,
     npy,
@@ -45,7 +44,7 @@ ARRAYS: dict[str, tuple[str, Spoil, str]] = {
     "objects": (
         "first",
         lambda d: np.save(d / "v1.npy", np.array([{}]), allow_pickle=True),
-        "v1.npy: cannot be read",
+        "v1.npy: is object",
     ),
     "float64": ("first", lambda d: np.save(d / "v0.npy", np.zeros(CUBE)), "v0.npy: is float64"),
     "two dims": ("first", lambda d: np.save(d / "v0.npy", np.zeros((4, 4), "f4")), r"\(4, 4\)"),
@@ -176,47 +175,17 @@ def test_a_bad_scan(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 def test_a_scan_that_is_cut_short(tmp_path: Path, suffix: str) -> None:
-    niftis(suffix, False)(tmp_path)
-    source = source_of(tmp_path, Seat())
+    shape = (1, 30, 20, 10)  # more than what is read of a file to know that it is one
+    for i in range(3):
+        nifti(tmp_path / f"volume-{i}{suffix}", hu(i, shape)[0], AXES[0])
+        mask(tmp_path / f"segmentation-{i}{suffix}", shape, AXES[0])
     cut(tmp_path / f"volume-1{suffix}", 60)
     cut(tmp_path / f"segmentation-2{suffix}", 60)
-    with pytest.raises(hs.DataError, match=f"volume-1{suffix}: cannot be read as NIfTI"):
-        source.read(1, Box.whole(SCAN))
-    with pytest.raises(hs.DataError, match=f"segmentation-2{suffix}: cannot be read as NIfTI"):
-        source.labels(2, Box.whole(SCAN[1:]))
-
-
-CHANGES: dict[str, tuple[Callable[[Path], Any], str, Callable[[Path], Any]]] = {
-    "npy": (npy("first"), "v1.npy", lambda p: np.save(p, counts(0, (4, 8, 7, 7)))),
-    "TFRecord": (tfrecords(False), "univ_1.tfrecord", lambda p: mlperf(p, 1, y=np.zeros(5))),
-    "gzip": (tfrecords(True), "univ_1.tfrecord", lambda p: mlperf(p, 1, True, y=np.zeros(5))),
-    "Zarr": (
-        zarrs,
-        "univ_1.zarr",
-        lambda p: zarr.open_group(p, mode="a").create_array(
-            "full", data=counts(1, (8, 6, 5, 4)), overwrite=True
-        ),
-    ),
-    "NIfTI": (
-        niftis(".nii", False),
-        "volume-1.nii",
-        lambda p: nifti(p, hu(1, (1, 8, 6, 5))[0], AXES[0]),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", CHANGES)
-def test_what_changes_or_goes_after_the_scan_is_named(tmp_path: Path, kind: str) -> None:
-    make, name, change = CHANGES[kind]
-    make(tmp_path)
     source = source_of(tmp_path, Seat())
-    change(tmp_path / name)
-    with pytest.raises(hs.DataError, match=f"{name}.*(scanned)"):
-        source.read(1, Box.whole(source.shape))
-    path = tmp_path / name
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(hs.DataError, match=f"{name}: cannot be read"):
-        source.read(1, Box.whole(source.shape))
+    with pytest.raises(hs.DataError, match=f"volume-1{suffix}: cannot be read as NIfTI"):
+        source.read(1, Box.whole(shape))
+    with pytest.raises(hs.DataError, match=f"segmentation-2{suffix}: cannot be read as NIfTI"):
+        source.labels(2, Box.whole(shape[1:]))
 
 
 def test_two_formats_side_by_side(tmp_path: Path) -> None:

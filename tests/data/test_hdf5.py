@@ -216,7 +216,7 @@ def test_a_file_that_changes_or_goes_is_an_error(tmp_path: Path) -> None:
     source = opened(tmp_path)
     public(tmp_path / "a/univ_000.hdf5", counts(0, (8, 8, 8, 4)))
     (tmp_path / "b/univ_000.hdf5").unlink()
-    with pytest.raises(DataError, match=r"a/univ_000\.hdf5.*\(8, 8, 8, 4\) but was"):
+    with pytest.raises(DataError, match=r"a/univ_000\.hdf5.*has changed since"):
         source.read(0, Box.whole(source.shape))
     with pytest.raises(DataError, match=r"b/univ_000\.hdf5"):
         source.read(1, Box.whole(source.shape))

@@ -116,9 +116,9 @@ def test_labels_that_change_or_go_are_an_error(tmp_path: Path) -> None:
     scan(tmp_path / "volume-0.hdf5", segmentation=labels(0, SHAPE).astype("int32"))
     write(tmp_path / "volume-1.hdf5", volume=hu(1, SHAPE))
     whole = Box.whole(SHAPE[1:])
-    with pytest.raises(hs.DataError, match=r"volume-0.*'segmentation' is int32.*but was uint8"):
+    with pytest.raises(hs.DataError, match=r"volume-0.*has changed since"):
         source.labels(0, whole)
-    with pytest.raises(hs.DataError, match=r"volume-1\.hdf5: cannot be read"):
+    with pytest.raises(hs.DataError, match=r"volume-1\.hdf5.*has changed since"):
         source.labels(1, whole)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar, cast
@@ -12,8 +12,9 @@ import numpy as np
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
-from hyperslab.data.header import Channels, Header, Layout, read_header
+from hyperslab.data.header import KEYS, Channels, Header, Layout, kind_of, naming, read_header
 from hyperslab.data.parameters import Floats, Parameters
+from hyperslab.data.stamp import Stamp
 from hyperslab.errors import DataError
 
 SUFFIXES = (".hdf5", ".h5")
@@ -27,13 +28,17 @@ Refuse = Callable[[DataError], None]
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """N files of one layout below ``folder``, in sorted order, with their targets (N, P)."""
+    """N files of one layout below ``folder``, in sorted order, with their targets (N, P).
+
+    ``stamps``: of every file, or of the metadata of the arrays in a Zarr group, by relative names.
+    """
 
     folder: Path
     files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
     layout: Layout
     unit: Floats
     parameters: Parameters
+    stamps: Mapping[str, Stamp]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +62,13 @@ def scan(
             or a file is not stored like the first one.
     """
     files = list_files(folder, suffixes)
-    found = sift(files, lambda file: read_header(folder / file, channels, lbann), refuse)
+    stamps: dict[str, Stamp] = {}
+
+    def header(file: str) -> Header:
+        stamps.update(stamps_of(folder, file))  # a change from now on is noticed
+        return read_header(folder / file, channels, lbann)
+
+    found = sift(files, header, refuse)
     first, one = found[0]
 
     def alike(entry: tuple[str, Header]) -> Header:
@@ -68,7 +79,24 @@ def scan(
     headers = [header for _, header in found]
     unit = np.array([header.unit for header in headers])
     names = tuple(file for file, _ in found)
-    return Catalog(folder, names, one.layout, unit, _parameters(headers, unit))
+    return Catalog(folder, names, one.layout, unit, _parameters(headers, unit), stamps)
+
+
+def stamps_of(folder: Path, file: str) -> dict[str, Stamp]:
+    """The stamp of a file, or those of the arrays in a Zarr group that a data set may have.
+
+    Raises:
+        DataError: it has gone.
+    """
+    path = folder / file
+    with naming(path, kind_of(path)):
+        names = {stamped(file, key) for pair in KEYS for key in pair}
+        return {name: Stamp.of(folder / name) for name in names if (folder / name).exists()}
+
+
+def stamped(file: str, key: str) -> str:
+    """What of a sample has a stamp: the file, or where Zarr v3 says what the array of a key is."""
+    return f"{file}/{key}/zarr.json" if kind_of(Path(file)) == "Zarr" else file
 
 
 def sift(

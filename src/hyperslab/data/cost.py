@@ -19,14 +19,16 @@ from hyperslab.data.header import kind_of, naming, opened
 from hyperslab.data.keyed import KeyedFolder
 from hyperslab.data.nifti import NiftiFolder, stored_axes
 from hyperslab.data.npy import NpyFolder
+from hyperslab.data.npyfile import header_of
+from hyperslab.data.pieces import plan
 from hyperslab.data.records import is_gzip
 from hyperslab.data.source import Source
 from hyperslab.data.tfrecord import TfRecordFolder
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval
 
-SIEVE, PAGE, BUFFER = 65536, 4096, 4096
-"""What HDF5, a mapping and Python's files read at least where a piece begins [B]."""
+SIEVE, BUFFER = 65536, 4096
+"""What HDF5 and Python's files read at least where a piece begins [B]."""
 
 FIRST, LAST, BACK = "CDHW", "DHWC", "CWHD"
 
@@ -37,8 +39,8 @@ class Storage:
 
     ``dims``: the file's, outermost first, as letters; those ``flipped`` run backwards. ``chunk``:
     none where it is one piece. ``size``: of all of it as stored [B]. ``buffer``: what is read at
-    least where a piece begins [B]; of a mapping in whole ``pages``. ``packed``: one stream, of
-    which all before the end of a box is read, or (``whole``) all.
+    least where a piece begins [B]. ``bridged``: read by ourselves, short gaps too, see `pieces`.
+    ``packed``: one stream, of which all before the end of a box is read, or (``whole``) all.
     """
 
     dims: str
@@ -48,7 +50,7 @@ class Storage:
     chunk: tuple[int, ...] | None = None
     compression: str = ""
     buffer: int = 1
-    pages: bool = False
+    bridged: bool = False
     packed: bool = False
     whole: bool = False
     flipped: str = ""
@@ -75,12 +77,14 @@ def storage_of(source: Source, sample: int = 0) -> Storage | None:
         case NpyFolder():
             stored, size = source.arrays.stored, source.dtype.itemsize
             dims = {3: "DHW", 4: LAST if source.arrays.channels == "last" else FIRST}[len(stored)]
-            return Storage(dims, stored, size, math.prod(stored) * size, buffer=PAGE, pages=True)
+            if header_of(Path(source.where(sample))).fortran:
+                dims, stored = dims[::-1], stored[::-1]
+            return Storage(dims, stored, size, math.prod(stored) * size, bridged=True)
         case TfRecordFolder():
             path, stored = Path(source.where(sample)), source.catalog.stored
             with naming(path, "TFRecord"):
                 packed, size = is_gzip(path), path.stat().st_size
-            plain = Storage(LAST, stored, 2, math.prod(stored) * 2, buffer=PAGE, pages=True)
+            plain = Storage(LAST, stored, 2, math.prod(stored) * 2, bridged=True)
             if not packed:
                 return plain
             return replace(plain, size=size, compression="gzip", packed=True, whole=True)
@@ -140,6 +144,10 @@ def cost(storage: Storage, box: Box) -> Cost:
         places = zip(stored.lo, stored.hi, storage.chunk, strict=True)
         count = math.prod(-(-hi // c) - lo // c for lo, hi, c in places)
         return Cost(own, round(each * count), count)
+    if storage.bridged:
+        outer, span = plan(storage.shape, storage.itemsize, stored)
+        count = math.prod(stored.shape[:outer])
+        return Cost(own, count * span, count)
     return Cost(own, *_pieces(storage, stored))
 
 
@@ -166,9 +174,7 @@ def _pieces(storage: Storage, box: Box) -> tuple[int, int]:
         end = start + run
         if end <= have:  # it is in the buffer
             continue
-        if storage.pages:
-            start, end = max(have, start // PAGE * PAGE), -(-end // PAGE) * PAGE
-        elif run < storage.buffer:
+        if run < storage.buffer:
             end = min(start + storage.buffer, storage.size)
         read, requests, have = read + end - start, requests + 1, end
     return read, requests

@@ -12,6 +12,7 @@ import numpy as np
 from hyperslab.data.catalog import Catalog
 from hyperslab.data.keyed import KeyedFolder, Selection
 from hyperslab.data.source import Array
+from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 
 HANDLES = 4
@@ -33,6 +34,14 @@ class Hdf5Folder(KeyedFolder):
     def labels(self, sample: int, box: Box) -> Array:
         with self._lock:
             return super().labels(sample, box)
+
+    def _load(self, sample: int, *what: Any) -> Array:
+        try:
+            return super()._load(sample, *what)
+        except DataError:
+            if file := self._open.pop(self.catalog.files[sample], None):
+                file.close()  # it may not be the file of this name any more
+            raise
 
     def close(self) -> None:
         with self._lock:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from hyperslab.comm import Grid
-from hyperslab.data.catalog import SUFFIXES, Catalog, Refuse, from_main, scan
+from hyperslab.data.catalog import SUFFIXES, Catalog, Refuse, from_main, scan, stamped
 from hyperslab.data.header import Channels, Part, kind_of, naming
 from hyperslab.data.labels import KEYS, as_classes
 from hyperslab.data.source import Array, Source
+from hyperslab.data.stamp import unchanged
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 
@@ -76,7 +79,7 @@ class KeyedFolder(Source):
         """Read one hyperslab.
 
         Raises:
-            DataError: the file has gone, is damaged, or has changed since it was catalogued.
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
         layout = self.catalog.layout
         last = layout.channels == "last"
@@ -84,9 +87,7 @@ class KeyedFolder(Source):
         if layout.reversed:
             spatial.reverse()
         stored = (*spatial, channel) if last else (channel, *spatial)
-        with self._reading(sample):
-            volume = self._stored(sample, layout.key, layout.stored, layout.dtype)
-            values = self._fetch(volume, stored, self.dtype)
+        values = self._load(sample, layout.key, layout.stored, layout.dtype, stored)
         if layout.reversed:
             return values.transpose(0, 3, 2, 1)
         return np.moveaxis(values, -1, 0) if last else values
@@ -94,11 +95,17 @@ class KeyedFolder(Source):
     def labels(self, sample: int, box: Box) -> Array:
         """Read one hyperslab of the labels; errors as `read`, and labels that are no classes."""
         layout = self.catalog.layout
-        with self._reading(sample):
-            labels = self._stored(sample, KEYS[1], layout.label_shape, layout.label_dtype)
-            selection = (slice(0, layout.label_shape[0]), *box.slices())
-            stored = self._fetch(labels, selection, np.dtype(layout.label_dtype))
+        selection = (slice(0, layout.label_shape[0]), *box.slices())
+        stored = self._load(sample, KEYS[1], layout.label_shape, layout.label_dtype, selection)
         return as_classes(stored, f"{self.where(sample)}: {box}")
+
+    def _load(
+        self, sample: int, key: str, shape: tuple[int, ...], dtype: str, selection: Selection
+    ) -> Array:
+        """What is selected of a data set that has to be of this shape and type."""
+        with self._reading(sample, key):
+            dataset = self._dataset(sample, key, shape, dtype)
+            return self._fetch(dataset, selection, np.dtype(dtype))
 
     @abstractmethod
     def _file(self, name: str) -> Any:
@@ -108,11 +115,18 @@ class KeyedFolder(Source):
     def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
         """The selected values of a data set, in the order of the file, as native ``dtype``."""
 
-    def _reading(self, sample: int) -> Any:
-        path = self.catalog.folder / self.catalog.files[sample]
-        return naming(path, kind_of(path))
+    @contextmanager
+    def _reading(self, sample: int, key: str) -> Iterator[None]:
+        """What goes wrong within names the file; that the file has changed is such a thing."""
+        catalog, file = self.catalog, self.catalog.files[sample]
+        path, name = catalog.folder / file, stamped(file, key)
+        with (
+            unchanged(catalog.folder / name, self.names[sample], catalog.stamps[name]),
+            naming(path, kind_of(path)),
+        ):
+            yield
 
-    def _stored(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
+    def _dataset(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
         stored = self._file(self.catalog.files[sample])[key]
         if stored.shape != shape or stored.dtype.name != dtype:
             raise DataError(

@@ -10,7 +10,7 @@ unpacks all that lies before its end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from hyperslab.data.catalog import Refuse, from_main, sift
 from hyperslab.data.labels import LIVER, as_classes
 from hyperslab.data.pairs import Pair, find
 from hyperslab.data.source import Array, Source
+from hyperslab.data.stamp import Stamp, unchanged
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.geometry import Box
 
@@ -36,13 +37,17 @@ OBLIQUE = 35.0
 
 @dataclass(frozen=True, slots=True)
 class Scans:
-    """N volumes of ``shape`` (D, H, W) read as ``dtype``, each with the file of its labels."""
+    """N volumes of ``shape`` (D, H, W) read as ``dtype``, each with the file of its labels.
+
+    ``stamps``: of the two files of each, by its name.
+    """
 
     folder: Path
     pairs: tuple[Pair, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     label_bytes: int
+    stamps: Mapping[str, tuple[Stamp, Stamp]]
 
 
 class NiftiFolder(Source):
@@ -80,7 +85,14 @@ class NiftiFolder(Source):
         return str(self.scans.pairs[sample].image)
 
     def read(self, sample: int, box: Box) -> Array:
-        values = _read(self.scans.pairs[sample].image, self.scans.shape, _spatial(box))
+        """Read one box.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        path, name = self.scans.pairs[sample].image, self.names[sample]
+        with unchanged(path, name, self.scans.stamps[name][0]):
+            values = _read(path, self.scans.shape, Box(box.lo[1:], box.hi[1:]))
         if values.dtype != self.dtype:
             raise DataError(
                 f"{self.where(sample)}: is read as {values.dtype} but was {self.dtype} when the "
@@ -89,8 +101,11 @@ class NiftiFolder(Source):
         return values[None][box.slices()[:1]]
 
     def labels(self, sample: int, box: Box) -> Array:
-        path = self.scans.pairs[sample].labels
-        return as_classes(_read(path, self.scans.shape, box)[None], f"{path}: {box}")
+        """The classes of one box; errors as `read`, and labels that are no classes."""
+        path, name = self.scans.pairs[sample].labels, self.names[sample]
+        with unchanged(path, name, self.scans.stamps[name][1]):
+            values = _read(path, self.scans.shape, box)
+        return as_classes(values[None], f"{path}: {box}")
 
 
 @contextmanager
@@ -184,10 +199,6 @@ def affine_of(source: NiftiFolder, sample: int) -> NDArray[Any]:
         return _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
 
 
-def _spatial(box: Box) -> Box:
-    return Box(box.lo[1:], box.hi[1:])
-
-
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
     """The box (d, h, w) of a file, along the patient's axes."""
     with naming(path):
@@ -221,7 +232,15 @@ def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
     pairs = [pair for pair in find(folder) if not pair.test]
     if not pairs:
         raise DataError(f"{folder}: holds test volumes only, which have no labels")
-    found = sift(pairs, _header, refuse)
+    stamps: dict[str, tuple[Stamp, Stamp]] = {}
+
+    def header(pair: Pair) -> Header:
+        if pair.problem:
+            raise DataError(pair.problem)
+        stamps[pair.name] = (_stamp(pair.image), _stamp(pair.labels))  # later changes are noticed
+        return _header(pair)
+
+    found = sift(pairs, header, refuse)
     one, (shape, dtype, label_bytes) = found[0]
 
     def alike(entry: tuple[Pair, Header]) -> None:
@@ -233,13 +252,16 @@ def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
             )
 
     good = tuple(pair for (pair, _), _ in sift(found, alike, refuse))
-    return Scans(folder, good, shape, dtype, label_bytes)
+    return Scans(folder, good, shape, dtype, label_bytes, stamps)
+
+
+def _stamp(path: Path) -> Stamp:
+    with naming(path):
+        return Stamp.of(path)
 
 
 def _header(pair: Pair) -> Header:
     """Shape (D, H, W) and type of the volume, and the bytes of a label."""
-    if pair.problem:
-        raise DataError(pair.problem)
     with naming(pair.image):
         image = load(pair.image)
         turn = orientation(pair.image, image)

@@ -1,4 +1,4 @@
-"""A folder of .npy files as a `Source`: each volume is mapped into memory, box by box.
+"""A folder of .npy files as a `Source`: boxes are read by the pieces in which they lie.
 
 ``{name}.npy`` is (C, D, H, W), (D, H, W, C) or, of one channel, (D, H, W). The targets are in
 ``targets.csv`` of the folder, whose first line is ``name`` and the names of the parameters, or each
@@ -8,7 +8,7 @@ in ``{name}.target.npy`` (P,).
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
 from hyperslab.data.catalog import Refuse, from_main, list_files, sift
-from hyperslab.data.header import DTYPES, Channels, channel_order, naming
+from hyperslab.data.header import Channels, channel_order, naming
+from hyperslab.data.npyfile import Header, header_of, values
 from hyperslab.data.parameters import Floats, Parameters
 from hyperslab.data.source import Array, Source
+from hyperslab.data.stamp import Stamp, unchanged
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 
@@ -39,15 +41,11 @@ class Arrays:
     channels: Channels
     targets: Floats
     parameters: tuple[str, ...]
+    stamps: Mapping[str, Stamp]  # by name
 
 
 class NpyFolder(Source):
-    """Arrays in files of numpy's own format.
-
-    A box is copied out of a mapping that is made for it, so that only the pages on which it lies
-    are read and a file that has changed is found. (One that is cut short by another process in the
-    middle of the copy ends this process: the system sends SIGBUS.)
-    """
+    """Arrays in files of numpy's own format; nothing stays open."""
 
     suffixes = (".npy",)
 
@@ -87,26 +85,22 @@ class NpyFolder(Source):
         return self.arrays.targets[sample]
 
     def read(self, sample: int, box: Box) -> Array:
-        path, arrays = self._path(sample), self.arrays
-        with naming(path, "npy"):
-            stored = _mapped(path)
-            if stored.shape != arrays.stored or stored.dtype != arrays.dtype:
-                raise DataError(
-                    f"{path}: is {stored.dtype} {stored.shape} but was {arrays.dtype} "
-                    f"{arrays.stored} when the folder was scanned"
-                )
-            if stored.ndim == 3:
-                stored = stored[None]
-            elif arrays.channels == "last":
-                stored = np.moveaxis(stored, -1, 0)
-            return np.array(stored[box.slices()], self.dtype)
+        """The box; short gaps between its pieces are read too.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        path, name, arrays = self._path(sample), self.names[sample], self.arrays
+        last = arrays.channels == "last"
+        places = [*range(1, 4), 0] if last else [*range(4 - len(arrays.stored), 4)]
+        stored = Box.of([box.interval(dim) for dim in places])
+        with unchanged(path, name, arrays.stamps[name]), naming(path, "npy"):
+            found = values(path, arrays.stored, arrays.dtype, stored)
+        found = found.astype(self.dtype, copy=False)
+        return np.moveaxis(found, -1, 0) if last else found.reshape(box.shape)
 
     def _path(self, sample: int) -> Path:
         return self.arrays.folder / f"{self.names[sample]}.npy"
-
-
-def _mapped(path: Path) -> NDArray[Any]:
-    return np.lib.format.open_memmap(path, mode="r")
 
 
 def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None) -> Arrays:
@@ -117,15 +111,23 @@ def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None)
     )
     if not names:
         raise DataError(f"{folder}: holds targets *{TARGET} but no volume")
-    found = sift(names, lambda name: _header(folder / f"{name}.npy"), refuse)
-    first, (stored, dtype) = found[0]
+    stamps: dict[str, Stamp] = {}
 
-    def alike(entry: tuple[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
-        name, (other, kind) = entry
-        if (other, kind) != (stored, dtype):
+    def header(name: str) -> Header:
+        path = folder / f"{name}.npy"
+        with naming(path, "npy"):
+            stamps[name] = Stamp.of(path)  # a change from now on is noticed
+        return header_of(path)
+
+    found = sift(names, header, refuse)
+    first, stored, dtype = found[0][0], found[0][1].shape, found[0][1].dtype
+
+    def alike(entry: tuple[str, Header]) -> str:
+        name, other = entry
+        if (other.shape, other.dtype) != (stored, dtype):
             raise DataError(
-                f"{folder / name}.npy: is {kind} {other} but {first}.npy is {dtype} {stored}; "
-                "all files of a data set are stored alike"
+                f"{folder / name}.npy: is {other.dtype} {other.shape} but {first}.npy is {dtype} "
+                f"{stored}; all files of a data set are stored alike"
             )
         return name
 
@@ -134,18 +136,7 @@ def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None)
         channels = "first"
     order = channels or channel_order(folder / f"{first}.npy", stored)
     names, targets, parameters = _targets(folder, names, refuse)
-    return Arrays(folder, names, stored, dtype, order, targets, parameters)
-
-
-def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    with naming(path, "npy"):
-        stored = _mapped(path)
-    if stored.ndim not in (3, 4) or 0 in stored.shape or stored.dtype.name not in DTYPES:
-        raise DataError(
-            f"{path}: is {stored.dtype} {stored.shape}; needs three spatial dims, with or without "
-            f"channels, of {', '.join(DTYPES)}"
-        )
-    return stored.shape, stored.dtype
+    return Arrays(folder, names, stored, dtype, order, targets, parameters, stamps)
 
 
 def _targets(

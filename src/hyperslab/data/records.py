@@ -9,9 +9,11 @@ FloatList, 3: Int64List}``, each list's values being field 1 (tensorflow/core/ex
 from __future__ import annotations
 
 import gzip
-import mmap
+import math
+import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +21,10 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.data.message import Bytes, Part, fields
+from hyperslab.data.pieces import read_box
 from hyperslab.errors import DataError
+from hyperslab.geometry import Box
 
 MAGIC = b"\x1f\x8b"
 FRAME = 16
@@ -28,13 +33,33 @@ FRAME = 16
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The features of one example by name, as slices of what was read."""
+    """The features of one example by name."""
 
     path: Path
-    features: dict[str, memoryview]
-    unpacked: bool  # in memory, not mapped
+    features: dict[str, Bytes]
 
-    def bytes(self, name: str) -> memoryview:
+    @property
+    def unpacked(self) -> bool:
+        """Whether it is in memory; else it is there as long as its file is open."""
+        return not any(isinstance(value, Part) for value in self.features.values())
+
+    def box(self, name: str, stored: tuple[int, ...], box: Box) -> NDArray[np.int16]:
+        """A box of a feature whose bytes are little-endian int16 of the shape ``stored``.
+
+        Raises:
+            DataError: there are not as many bytes.
+            EOFError: the file ends too early.
+        """
+        data, dtype = self.bytes(name), np.dtype("<i2")
+        if len(data) != 2 * math.prod(stored):
+            raise DataError(
+                f"{self.path}: {name!r} has {len(data)} bytes, not those of int16 {stored}"
+            )
+        if isinstance(data, Part):
+            return read_box(data.file, data.lo, stored, dtype, box)
+        return np.frombuffer(data, dtype).reshape(stored)[box.slices()].copy()
+
+    def bytes(self, name: str) -> Bytes:
         """The one value of a feature of bytes.
 
         Raises:
@@ -47,14 +72,15 @@ class Example:
 
     def floats(self, name: str) -> NDArray[np.float32]:
         """The values of a feature of numbers; none where it holds something else."""
-        parts = [np.frombuffer(value, "<f4") for kind, value in self._values(name) if kind == 2]
+        values = [bytes(value) for kind, value in self._values(name) if kind == 2]
+        parts = [np.frombuffer(value, "<f4") for value in values]
         return np.concatenate([np.empty(0, "<f4"), *parts])
 
-    def _values(self, name: str) -> Iterator[tuple[int, memoryview]]:
+    def _values(self, name: str) -> Iterator[tuple[int, Bytes]]:
         if name not in self.features:
             raise DataError(f"{self.path}: has no {name!r} but {sorted(self.features)}")
-        for kind, values in _fields(self.features[name]):
-            yield from ((kind, value) for field, value in _fields(values) if field == 1)
+        for kind, values in fields(self.features[name]):
+            yield from ((kind, value) for field, value in fields(values) if field == 1)
 
 
 def length_of(path: Path) -> int:
@@ -81,29 +107,31 @@ def is_gzip(path: Path) -> bool:
         return file.read(2) == MAGIC
 
 
-def read(path: Path) -> Example:
-    """The example of a file: unpacked and its sum checked, or mapped into memory.
+@contextmanager
+def opened(path: Path) -> Iterator[Example]:
+    """The example of a file, which is open meanwhile; of gzip unpacked and its sum checked.
 
     Raises:
         DataError: it is not what it should be; or gzip's or the system's own errors.
     """
-    packed = is_gzip(path)
-    if packed:
-        with gzip.open(path) as file:
-            data = memoryview(file.read())
-    else:
-        with path.open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    length = _length(path, bytes(data[:12]))
-    if len(data) != length + FRAME:
-        raise DataError(
-            f"{path}: has {len(data)} bytes{' unpacked' * packed} but its first record takes "
-            f"{length + FRAME}; needs one whole record"
-        )
-    body = data[12 : 12 + length]
-    if packed and _masked(body) != struct.unpack("<I", data[-4:])[0]:
-        raise DataError(f"{path}: is damaged: the sum of its record does not fit")
-    return Example(path, _features(body), packed)
+    with path.open("rb") as file:
+        packed = file.read(2) == MAGIC
+        file.seek(0)
+        if packed:
+            with gzip.open(file) as unpacked:
+                data: Bytes = memoryview(unpacked.read())
+        else:
+            data = Part(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        length = _length(path, bytes(data[:12]))
+        if len(data) != length + FRAME:
+            raise DataError(
+                f"{path}: has {len(data)} bytes{' unpacked' * packed} but its first record takes "
+                f"{length + FRAME}; needs one whole record"
+            )
+        body = data[12 : 12 + length]
+        if packed and _masked(body) != struct.unpack("<I", bytes(data[-4:]))[0]:
+            raise DataError(f"{path}: is damaged: the sum of its record does not fit")
+        yield Example(path, _features(body))
 
 
 def _length(path: Path, head: bytes) -> int:
@@ -115,7 +143,7 @@ def _length(path: Path, head: bytes) -> int:
     return int(length)
 
 
-def _masked(data: bytes | memoryview) -> int:
+def _masked(data: bytes | Bytes) -> int:
     return masked(google_crc32c.value(bytes(data)))
 
 
@@ -124,51 +152,11 @@ def masked(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _features(example: memoryview) -> dict[str, memoryview]:
+def _features(example: Bytes) -> dict[str, Bytes]:
     found = {}
-    for field, features in _fields(example):
-        for number, entry in _fields(features) if field == 1 else ():
-            pair = dict(_fields(entry)) if number == 1 else {}
+    for field, features in fields(example):
+        for number, entry in fields(features) if field == 1 else ():
+            pair = dict(fields(entry)) if number == 1 else {}
             if 1 in pair and 2 in pair:
                 found[bytes(pair[1]).decode("utf-8", "replace")] = pair[2]
     return found
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The number and the bytes of every field; of those that are no bytes, the number's own.
-
-    Raises:
-        ValueError: the message ends within a field, or has one of a kind that is not in use.
-    """
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        start = place
-        match tag & 7:
-            case 0:
-                _, place = _varint(message, place)
-            case 1:
-                place += 8
-            case 2:
-                size, start = _varint(message, place)
-                place = start + size
-            case 5:
-                place += 4
-            case kind:
-                raise ValueError(f"field of wire type {kind} in tf.train.Example")
-        if place > len(message):
-            raise ValueError("tf.train.Example ends within a field")
-        yield tag >> 3, message[start:place]
-
-
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """A number in base 128, the lowest seven bits first, and the place after it."""
-    value = shift = 0
-    while True:
-        if place >= len(message) or shift > 63:
-            raise ValueError("tf.train.Example ends within a number")
-        byte = message[place]
-        value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 128:
-            return value, place

@@ -1,9 +1,9 @@
 """A folder of MLPerf's CosmoFlow TFRecords as a `Source`, without TensorFlow.
 
 A file holds one `tf.train.Example` with ``x``, the bytes of little-endian int16 (D, H, W, C), and
-``y``, P numbers. It is gzip or plain, by its first bytes and not by its name. Of a plain file the
-pages of a box are read and no more; its framing is checked and not the sum over the volume. Gzip
-has no random access: each rank unpacks the whole sample, once, and checks its sum.
+``y``, P numbers. It is gzip or plain, by its first bytes and not by its name. Of a plain file
+the pieces of a box are read; its framing is checked and not the sum over the volume. Gzip has no
+random access: each rank unpacks the whole sample, once, and checks its sum.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from hyperslab.data.catalog import Refuse, from_main, list_files, sift
 from hyperslab.data.header import NAMES, naming
 from hyperslab.data.parameters import Parameters
 from hyperslab.data.source import Array, Source
+from hyperslab.data.stamp import Stamp, unchanged
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 
@@ -34,13 +37,13 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """N files, each of one record of ``length`` bytes with ``x`` of the shape ``stored``."""
+    """N files, each of one record with ``x`` of the shape ``stored``."""
 
     folder: Path
     files: tuple[str, ...]
-    length: int
     stored: tuple[int, ...]  # (D, H, W, C)
     targets: int
+    stamps: Mapping[str, Stamp]  # by file
 
 
 class TfRecordFolder(Source):
@@ -85,42 +88,47 @@ class TfRecordFolder(Source):
         return str(self.catalog.folder / self.catalog.files[sample])
 
     def read(self, sample: int, box: Box) -> Array:
-        stored = self.catalog.stored
-        with self._lock, naming(self.where(sample), "TFRecord"):
-            x = self._example(sample).bytes("x")
-            if len(x) != 2 * math.prod(stored):
-                raise DataError(
-                    f"{self.where(sample)}: 'x' has {len(x)} bytes, not those of int16 {stored}"
-                )
-            volume = np.frombuffer(x, "<i2").reshape(stored)
-            return np.array(np.moveaxis(volume, -1, 0)[box.slices()], self.dtype)
+        """Read one box.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        stored = Box.of([box.interval(dim) for dim in (1, 2, 3, 0)])
+        with self._example(sample) as example:
+            values = example.box("x", self.catalog.stored, stored)
+        return np.moveaxis(values, -1, 0)
 
     def target(self, sample: int) -> Array:
-        with self._lock, naming(self.where(sample), "TFRecord"):
-            if sample not in self._targets:
-                self._example(sample)
-            return self._targets[sample]
+        """The targets; errors as `read`."""
+        if sample not in self._targets:
+            with self._example(sample):
+                pass
+        return self._targets[sample]
 
     def close(self) -> None:
         with self._lock:
             self._kept.clear()
 
-    def _example(self, sample: int) -> records.Example:
-        """The example: kept if it was unpacked, mapped if it is plain."""
-        if sample in self._kept:
-            self._kept.move_to_end(sample)
-            return self._kept[sample]
-        path = Path(self.where(sample))
-        if records.length_of(path) != self.catalog.length:
-            raise DataError(f"{path}: its record has changed since the folder was scanned")
-        example = records.read(path)
+    @contextmanager
+    def _example(self, sample: int) -> Iterator[records.Example]:
+        """The example: kept if it was unpacked, else in its open file."""
+        path, stamp = Path(self.where(sample)), self.catalog.stamps[self.catalog.files[sample]]
+        with self._lock, unchanged(path, self.names[sample], stamp), naming(path, "TFRecord"):
+            if sample in self._kept:
+                self._kept.move_to_end(sample)
+                yield self._kept[sample]
+                return
+            with records.opened(path) as example:
+                self._remember(sample, example)
+                yield example
+
+    def _remember(self, sample: int, example: records.Example) -> None:
         if sample not in self._targets:
-            self._targets[sample] = _target(path, example, self.catalog.targets)
+            self._targets[sample] = _target(example, self.catalog.targets)
         if example.unpacked:
             self._kept[sample] = example
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return example
 
 
 def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Records:
@@ -128,15 +136,17 @@ def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = N
     if len({_stem(file) for file in files}) < len(files):
         raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
     about: list[tuple[str, int, tuple[int, ...], int]] = []  # of the first, which is read whole
+    stamps: dict[str, Stamp] = {}
 
     def length(file: str) -> None:
         path = folder / file
         with naming(path, "TFRecord"):
+            stamps[file] = Stamp.of(path)  # a change from now on is noticed
             found = records.length_of(path)
             if not about:
-                example = records.read(path)
-                stored = _shape(path, len(example.bytes("x")), shape)
-                about.append((file, found, stored, len(_target(path, example, None))))
+                with records.opened(path) as example:
+                    stored = _shape(path, len(example.bytes("x")), shape)
+                    about.append((file, found, stored, len(_target(example, None))))
         if found != about[0][1]:
             raise DataError(
                 f"{path}: its record has {found} bytes but that of {about[0][0]} has "
@@ -144,7 +154,7 @@ def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = N
             )
 
     good = tuple(file for file, _ in sift(files, length, refuse))
-    return Records(folder, good, *about[0][1:])
+    return Records(folder, good, *about[0][2:], stamps)
 
 
 def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -159,10 +169,12 @@ def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, .
     return stored
 
 
-def _target(path: Path, example: records.Example, count: int | None) -> Array:
+def _target(example: records.Example, count: int | None) -> Array:
     values = example.floats("y").astype(np.float64)
     if values.size != (count or values.size or -1) or not np.isfinite(values).all():
-        raise DataError(f"{path}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers")
+        raise DataError(
+            f"{example.path}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers"
+        )
     return values
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
-from hyperslab.data.catalog import SUFFIXES, Catalog
+from hyperslab.data.catalog import SUFFIXES, Catalog, stamps_of
 from hyperslab.data.formats import lbann_of
 from hyperslab.data.header import read_header
 from hyperslab.errors import DataError
@@ -63,14 +63,17 @@ def source_of(run: Run, file: Path) -> Source:
         DataError: the file is broken.
     """
     folder = Path(str(run.setting("data.path")))
+    name = file.relative_to(folder).as_posix()
+    stamps = stamps_of(folder, name)
     header = read_header(file, run.setting("data.channels"), lbann_of(run.setting("data.format")))
     names = header.layout.names
     catalog = Catalog(
         folder,
-        (file.relative_to(folder).as_posix(),),
+        (name,),
         header.layout,
         np.array([header.unit]),
         Parameters.normalised(names),
+        stamps,
     )
     width = run.setting("data.subvolume")
     source = Hdf5Folder(catalog)

@@ -1,0 +1,73 @@
+"""Noticing that a file is no longer what it was when its folder was scanned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hyperslab.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file is written: its size [B] and the time of that [ns since 1970].
+
+    The number of the file (inode) would tell one more case, a file put in its place with equal size
+    and time, but nodes may number the files of a network's file system differently.
+    """
+
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp:
+        """The file's stamp now. Raises: OSError, there is none."""
+        found = os.stat(path)
+        return cls(found.st_size, found.st_mtime_ns)
+
+    def __str__(self) -> str:
+        second, rest = divmod(self.modified, 10**9)
+        when = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{self.size} bytes of {when}.{rest:09d} UTC"
+
+
+@contextmanager
+def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
+    """Refuse what is read within if the file is not the one that was scanned.
+
+    It is looked at afterwards, so that a change during the read counts too; and also where the read
+    fails, because a file that has changed explains that.
+
+    Raises:
+        DataError: it has changed or gone; names the file and the sample.
+    """
+    try:
+        yield
+    except Exception as error:
+        check(path, sample, then, error)
+        raise
+    check(path, sample, then)
+
+
+def check(path: Path, sample: str, then: Stamp, cause: Exception | None = None) -> None:
+    """Compare the file with what it was.
+
+    Raises:
+        DataError: it has changed or gone.
+    """
+    try:
+        now = Stamp.of(path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: sample {sample!r} has gone since the folder was scanned "
+            f"({error.strerror})\n    put it back, or open the folder again"
+        ) from error
+    if now != then:
+        raise DataError(
+            f"{path}: sample {sample!r} has changed since the folder was scanned: {then} then, "
+            f"{now} now\n    open the folder again, and leave its files alone while they are in use"
+        ) from cause
