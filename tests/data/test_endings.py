@@ -104,6 +104,17 @@ def test_data_sets_may_be_closed_in_any_order() -> None:
     assert run_ranks(2, crossed, timeout=60) == [[0, 1, 2, 0, 1, 2]] * 2
 
 
+def hasty() -> None:
+    grid = hs.Grid(data=4)
+    for _ in range(10):
+        with open(Numbered(), grid, batch_size=1, **KEPT):
+            pass
+
+
+def test_a_data_set_may_be_closed_at_once() -> None:
+    run_ranks(4, hasty, timeout=60)
+
+
 def left_alone(how: str) -> tuple[list[int], float]:
     """One rank leaves by an error; when the other knows [s]."""
     grid = hs.Grid(data=2)

@@ -41,10 +41,12 @@ class Courier:
 
     def __init__(self, grid: Grid) -> None:
         self.rank, self.size = grid.rank, grid.size
-        self.group = dist.new_group(backend="gloo", timeout=_time_limit())
         self.received_bytes = 0
         self._sent: list[list[Message]] = [[], []]  # before the last `settle`, and since
         self._abandoned = threading.Event()
+        with self.naming(None):
+            self.group = dist.new_group(backend="gloo", timeout=_time_limit())
+            dist.barrier(self.group)  # nobody must leave it while others still connect to it
         self._forget = weakref.finalize(self, _forget, self.group, self._sent)
         self._forget.atexit = False  # too late: torch's threads have ended by then
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 FAULTS = ("slow", "fails", "refuses", "nan", "vanishes", "truncated", "late", "raises", "killed")
@@ -68,7 +68,18 @@ class Plan:
     synced: bool = False  # a sum over all ranks after each step, as training has
     hostile: bool = False  # the consumer changes what it gets
     jitter: float = 0.0  # the longest sleep after a step [s]
-    time_limit: float = field(default=30.0)  # of the process group [s]
+    time_limit: float = 30.0  # of the process group [s]
+    damage: int = 0  # the visit before which a file is damaged
+
+    @property
+    def harmless(self) -> bool:
+        """Whether all is kept when a file is damaged."""
+        first = self.parts[0]
+        if self.fault not in ("vanishes", "truncated") or not first.kept >= 1:
+            return False
+        before = self.visits[: self.damage]
+        whole = any((v.part, v.start, v.stop) == (0, 0, first.steps) for v in before)
+        return first.how["mode"] == "preload" or (first.how["mode"] == "store" and whole)
 
     @property
     def ranks(self) -> int:
@@ -103,6 +114,7 @@ def draw(seed: int, number: int, ranks: int, fault: str | None = None) -> Plan:
     if fault in ("late", "raises", "killed"):
         victims = (rng.randrange(ranks),)
     visits = tuple(_visits(rng, parts))
+    pauses = [n for n in range(len(visits)) if n == 0 or not visits[n - 1].zipped]
     steps = sum(visit.stop - visit.start for visit in visits)
     return Plan(
         seed,
@@ -118,6 +130,7 @@ def draw(seed: int, number: int, ranks: int, fault: str | None = None) -> Plan:
         hostile=rng.random() < 0.5,
         jitter=rng.choice([0, 0, 0.001, 0.01]),
         time_limit=4.0 if fault == "late" else 30.0,
+        damage=rng.choice(pauses),
     )
 
 

@@ -106,9 +106,7 @@ def _round(plan: Plan, folder: Path, told: Told) -> None:
         with contextlib.ExitStack() as stack:
             for number in range(len(plan.parts)):
                 sets.append(stack.enter_context(_open(plan, number, folder, grid)))
-            grid.barrier()
-            _damage(plan, folder, grid)
-            _consume(plan, sets, told)
+            _consume(plan, folder, sets, told)
             told.read = sum(data.bytes_read for data in sets)
         told.received = sum(data.received_bytes for data in sets)
     except (hs.DataError, hs.CommError, Consumed) as error:
@@ -152,7 +150,8 @@ def _shape(part: Part) -> Made:
 
 
 def _damage(plan: Plan, folder: Path, grid: hs.Grid) -> None:
-    """After the folder was looked at, before the epochs."""
+    """What befalls a file between two visits."""
+    grid.barrier()
     part = plan.parts[0]
     file = folder / "0" / f"{part.names[plan.bad]}.{'npy' if part.kind == 'npy' else 'h5'}"
     if grid.is_main and plan.fault == "vanishes":
@@ -162,13 +161,15 @@ def _damage(plan: Plan, folder: Path, grid: hs.Grid) -> None:
     grid.barrier()
 
 
-def _consume(plan: Plan, sets: list[Dataset], told: Told) -> None:
+def _consume(plan: Plan, folder: Path, sets: list[Dataset], told: Told) -> None:
     """The visits one after the other, some side by side."""
     grid = sets[0].grid
     rng = random.Random(f"{plan.number}/{grid.rank}")
     step = itertools.count()
     running = []
     for number, visit in enumerate(plan.visits):
+        if number == plan.damage and plan.fault in ("vanishes", "truncated"):
+            _damage(plan, folder, grid)
         running.append(_visit(plan, sets[visit.part], number, visit, told))
         if visit.zipped:
             continue
