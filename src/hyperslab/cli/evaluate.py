@@ -16,6 +16,7 @@ from rich.table import Table
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.train import check_ranks
+from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.train.agree import Stopped
 from hyperslab.train.evaluate import evaluate as evaluate_rank
 from hyperslab.train.evaluate import recipe_for
@@ -56,6 +57,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test, validation, train or all.")] = "test",
 ) -> None:
     """Measure a network on the test split; also under torchrun and srun, on any grid."""
+    adopt_mpi(os.environ)
     adopt_slurm(os.environ)
     overrides = overrides or []
     config = recipe_for(run, overrides, ranks=ranks)

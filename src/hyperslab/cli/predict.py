@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.progress import progress
 from hyperslab.cli.train import check_ranks
+from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.errors import DataError
 from hyperslab.predict import Outcome
 from hyperslab.predict import predict as predict_rank
@@ -55,6 +56,7 @@ def predict(
     row of OUT/parameters.csv. What cannot be read is named, the others are predicted, and the
     command exits with 1. Run it again to go on after a stop.
     """
+    adopt_mpi(os.environ)
     adopt_slurm(os.environ)
     files, overrides = _split(inputs)
     config = recipe_of(run, overrides, ranks=ranks)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.errors import LayoutError
 from hyperslab.train.agree import Stopped
 from hyperslab.train.config import Places, Recipe
@@ -41,6 +42,7 @@ def train(
     config = load_recipe(recipe, overrides or [])
     if output is not None:
         config = config.model_copy(update={"output": output})
+    adopt_mpi(os.environ)
     adopt_slurm(os.environ)
     check_ranks(config, ranks)
     try:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.allocator import keep_freed_memory
+from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.comm.shared import connect_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
@@ -179,7 +180,9 @@ class Grid:
 
 
 def start_distributed() -> None:
-    """Start ``torch.distributed`` from torchrun's environment unless it runs or is not wanted."""
+    """Start ``torch.distributed`` from torchrun's or mpirun's environment unless it runs."""
+    if not dist.is_initialized():
+        adopt_mpi(os.environ)
     if dist.is_initialized() or "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return
     if torch.cuda.is_available():

@@ -12,6 +12,7 @@ from hyperslab.data.catalog import Refuse, from_main, walk
 from hyperslab.data.conversion import volumes_of
 from hyperslab.data.hdf5 import Hdf5Folder
 from hyperslab.data.header import Channels
+from hyperslab.data.mpio import MpioFolder, replica_of
 from hyperslab.data.nifti import NiftiFolder
 from hyperslab.data.npy import NpyFolder
 from hyperslab.data.source import Source
@@ -20,6 +21,8 @@ from hyperslab.data.zarrs import ZarrFolder
 from hyperslab.errors import DataError
 
 Format = Literal["hdf5", "lbann", "npy", "tfrecord", "zarr", "nifti"]
+
+Driver = Literal["mpio"]
 
 SUFFIXES: dict[Format, tuple[str, ...]] = {
     "hdf5": HDF5,
@@ -36,12 +39,14 @@ def source_of(
     channels: Channels | None = None,
     format: Format | None = None,
     refuse: Refuse | None = None,
+    driver: Driver | None = None,
 ) -> Source:
     """The folder as a source of its format; all ranks call this.
 
     Without ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the
     spatial dims as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files
-    that are not what they should be, which are then left out.
+    that are not what they should be, which are then left out. With ``driver="mpio"`` the ranks of a
+    replica read together.
 
     Raises:
         DataError: the folder is missing or holds no known file, or files of two formats side by
@@ -54,6 +59,8 @@ def source_of(
     if found[1]:
         grid.notice(found[1])
     source = _scanned(found[0], folder, grid, channels, format, refuse)
+    if driver is not None:
+        source = _together(source, grid, driver)
     source.volumes = from_main(grid, lambda: volumes_of(folder))
     return source
 
@@ -78,6 +85,14 @@ def _scanned(
             return TfRecordFolder.scan(folder, grid, refuse=refuse)
         case "nifti":
             return NiftiFolder.scan(folder, grid, refuse)
+
+
+def _together(source: Source, grid: Grid, driver: str) -> Source:
+    if driver not in get_args(Driver):
+        raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
+    if not isinstance(source, Hdf5Folder):
+        raise DataError(f"{source.where(0)}: {driver=} is for HDF5 files")
+    return MpioFolder(source.catalog, replica_of(grid))
 
 
 def lbann_of(format: Format | None) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from hyperslab.errors import HyperslabError
 
@@ -35,3 +36,18 @@ def nibabel() -> ModuleType:
             f"NIfTI files need another library ({error}): pip install hyperslab[medical]"
         ) from error
     return nibabel
+
+
+def mpi() -> Any:
+    """The module ``mpi4py.MPI``, which starts MPI when it is imported.
+
+    Raises:
+        HyperslabError: the extra ``mpi`` is not installed.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter: there is no MPI library
+        raise HyperslabError(
+            f"MPI needs another library ({error}): pip install hyperslab[mpi]"
+        ) from error
+    return MPI

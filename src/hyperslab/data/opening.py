@@ -13,7 +13,7 @@ import torch
 from hyperslab.comm import Grid
 from hyperslab.data.catalog import from_main
 from hyperslab.data.decode import TRANSFORMS, Transform, Window, check_window
-from hyperslab.data.formats import Format, source_of
+from hyperslab.data.formats import Driver, Format, source_of
 from hyperslab.data.keeping import Keeping, Mode, supply_of
 from hyperslab.data.loader import Dataset
 from hyperslab.data.parameters import Parameters
@@ -42,6 +42,7 @@ def open(
     window: Window | None = None,
     augment: bool = False,
     subvolume: int | None = None,
+    driver: Driver | None = None,
     mode: Mode = "direct",
     budget: int | None = None,
     staging: str | os.PathLike[str] | None = None,
@@ -71,6 +72,8 @@ def open(
         augment: flip and permute the axes at random; where voxels have classes, flip only. Meant
             for training.
         subvolume: cut each volume into cubes of this width, see `Subvolumes`.
+        driver: ``"mpio"`` reads HDF5 files collectively, under ``mpirun`` and with an MPI build of
+            h5py; by default each rank reads by itself.
         mode: ``"direct"`` reads every box when it is its turn. ``"store"`` keeps what was read in
             memory, so that after epoch 0 nothing is read again; the ranks send each other what
             they keep. ``"preload"`` fills the store now.
@@ -102,7 +105,7 @@ def open(
         source = path
     else:
         refuse = Refused() if on_error == "skip" else None
-        source = source_of(os.fspath(path), grid, channels, format, refuse)
+        source = source_of(os.fspath(path), grid, channels, format, refuse, driver)
         if refuse is not None:
             kept = len(source.names)
             from_main(grid, lambda: refuse.check(kept))

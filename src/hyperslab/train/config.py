@@ -65,6 +65,7 @@ class Data(Section):
     augment: bool = False  # flips, and axis permutations where voxels have no classes
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     seed: NonNegativeInt = 0  # of the split and of the order
+    driver: Literal["mpio"] | None = None  # read HDF5 together, by MPI-IO
     mode: Literal["direct", "store", "preload"] = "store"  # whether boxes are kept, see `open`
     budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
     staging: Path | None = None  # a folder of the node for what does not fit into the budget

@@ -77,6 +77,7 @@ def open_data(
         window=data.window,
         augment=data.augment and split == "train" and shuffle is not False,
         subvolume=data.subvolume,
+        driver=data.driver,
         mode=data.mode if keeps else "direct",
         budget=budget,
         staging=data.staging if keeps else None,
