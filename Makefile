@@ -24,7 +24,16 @@ UNET_SIZE ?= 48
 MINUTES ?= 30
 RANKS ?= 4
 
-.PHONY: setup demo demo-unet test soak lint docs bench clean
+# Collective reads need Open MPI and a parallel HDF5, on Debian the packages openmpi-bin,
+# libopenmpi-dev and libhdf5-openmpi-dev, and an h5py built for them in an environment of its own.
+MPI_VENV ?= .venv-mpi
+MPI_RANKS := 4
+HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
+
+mpi := $(MPI_VENV)/bin
+mpi_ready := $(MPI_VENV)/.ready
+
+.PHONY: setup demo demo-unet test test-mpi soak lint docs bench clean
 
 setup: $(ready)
 
@@ -53,6 +62,23 @@ demo-unet: $(ready)
 test: $(ready)
 	$(bin)/python -m pytest
 
+# Everything but h5py and mpi4py is that of $(VENV). Without optimisation h5py is built in a minute.
+$(mpi_ready): $(ready)
+	command -v mpicc mpirun
+	test -d $(HDF5_DIR)
+	$(bin)/python -m venv --clear $(MPI_VENV)
+	$(bin)/python -c 'import site; print(site.getsitepackages()[0])' > $(MPI_VENV)/base.pth
+	echo $(CURDIR)/src >> $(MPI_VENV)/base.pth
+	mv $(MPI_VENV)/base.pth $$($(mpi)/python -c 'import site; print(site.getsitepackages()[0])')
+	$(mpi)/python -m pip install --quiet --ignore-installed --no-deps "mpi4py>=4,<5" cython pkgconfig
+	CC=mpicc CFLAGS="-O0 -w" HDF5_MPI=ON HDF5_DIR=$(HDF5_DIR) $(mpi)/python -m pip install --quiet \
+		--no-build-isolation --no-deps --ignore-installed --no-binary=h5py "h5py>=3.10,<4"
+	touch $@
+
+test-mpi: $(mpi_ready)
+	OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+		mpirun -n $(MPI_RANKS) --oversubscribe $(mpi)/python -m tests.mpi.collective
+
 soak: $(ready)
 	OMP_NUM_THREADS=1 $(bin)/python -m tests.data.soak --minutes $(MINUTES) --ranks $(RANKS)
 
@@ -70,4 +96,4 @@ bench: $(ready)
 	$(bin)/python benchmarks/memory.py
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build $(VENV) $(MPI_VENV)

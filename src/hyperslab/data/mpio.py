@@ -39,8 +39,8 @@ class MpioFolder(Hdf5Folder):
         """What is selected of a data set.
 
         Distribution scheme: 1. all ranks of the replica agree that each can reach the file; 2. they
-        open it and agree that it is as it was; 3. one collective transfer; 4. they close it; 5. they
-        agree that all went well.
+        open it and agree that it is as it was; 3. one collective transfer; 4. they close it; 5.
+        they agree that all went well.
         """
         path = Path(self.where(sample))
         self._agree(sample, path.stat)
