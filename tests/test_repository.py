@@ -22,7 +22,7 @@ TEXT = sorted(
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OPTIONAL = [need for extra in ("universe", "medical", "zarr") for need in EXTRAS[extra]]
+OPTIONAL = [need for extra in ("universe", "medical", "zarr", "mpi") for need in EXTRAS[extra]]
 RUNTIME = [*PROJECT["dependencies"], *OPTIONAL]
 OTHERS_NEED = {"setuptools"}  # jax-cosmo imports it and does not say so
 IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo", "google-crc32c": "google_crc32c"}
