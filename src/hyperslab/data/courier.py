@@ -92,10 +92,17 @@ class Courier:
 
     def close(self) -> None:
         """Wait until all has arrived, unless a rank was lost; all ranks call this."""
-        with suppress(CommError):
-            self.settle()
-            self.settle()
-        self._forget()
+        if not self._abandoned.is_set():
+            with suppress(CommError):
+                self.settle()
+                self.settle()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._abandoned.is_set():
+            self._forget()
+        elif self._forget.detach() is not None:
+            _destroy(self.group)
 
     def abandon(self) -> None:
         """Let go at once: whoever waits, here or on another rank, gets an error.
@@ -115,7 +122,7 @@ class Courier:
         """End in any case, after so many seconds for what was sent to arrive [s]."""
         _arrive(self._sent, seconds)
         self.abandon()
-        self._forget()
+        self._end()
 
     @contextmanager
     def naming(self, peer: int | None) -> Iterator[None]:
@@ -176,13 +183,18 @@ def _taken(sent: list[Message]) -> Iterator[Message]:
 
 def _arrive(sent: list[list[Message]], seconds: float) -> None:
     end = time.monotonic() + seconds
-    with suppress(RuntimeError, ValueError):
-        for _, work, _ in itertools.chain(*map(_taken, sent)):
+    for _, work, _ in itertools.chain(*map(_taken, sent)):
+        with suppress(RuntimeError, ValueError):
             work.wait(_limit(end - time.monotonic()))
 
 
 def _forget(group: dist.ProcessGroup, sent: list[list[Message]]) -> None:
     if dist.is_initialized():
         _arrive(sent, GRACE)
+        _destroy(group)
+
+
+def _destroy(group: dist.ProcessGroup) -> None:
+    if dist.is_initialized():
         with suppress(ValueError):  # the process group of which it was a part has ended
             dist.destroy_process_group(group)
