@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut
 
 FEW, MOST = 64 * 1024, 1024 * 1024
@@ -41,6 +42,8 @@ def sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple[Sides
         LayoutError: there are fewer voxels than parts along an axis.
     """
     cuts = [Cut.balanced(*one) for one in zip(AXES, extents, cut, strict=True)]
+    if any(one.thin for one in cuts):
+        raise LayoutError(f"cannot cut {_words(extents)} voxels into {_words(cut)} parts")
     inner = [math.gcd(*one.bounds[1:-1]) for one in cuts]  # 0 where nothing is cut
     whole = [_divisors(extent) | _powers(extent) for extent in extents]
     aligned = _grown(

@@ -25,12 +25,9 @@ class Hdf5Target(KeyedTarget):
     @contextmanager
     def _created(self, path: Path) -> Iterator[Any]:
         with Sink(path) as sink:
-            try:
-                with h5py.File(sink, "w") as file:
-                    yield file
-            finally:
-                if sink.error is not None:
-                    raise sink.error  # in place of the words that HDF5 has for it
+            with SinkFile(sink) as file:
+                yield file
+            sink.check()
 
     def _create(
         self,
@@ -43,6 +40,9 @@ class Hdf5Target(KeyedTarget):
     ) -> Any:
         filters = None if compression == "none" else compression
         return file.create_dataset(key, shape, dtype, chunks=chunks, compression=filters)
+
+    def _check(self, file: Any) -> None:
+        file.sink.check()
 
     def _put(self, file: Any, key: str, array: Array | None) -> None:
         file[key] = array
@@ -66,6 +66,7 @@ class LbannTarget(Hdf5Target):
     """
 
     order = REVERSED
+    read_as = "lbann"
 
     def misfit(self, source: Source) -> str:
         return "labels" if source.classes else ""
@@ -82,29 +83,45 @@ class LbannTarget(Hdf5Target):
         return "full", "unitPar"
 
 
+class SinkFile(h5py.File):
+    """An HDF5 file that is written to a sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink, "w")
+        self.sink = sink
+
+
 class Sink(io.RawIOBase):
     """A file for HDF5 to write to.
 
     HDF5 cannot close a file to which it cannot write: it stays open, keeps its space on a full disk
-    and crashes the process at its end. So the first failure is remembered and raised, and what is
-    written after it is let fall.
+    and crashes the process at its end. So a failure is never said to it but remembered for `check`,
+    and what would be written after it is let fall.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._file = path.open("w+b", buffering=0)
-        self.error: OSError | None = None
+        self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
-            while rest and self.error is None:
+            while rest and self._error is None:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self.error = error
-            raise
+            self._error = error
         return size
+
+    def check(self) -> None:
+        """Nothing, if all was written.
+
+        Raises:
+            OSError: something was not.
+        """
+        if self._error is not None:
+            raise self._error
 
     def readinto(self, buffer: Any) -> int:
         return self._file.readinto(buffer)
@@ -116,7 +133,11 @@ class Sink(io.RawIOBase):
         return self._file.tell()
 
     def truncate(self, size: int | None = None) -> int:
-        return self._file.truncate(size) if self.error is None else 0
+        try:
+            return self._file.truncate(size) if self._error is None else 0
+        except OSError as error:
+            self._error = error
+            return 0
 
     def close(self) -> None:
         self._file.close()

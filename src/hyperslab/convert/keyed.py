@@ -82,6 +82,7 @@ class KeyedTarget(Target):
             hi = lo + slab.shape[1]
             where = tuple(slice(lo, hi) if dim == 1 else slice(None) for dim in order)
             dataset[where] = np.ascontiguousarray(slab.transpose(order))
+            self._check(file)
 
     def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:
         return keys
@@ -101,6 +102,9 @@ class KeyedTarget(Target):
         compression: str,
     ) -> Any:
         """A new data set to be filled."""
+
+    def _check(self, file: Any) -> None:
+        """Raise what went wrong in writing, where the format does not do so itself."""
 
     @abstractmethod
     def _put(self, file: Any, key: str, array: Array | None) -> None:

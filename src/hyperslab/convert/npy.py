@@ -54,7 +54,8 @@ class NpyTarget(Target):
                 for channel, values in enumerate(slab):
                     file.seek(start + (channel * depth + lo) * layer)
                     file.write(np.ascontiguousarray(values).data)
-        self.begin(folder, part.extras.names, [])
+        if not (folder / TABLE).exists():
+            self.begin(folder, part.extras.names, [])
         self.finish(folder, [{"name": name, "target": part.source.target(part.sample).tolist()}])
 
     def told(self, source: Source) -> Channels | None:

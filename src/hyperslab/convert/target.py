@@ -13,6 +13,7 @@ from typing import IO, Any, ClassVar
 from hyperslab.convert import stream
 from hyperslab.convert.chunks import Sides
 from hyperslab.data.conversion import Entry
+from hyperslab.data.formats import Format
 from hyperslab.data.header import Channels
 from hyperslab.data.source import Array, Source
 
@@ -67,10 +68,12 @@ class Target(ABC):
     """A format.
 
     ``chunked``: its files are cut into chunks, for grids. ``named``: it holds parameters' names.
+    ``read_as``: said to the reader, which would find it out and write it to the log.
     """
 
     compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
     named: ClassVar[bool] = True
+    read_as: ClassVar[Format | None] = None
     chunked: ClassVar[bool] = False
 
     def misfit(self, source: Source) -> str:

@@ -29,7 +29,7 @@ def verify(folder: Path, target: Target, written: Mapping[str, Part], cut: Share
         DataError: the folder cannot be read, or what is read differs.
     """
     expected = next(iter(written.values())).source
-    found = source_of(folder, Grid(), target.told(expected))
+    found = source_of(folder, Grid(), target.told(expected), target.read_as)
     try:
         _same(folder, "names", sorted(found.names), sorted(written))
         for sample, name in enumerate(found.names):

@@ -31,7 +31,7 @@ def read_record(folder: Path) -> tuple[Entry | None, list[Entry], int]:
         lines: list[Entry] = [json.loads(line) for line in whole.split(b"\n")] if newline else []
         if not all(isinstance(entry, dict) and "name" in entry for entry in lines[1:]):
             raise ValueError("a line has no name")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None, [], 0
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: is no record of a conversion ({error})") from error
