@@ -106,7 +106,7 @@ def test_data_sets_may_be_closed_in_any_order() -> None:
 
 def hasty() -> None:
     grid = hs.Grid(data=4)
-    for _ in range(60):
+    for _ in range(40):
         with open(Numbered(), grid, batch_size=1, **KEPT):
             pass
 
