@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from hyperslab.comm.mpi import finish_mpi
 from hyperslab.errors import HyperslabError
 
 DEBUG = "HYPERSLAB_DEBUG"
@@ -45,6 +46,8 @@ def leave(end: BaseException) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
+    if code == 0:
+        finish_mpi()
     os._exit(code)
 
 

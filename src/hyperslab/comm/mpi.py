@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import MutableMapping
 
 from hyperslab.errors import HyperslabError
 
-NAMES = {
-    "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    "PMI_SIZE": ("PMI_RANK", "MPI_LOCALRANKID"),
-}
-"""Open MPI's, and MPICH's and Intel's."""
+NAMES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+"""Rank, number of ranks, and rank on the machine: Open MPI's names, and MPICH's and Intel's. Slurm
+sets the first two of the latter for its own tasks."""
 
 
 def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     """Under ``mpirun`` with several ranks, set the variables that torchrun would.
 
-    Where they meet is agreed by MPI: the first rank's machine, and a port that is free there.
+    Where they meet is agreed by MPI: the first rank's machine, and a port that is free there. Call
+    it before what takes a rank's place from Slurm: that describes mpirun's own daemons.
 
     Raises:
         HyperslabError: mpi4py is not installed, and nothing says where the ranks meet.
     """
-    size = next((name for name in NAMES if name in environ), None)
-    if "RANK" in environ or size is None or environ[size] == "1":
+    found = next((names for names in NAMES if all(name in environ for name in names)), None)
+    if "RANK" in environ or found is None or environ[found[1]] == "1":
         return
-    rank, local = NAMES[size]
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         address, port = _meeting_place()
         environ["MASTER_ADDR"], environ["MASTER_PORT"] = address, str(port)
-    environ["RANK"], environ["WORLD_SIZE"] = environ[rank], environ[size]
-    environ["LOCAL_RANK"] = environ.get(local, "0")
+    for name, theirs in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), found, strict=True):
+        environ[name] = environ[theirs]
+
+
+def finish_mpi() -> None:
+    """End MPI where it was started, as a rank must that leaves without the interpreter's shutdown.
+
+    Waits for the other ranks; one that does not call it is a failure, for which mpirun ends all.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _meeting_place() -> tuple[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -20,13 +20,17 @@ from hyperslab.data.catalog import Catalog
 from hyperslab.data.hdf5 import Hdf5Folder
 from hyperslab.data.keyed import KeyedFolder, Selection
 from hyperslab.data.source import Array
+from hyperslab.data.stamp import check
 from hyperslab.errors import DataError, HyperslabError
+
+T = TypeVar("T")
 
 
 class MpioFolder(Hdf5Folder):
     """The HDF5 files of a catalogue, opened on the communicator of this rank's replica.
 
-    No file stays open, for to close one is collective too, and a rank that fails could not.
+    No file stays open, for to close one is collective too, and a rank that has left after an error
+    of its own, such as NaN in its box, does not take part any more.
     """
 
     collective = True
@@ -38,12 +42,12 @@ class MpioFolder(Hdf5Folder):
     def _load(self, sample: int, *what: Any) -> Array:
         """What is selected of a data set.
 
-        Distribution scheme: 1. all ranks of the replica agree that each can reach the file; 2. they
-        open it and agree that it is as it was; 3. one collective transfer; 4. they close it; 5.
-        they agree that all went well.
+        Distribution scheme: 1. the ranks of the replica agree that each sees the file as it was;
+        2. they open it and agree that it holds what it should; 3. one collective transfer; 4. they
+        close it; 5. they agree that all went well, and that the file is still as it was.
         """
-        path = Path(self.where(sample))
-        self._agree(sample, path.stat)
+        path, stamp = Path(self.where(sample)), self.catalog.stamps[self.catalog.files[sample]]
+        self._agree(lambda: check(path, self.names[sample], stamp))
 
         def read() -> Array:
             try:
@@ -51,10 +55,10 @@ class MpioFolder(Hdf5Folder):
             finally:
                 self.close()
 
-        return cast(Array, self._agree(sample, read))
+        return self._agree(read)
 
     def _dataset(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
-        return self._agree(sample, lambda: KeyedFolder._dataset(self, sample, key, shape, dtype))
+        return self._agree(lambda: KeyedFolder._dataset(self, sample, key, shape, dtype))
 
     def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
         with dataset.collective:
@@ -69,23 +73,25 @@ class MpioFolder(Hdf5Folder):
         while self._open:
             self._open.popitem()[1].close()
 
-    def _agree(self, sample: int, attempt: Callable[[], Any]) -> Any:
+    def _agree(self, attempt: Callable[[], T]) -> T:
         """What ``attempt`` returns, if it succeeds on all ranks of the replica.
 
         Raises:
-            DataError: on all of them, with the words of the first that failed.
+            DataError: on all of them, in the words of the first that failed, which is named if
+                others did not.
         """
-        result, failed = None, ""
+        problem: Exception | None = None
         try:
             result = attempt()
-        except (OSError, RuntimeError, KeyError, ValueError, DataError) as error:
-            failed = str(error) or type(error).__name__
-        said = self.communicator.allgather(failed)
-        words = next((words for words in said if words), "")
-        if not words:
+        except Exception as error:  # whatever it is, the others wait to hear of it
+            problem = error
+        rank = library.mpi().COMM_WORLD.Get_rank()
+        said = self.communicator.allgather((rank, problem and (str(problem) or repr(problem))))
+        failed = [(rank, words) for rank, words in said if words]
+        if not failed:
             return result
-        where = self.where(sample)
-        raise DataError(words if words.startswith(where) else f"{where}: {words}")
+        rank, words = failed[0]
+        raise DataError(words if len(failed) == len(said) else f"{words}\n    (rank {rank})")
 
 
 def replica_of(grid: Grid) -> Any:
@@ -95,6 +101,10 @@ def replica_of(grid: Grid) -> Any:
         HyperslabError: mpi4py is missing, h5py is built without MPI, or the ranks of the grid are
             not those of MPI.
     """
+    return grid.remember("replica of MPI", lambda: _split(grid))
+
+
+def _split(grid: Grid) -> Any:
     mpi = library.mpi()
     if not h5py.get_config().mpi:
         raise HyperslabError(
@@ -103,9 +113,11 @@ def replica_of(grid: Grid) -> Any:
             "every rank then reads by itself"
         )
     world = mpi.COMM_WORLD
-    if (world.Get_size(), world.Get_rank()) != (grid.size, grid.rank):
+    ours, theirs = (grid.rank, grid.size), (world.Get_rank(), world.Get_size())
+    if not all(world.allgather(ours == theirs)):
         raise HyperslabError(
-            f'driver="mpio": this is rank {grid.rank} of {grid.size} but {world.Get_rank()} of '
-            f"{world.Get_size()} for MPI\n    start the ranks with mpirun -n {grid.size}"
+            f'driver="mpio" needs MPI and torch to number the ranks alike: here, torch\'s rank '
+            f"{ours[0]} of {ours[1]} is MPI's {theirs[0]} of {theirs[1]}\n    start the ranks with "
+            f"mpirun -n {grid.size}, and leave RANK and WORLD_SIZE to it"
         )
     return world.Split(color=grid.coords["data"], key=grid.rank)
