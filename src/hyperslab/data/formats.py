@@ -92,8 +92,8 @@ def _together(source: Source, grid: Grid, driver: str) -> Source:
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
     if not isinstance(source, Hdf5Folder):
         raise DataError(
-            f"{source.where(0)}: {driver=} is for HDF5 files\n    hyperslab convert makes such of others; "
-            "without the driver every rank reads by itself"
+            f"{source.where(0)}: {driver=} is for HDF5 files\n    hyperslab convert makes such of "
+            "others; without the driver every rank reads by itself"
         )
     return MpioFolder(source.catalog, replica_of(grid))
 
