@@ -75,3 +75,20 @@ def test_a_failing_staging_folder_fails_everywhere(tmp_path: Path) -> None:
     words = run_ranks(2, opening, 0, {"mode": "store", "budget": 0, "staging": tmp_path})
     assert words[1] == f"rank 0 says: {words[0]}"
     assert words[0].startswith(f"staging folder {tmp_path}/file: ")
+
+
+@pytest.mark.parametrize("what", ["seed", "batch_size", "mode", "samples"])
+def test_ranks_that_open_differently_are_refused(what: str) -> None:
+    for words in run_ranks(3, differing, what):
+        assert words.startswith(f"the ranks open this data set with different {what}; give")
+
+
+def differing(what: str) -> str:
+    """One rank opens otherwise."""
+    grid = hs.Grid(depth=3)
+    odd = grid.rank == 1
+    how = {"batch_size": 1 + (what == "batch_size" and odd), "seed": int(what == "seed" and odd)}
+    mode = "store" if what == "mode" and odd else "direct"
+    with pytest.raises(hs.DataError) as error:
+        open(Numbered(5 if what == "samples" and odd else 4), grid, split="all", mode=mode, **how)
+    return str(error.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -111,6 +112,17 @@ def open(
             from_main(grid, lambda: refuse.check(kept))
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
+    _check_alike(
+        grid,
+        samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
+        batch_size=batch_size,
+        split=(split, tuple(fractions)),
+        seed=seed,
+        shuffle=shuffle,
+        transform=(transform, window, dtype),
+        augment=augment,
+        mode=(mode, budget, staging is None, on_error),
+    )
     _check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
     chosen = transform_of(source.classes, transform, window)
@@ -184,6 +196,20 @@ def _schedule(
     return Schedule(
         tuple(samples), batch_size, seed, which == "train" if shuffle is None else shuffle
     )
+
+
+def _check_alike(grid: Grid, **arguments: object) -> None:
+    """Refuse a seed of each rank's own, say: it would mix boxes of different samples."""
+    differ = [
+        name
+        for name, value in arguments.items()
+        if not grid.agree(zlib.crc32(repr(value).encode()))
+    ]
+    if differ:
+        raise DataError(
+            f"the ranks open this data set with different {', '.join(differ)}; give every rank the "
+            "same arguments"
+        )
 
 
 def _check_cut(source: Source, grid: Grid, batch_size: int) -> None:
