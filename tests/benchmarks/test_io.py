@@ -1,0 +1,32 @@
+"""What a rank reads of a sample is its box, whoever counts, and not a hundredth more."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from reading import CUTS, read_bytes
+from volumes import KINDS, make
+
+from tests.ranks import run_ranks
+
+SIDE = 128  # smaller files have relatively more of an index
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("universes")
+    for kind in KINDS:
+        make(folder, SIDE, kind, 1)
+    return folder
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_reads_its_box(folder: Path, kind: str, cut: dict[str, int]) -> None:
+    size = SIDE**3 * 4 * 2 // math.prod(cut.values())
+    for rank in run_ranks(math.prod(cut.values()), read_bytes, str(folder / f"{SIDE}-{kind}"), cut):
+        assert rank["box"] == rank["program"] == size
+        over = 2 if kind == "plain" and "width" in cut else 1  # whole rows where nothing is chunked
+        assert size <= rank["system"] <= 1.01 * over * size
