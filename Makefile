@@ -33,7 +33,7 @@ HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet test test-mpi soak lint docs bench clean
+.PHONY: setup demo demo-unet test setup-mpi test-mpi soak lint docs bench clean
 
 setup: $(ready)
 
@@ -62,22 +62,27 @@ demo-unet: $(ready)
 test: $(ready)
 	$(bin)/python -m pytest
 
+setup-mpi: $(mpi_ready)
+
 # Everything but h5py and mpi4py is that of $(VENV). Without optimisation h5py is built in a minute.
 $(mpi_ready): $(ready)
-	command -v mpicc mpirun
-	test -d $(HDF5_DIR)
-	$(bin)/python -m venv --clear $(MPI_VENV)
+	@command -v mpicc mpirun && test -d $(HDF5_DIR) || \
+		{ echo "needs mpicc, mpirun and the parallel HDF5 in HDF5_DIR=$(HDF5_DIR)"; exit 1; }
+	$(bin)/python -m venv --clear --without-pip $(MPI_VENV)
 	$(bin)/python -c 'import site; print(site.getsitepackages()[0])' > $(MPI_VENV)/base.pth
 	echo $(CURDIR)/src >> $(MPI_VENV)/base.pth
 	mv $(MPI_VENV)/base.pth $$($(mpi)/python -c 'import site; print(site.getsitepackages()[0])')
 	$(mpi)/python -m pip install --quiet --ignore-installed --no-deps "mpi4py>=4,<5" cython pkgconfig
 	CC=mpicc CFLAGS="-O0 -w" HDF5_MPI=ON HDF5_DIR=$(HDF5_DIR) $(mpi)/python -m pip install --quiet \
-		--no-build-isolation --no-deps --ignore-installed --no-binary=h5py "h5py>=3.10,<4"
+		--no-cache-dir --no-build-isolation --no-deps --ignore-installed --no-binary=h5py "h5py>=3.10,<4"
 	touch $@
 
+test-mpi: export OMP_NUM_THREADS = 1
+test-mpi: export OMPI_ALLOW_RUN_AS_ROOT = 1
+test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 test-mpi: $(mpi_ready)
-	OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-		mpirun -n $(MPI_RANKS) --oversubscribe $(mpi)/python -m tests.mpi.collective
+	mpirun -n $(MPI_RANKS) --oversubscribe $(mpi)/python -m mpi4py -m tests.mpi.collective
+	$(mpi)/python -m tests.mpi.command
 
 soak: $(ready)
 	OMP_NUM_THREADS=1 $(bin)/python -m tests.data.soak --minutes $(MINUTES) --ranks $(RANKS)

@@ -1,14 +1,18 @@
 """Collective reads on four ranks of MPI: `make test-mpi` (tier: MPI; pytest does not collect it).
 
-Files are written by h5py alone, what is read is compared with numpy arrays.
+Files are written by h5py alone, what is read is compared with numpy arrays, and HDF5 is asked
+whether the transfer was collective.
 """
 
 from __future__ import annotations
 
-import sys
+import ctypes
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -18,6 +22,7 @@ from mpi4py import MPI
 
 import hyperslab as hs
 from hyperslab.data import mpio
+from tests.mpi.files import LAYOUTS, public, volume
 
 WORLD = MPI.COMM_WORLD
 COUNT = 5
@@ -28,116 +33,163 @@ GRIDS = [
     {"depth": 4},
     {"data": 4},
 ]
+COLLECTIVE = (2, 4)
+"""H5D_MPIO_CHUNK_COLLECTIVE and H5D_MPIO_CONTIGUOUS_COLLECTIVE of HDF5's H5Ppublic.h."""
+
+Spoil = Callable[[Path], None]
 
 
-def volume(seed: int) -> Any:
-    """(C, D, H, W)"""
-    return np.random.default_rng(seed).poisson(1.0, (4, 7, 7, 7)).astype("int16")
+def say(words: str) -> None:
+    if WORLD.rank == 0:
+        print(words, flush=True)
 
 
-def unit(seed: int) -> Any:
-    return np.random.default_rng(1000 + seed).uniform(-1, 1, 4)
-
-
-def public(path: Path, seed: int) -> None:
-    with h5py.File(path.with_suffix(".hdf5"), "w") as file:
-        file["full"], file["unitPar"] = np.moveaxis(volume(seed), 0, -1), unit(seed)
-
-
-def benchmark(path: Path, seed: int) -> None:
-    with h5py.File(path.with_suffix(".h5"), "w") as file:
-        x = np.moveaxis(volume(seed), 0, -1)
-        file.create_dataset("x", data=x, chunks=(4, 3, 7, 4), compression="gzip")
-        file["y"] = unit(seed)
-
-
-def lbann(path: Path, seed: int) -> None:
-    with h5py.File(path.with_name(f"{path.name}_0_0_0.hdf5"), "w") as file:
-        file["full"], file["unitPar"] = volume(seed).transpose(0, 3, 2, 1), unit(seed)
-
-
-def scans(path: Path, seed: int) -> None:
-    with h5py.File(path.with_suffix(".hdf5"), "w") as file:
-        file["volume"], file["segmentation"] = volume(seed), volume(seed)[:1] % 3
-
-
-LAYOUTS: dict[str, Callable[[Path, int], None]] = {
-    "public": public,
-    "benchmark, gzip": benchmark,
-    "LBANN": lbann,
-    "scans": scans,
-}
-
-
-def folder_of(write: Callable[[Path, int], None]) -> Path:
+@contextmanager
+def folder_of(write: Callable[[Path, int], None]) -> Iterator[Path]:
     """A folder that the first rank makes and all know."""
     folder = Path(WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else None))
     if WORLD.rank == 0:
         for seed in range(COUNT):
             write(folder / f"u{seed}", seed)
     WORLD.barrier()
-    return folder
+    yield folder
+    WORLD.barrier()
+    if WORLD.rank == 0:
+        shutil.rmtree(folder)
+
+
+def mode_of(dataset: Any) -> int:
+    """How HDF5 has done the last transfer; h5py has no name for the function."""
+    ask = ctypes.CDLL(h5py.h5p.__file__).H5Pget_mpio_actual_io_mode
+    ask.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_int)]
+    mode = ctypes.c_int(-1)
+    assert ask(dataset._dxpl.id, ctypes.byref(mode)) >= 0
+    return mode.value
+
+
+@contextmanager
+def fetching(instead: Callable[..., Any]) -> Iterator[None]:
+    """Call ``instead`` with the ordinary function and its arguments."""
+    fetch = mpio.MpioFolder._fetch
+    mpio.MpioFolder._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        mpio.MpioFolder._fetch = fetch  # type: ignore[method-assign]
 
 
 def check_bytes(folder: Path, extents: dict[str, int], mode: str) -> int:
     """Two epochs; returns the collective transfers of this rank."""
-    transfers = 0
-    fetch = mpio.MpioFolder._fetch
+    modes: list[int] = []
 
-    def counted(self: mpio.MpioFolder, dataset: Any, *what: Any) -> Any:
-        nonlocal transfers
-        transfers += dataset.file.driver == "mpio"
-        return fetch(self, dataset, *what)
+    def watched(fetch: Callable[..., Any], source: Any, dataset: Any, *what: Any) -> Any:
+        assert dataset.file.driver == "mpio"
+        values = fetch(source, dataset, *what)
+        modes.append(mode_of(dataset))
+        return values
 
-    mpio.MpioFolder._fetch = counted  # type: ignore[method-assign]
     how: Any = {"batch_size": 3, "split": "all", "shuffle": True, "transform": None}
-    try:
-        with hs.open(folder, hs.Grid(**extents), driver="mpio", mode=mode, **how) as data:
-            for epoch in range(2):
-                for x, y in data.epoch(epoch):
-                    expected = np.stack([volume(seed) for seed in data.shown])
-                    np.testing.assert_array_equal(x.full().numpy(), expected)
-                    if data.classes:
-                        np.testing.assert_array_equal(y.full().numpy(), expected[:, 0] % 3)
-    finally:
-        mpio.MpioFolder._fetch = fetch  # type: ignore[method-assign]
-    return transfers
+    data = hs.open(folder, hs.Grid(**extents), driver="mpio", mode=mode, **how)
+    with fetching(watched), data:
+        for epoch in range(2):
+            for x, y in data.epoch(epoch):
+                expected = np.stack([volume(seed) for seed in data.shown])
+                np.testing.assert_array_equal(x.full().numpy(), expected)
+                if data.classes:
+                    np.testing.assert_array_equal(y.full().numpy(), expected[:, 0] % 3)
+    assert {*modes} <= {*COLLECTIVE}
+    return len(modes)
 
 
-def check_failure(folder: Path, spoil: Callable[[Path], None], words: str) -> None:
+def check_augmented(folder: Path) -> None:
+    """Flips and turns change the boxes; the same ones are read with and without MPI."""
+    grid = hs.Grid(depth=2, width=2)
+    how: Any = {"batch_size": 2, "split": "all", "augment": True, "shuffle": True}
+    with hs.open(folder, grid, driver="mpio", **how) as ours, hs.open(folder, grid, **how) as plain:
+        for (x, y), (other, targets) in zip(ours.epoch(3), plain.epoch(3), strict=True):
+            assert x.local.numpy().tobytes() == other.local.numpy().tobytes()
+            assert y.full().tolist() == targets.full().tolist()
+
+
+def check_failure(folder: Path, spoil: Spoil, words: str, before: tuple[int, ...]) -> None:
     """One file is spoilt after the folder was scanned: all ranks get an error that names it."""
     data = hs.open(folder, hs.Grid(depth=2, height=2), batch_size=1, split="all", driver="mpio")
-    victim = folder / "u3.hdf5"
     WORLD.barrier()
     if WORLD.rank == 1:
-        spoil(victim)
+        spoil(folder / "u3.hdf5")
     WORLD.barrier()
-    seen = []
-    with pytest.raises(hs.DataError, match=rf"u3\.hdf5.*{words}"):
-        seen.extend(data.shown for _ in data.epoch(0))
-    assert seen == [(0,), (1,), (2,)]
-    WORLD.barrier()
+    seen: list[int] = []
+    with pytest.raises(hs.DataError, match=rf"(?s)u3\.hdf5.*{words}"):
+        seen.extend(sample for _ in data.epoch(0) for sample in data.shown)
+    assert tuple(seen) == before
+    data.close()
 
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-700])
 
 
+def damage(path: Path) -> None:
+    """The first two planes: of one rank's chunks some cannot be unpacked. Size and time stay."""
+    with h5py.File(path) as file:
+        chunk = file["full"].id.get_chunk_info(0)
+    with path.open("r+b") as file:
+        file.seek(chunk.byte_offset)
+        file.write(b"\xff" * chunk.size)
+
+
+def chunked(path: Path, seed: int) -> None:
+    public(path, seed, chunks=(1, 7, 7, 4), compression="gzip")
+    if seed == 3:
+        damage(path.with_suffix(".hdf5"))
+
+
+def check_lonely_failure(folder: Path) -> None:
+    """What only one rank runs into is an error on all, which names that rank."""
+
+    def failing(fetch: Callable[..., Any], *what: Any) -> Any:
+        if WORLD.rank == 2:
+            what[1].file["full"]  # it takes part up to here
+            raise MemoryError("no room for the box")
+        with what[1].collective:
+            return None
+
+    with (
+        hs.open(folder, hs.Grid(depth=4), batch_size=1, split="all", driver="mpio") as data,
+        fetching(failing),
+        pytest.raises(hs.DataError, match=r"(?s)no room for the box.*\(rank 2\)"),
+    ):
+        next(data.epoch(0))
+
+
+def check_numbering() -> None:
+    """Torch's ranks 0 and 1 are MPI's 1 and 0: all ranks are told, and none waits for another."""
+    rank = [1, 0, 2, 3][WORLD.rank]
+    grid: Any = SimpleNamespace(rank=rank, size=4, coords={"data": 0}, remember=lambda _, f: f())
+    with pytest.raises(hs.HyperslabError, match=rf"torch's rank {rank} of 4 is MPI's {WORLD.rank}"):
+        mpio.replica_of(grid)
+
+
 def main() -> None:
     assert WORLD.size == 4, "start it with mpirun -n 4"
     for name, write in LAYOUTS.items():
-        folder = folder_of(write)
-        for extents in GRIDS:
-            for mode in ("direct", "store"):
-                transfers = check_bytes(folder, extents, mode)
-                assert transfers > 0
-                if WORLD.rank == 0:
-                    print(f"{name} on {extents}, {mode}: equal, {transfers} collective reads")
-    check_failure(folder_of(public), Path.unlink, "No such file")
-    check_failure(folder_of(public), truncate, "")
-    if WORLD.rank == 0:
-        print("a file that vanished and one that was cut short: named on all ranks")
-    sys.stdout.flush()
+        with folder_of(write) as folder:
+            for extents in GRIDS:
+                for mode in ("direct", "store"):
+                    transfers = check_bytes(folder, extents, mode)
+                    assert transfers > 0
+                    say(f"{name} on {extents}, {mode}: equal, {transfers} collective transfers")
+    with folder_of(public) as folder:
+        check_augmented(folder)
+        check_lonely_failure(folder)
+        check_numbering()
+    say("augmented as without MPI; an error of one rank is one of all")
+    for spoil, words in ((Path.unlink, "'u3' has gone"), (truncate, "'u3' has changed")):
+        with folder_of(public) as folder:
+            check_failure(folder, spoil, words, (0, 1, 2))
+    with folder_of(chunked) as folder:
+        check_failure(folder, lambda _: None, "cannot be read as HDF5", (0, 1, 2))
+    say("a file that has gone, was cut short or damaged: named on all ranks")
 
 
 if __name__ == "__main__":
