@@ -19,7 +19,7 @@ from tests.convert.readers import READERS, tfrecord
 from tests.data.scans import labels
 from tests.data.test_formats import assembled_labels
 from tests.data.test_hdf5 import assembled
-from tests.data.universes import GRIDS, Seat, unit
+from tests.data.universes import GRIDS, Seat, counts, unit, write
 from tests.data.writers import FORMATS, N
 
 SLABS = ("hdf5", "lbann", "npy", "zarr")
@@ -150,6 +150,20 @@ def test_what_a_format_cannot_hold_is_refused(
     with pytest.raises(DataError, match=f"(?s){path}.*: {to} cannot hold {words}"):
         convert(path, tmp_path / "out", Request(to))  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "float32", ">i2", ">f4"])
+def test_storage_types(tmp_path: Path, dtype: str) -> None:
+    """They are kept, in the byte order of the machine."""
+    volume = counts(0, (2, 5, 5, 5), dtype)
+    write(tmp_path / "src/u.h5", full=volume, unitPar=np.float32([0.1, -1]))
+    for to in SLABS:
+        converted(tmp_path / "src", tmp_path / to, to)
+        name = "u_0_0_0" if to == "lbann" else "u"
+        found, target = READERS[to](tmp_path / to, name)
+        assert found.dtype == volume.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found, volume)
+        assert target.tolist() == np.float32([0.1, -1]).tolist()
 
 
 PACKED = {

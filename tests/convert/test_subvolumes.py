@@ -163,6 +163,16 @@ def test_scans(tmp_path: Path) -> None:
         assert parts.labels(sample, box).tobytes() == expected.labels(sample, box).tobytes()
 
 
+def test_parts_that_are_converted_again_stay_together(cubes: Path, tmp_path: Path) -> None:
+    split(cubes, tmp_path / "a", "tfrecord")
+    convert(tmp_path / "a", tmp_path / "b", Request("hdf5"))
+    one, other = (source_of(tmp_path / name, Seat()) for name in "ab")
+    assert list(one.names) == list(other.names)
+    for sample in range(2 * NUMBER**3):
+        cube = "ab"[sample // NUMBER**3]
+        assert one.volume(sample) == other.volume(sample) == f"{cube}/univ_ics_a1"
+
+
 def test_no_multiple(cubes: Path, tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"univ_ics_a1.hdf5 of 10 x 10 x 10 .* sub-volumes of 4"):
         convert(cubes, tmp_path / "out", Request("hdf5", width=4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -55,13 +55,14 @@ def convert(
         outcomes = [Outcome("failed", str(error)) for error in bad]
         for outcome in outcomes:
             done(outcome)
-        for outcome in _outcomes(plan, record, workers):
-            outcomes.append(outcome)
-            done(outcome)
+        with closing(_outcomes(plan, record, workers)) as others:
+            for outcome in others:
+                outcomes.append(outcome)
+                done(outcome)
     return outcomes
 
 
-def _outcomes(plan: Plan, record: Record, workers: int) -> Iterator[Outcome]:
+def _outcomes(plan: Plan, record: Record, workers: int) -> Generator[Outcome, None, None]:
     outcomes, jobs, finished = plan.jobs(record)
     yield from outcomes
     scratch = record.folder / SCRATCH

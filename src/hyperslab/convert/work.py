@@ -47,6 +47,10 @@ class Job:
     todo: Todo
     doubtful: Doubtful
 
+    @property
+    def out(self) -> Path:
+        return self.scratch.parents[1]
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -78,8 +82,8 @@ def run(job: Job) -> Done:
     except OSError as error:
         shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
         raise DataError(
-            f"{job.name}: cannot be written as {job.format}: {error.strerror or error}; finished "
-            "files are kept, run it again to go on"
+            f"{job.out}: {job.name} cannot be written as {job.format}: {error.strerror or error}; "
+            "finished files are kept, run it again to go on"
         ) from error
     finally:
         whole.close()
