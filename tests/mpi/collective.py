@@ -125,6 +125,17 @@ def check_failure(folder: Path, spoil: Spoil, words: str, before: tuple[int, ...
     data.close()
 
 
+def check_skipped(folder: Path) -> None:
+    """The same sample is left out on all ranks."""
+    how: Any = {"batch_size": 2, "split": "all", "on_error": "skip", "transform": None}
+    with hs.open(folder, hs.Grid(depth=2, height=2), driver="mpio", **how) as data:
+        WORLD.barrier()
+        if WORLD.rank == 3:
+            (folder / "u2.hdf5").unlink()
+        WORLD.barrier()
+        assert [sample for _ in data.epoch(0) for sample in data.shown] == [0, 1, 3, 4]
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-700])
 
@@ -183,7 +194,8 @@ def main() -> None:
         check_augmented(folder)
         check_lonely_failure(folder)
         check_numbering()
-    say("augmented as without MPI; an error of one rank is one of all")
+        check_skipped(folder)
+    say("augmented as without MPI; an error of one rank is one of all; a sample may be left out")
     for spoil, words in ((Path.unlink, "'u3' has gone"), (truncate, "'u3' has changed")):
         with folder_of(public) as folder:
             check_failure(folder, spoil, words, (0, 1, 2))
