@@ -132,8 +132,9 @@ def test_advice_where_the_cut_fights_the_file(tmp_path: Path) -> None:
             found[name, axis] = advice(storage, ranks, {axis: 4})
     assert found["piece", "depth"] == found["chunks", "height"] == ""
     assert "cut along depth, which is outermost" in found["piece", "width"]
-    assert "write chunks whose sides divide the shards" in found["chunks", "depth"]
-    assert "write chunks whose sides divide the shards" in found["chunks", "width"]
+    words = "write chunks whose sides divide the shards: hyperslab convert SRC OUT --cut"
+    assert f"{words} 4,1,1" in found["chunks", "depth"]
+    assert f"{words} 1,1,4" in found["chunks", "width"]
 
 
 @pytest.mark.parametrize("name", FORMATS)

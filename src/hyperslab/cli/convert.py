@@ -72,7 +72,9 @@ def _wrapped(text: str) -> str:
 def folder(
     src: Annotated[Path, typer.Argument(metavar="SRC", help="A folder that hyperslab.open takes.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; made if missing.")],
-    format: Annotated[str, typer.Option(help="To: hdf5, lbann, npy, tfrecord, zarr or nifti.")],
+    format: Annotated[
+        str, typer.Option(help="To: hdf5, lbann, npy, tfrecord, zarr or nifti.")
+    ] = "hdf5",
     cut: Annotated[
         str | None, typer.Option(help="Parts along depth, height and width: 2,2,2.")
     ] = None,

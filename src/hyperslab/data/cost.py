@@ -186,18 +186,20 @@ def advice(storage: Storage, costs: Sequence[Cost], extents: Mapping[str, int]) 
     if read <= 1.1 * wanted:
         return ""
     cut = " and ".join(axis for axis in AXES[1:] if extents.get(axis, 1) > 1)
+    parts = ",".join(str(extents.get(axis, 1)) for axis in AXES[1:])
+    command = f"hyperslab convert SRC OUT --cut {parts}"
     if storage.packed:
         return (
             "gzip has no random access: every rank unpacks the sample for its box; unpack the "
-            "files or convert them to HDF5"
+            f"files or convert them to HDF5: {command}"
         )
     if storage.chunk is not None:
         return (
             f"cuts along {cut} go through chunks, which are then read by several ranks; write "
-            "chunks whose sides divide the shards"
+            f"chunks whose sides divide the shards: {command}"
         )
     outer = {"D": "depth", "H": "height", "W": "width"}[storage.dims.replace("C", "")[0]]
     return (
         f"cutting {cut} reads whole rows of files without chunks; cut along {outer}, which is "
-        "outermost in the file, or write chunks whose sides divide the shards"
+        f"outermost in the file, or write chunks whose sides divide the shards: {command}"
     )
