@@ -99,6 +99,7 @@ docs: $(ready)
 bench: $(ready)
 	$(bin)/python benchmarks/step.py
 	$(bin)/python benchmarks/memory.py
+	$(bin)/python benchmarks/io.py --side 256
 
 clean:
 	rm -rf build $(VENV) $(MPI_VENV)
