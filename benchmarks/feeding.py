@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,31 +67,34 @@ class Fed:
     """The same samples from files (``direct``), from the store, and from the device's memory."""
 
     def __init__(self, folder: str, width: int, grid: hs.Grid) -> None:
-        def opened(mode: str) -> Dataset:
-            return hs.open(
-                folder, grid, batch_size=1, split="all", subvolume=width, mode=mode, shuffle=True
-            )
-
-        self.grid, self.direct, self.store = grid, opened("direct"), opened("store")
+        self.folder, self.width, self.grid = folder, width, grid
         self.files = sorted(Path(folder).iterdir())
-        self.epochs = 0
+        self.direct, self.store = self.opened("direct"), self.opened("store")
         self.kept = list(self.store.epoch(0))  # decoded; and the store is filled
-        self.blocks = [self._stored(sample) for sample in self.store.schedule.order(0)]
+        shown = zip(self.store.names(), self.kept, strict=True)
+        self.blocks = [self._stored(name, batch) for name, batch in shown]
 
-    def _stored(self, sample: int) -> tuple[torch.Tensor, Batch]:
+    def opened(self, mode: str) -> Dataset:
+        return hs.open(
+            self.folder, self.grid, batch_size=1, split="all", subvolume=self.width, mode=mode
+        )
+
+    def _stored(self, name: str, batch: Batch) -> tuple[torch.Tensor, Batch]:
         """This rank's box as it is stored, on the device; what it becomes."""
-        x, y = self.kept[self.store.schedule.order(0).index(sample)]
-        box = Box(x.box.lo[1:], x.box.hi[1:])
-        values = np.ascontiguousarray(self.store.source.read(sample, box))[None]
-        return torch.from_numpy(values).to(self.grid.device), (x, y)
+        source, whole = self.store.source, batch[0].box
+        box = Box(whole.lo[1:], whole.hi[1:])
+        values = np.ascontiguousarray(source.read(list(source.names).index(name), box))[None]
+        return torch.from_numpy(values).to(self.grid.device), batch
 
-    def ways(self) -> dict[str, Callable[[], Iterable[Batch]]]:
+    def ways(self) -> dict[str, Callable[[], tuple[Dataset, Iterable[Batch]]]]:
+        """What is asked for data, and the mini-batches."""
         return {
-            "device": lambda: self.kept,
-            "decoded": self._decoded,
-            "store": partial(self._epoch, self.store),
-            "direct, warm": partial(self._epoch, self.direct, warm),
-            "direct, cold": partial(self._epoch, self.direct, drop),
+            "device": lambda: (self.store, self.kept),
+            "device, decoded": lambda: (self.store, self._decoded()),
+            "store": lambda: self._epoch(self.store),
+            "store, epoch 0": lambda: self._epoch(self.opened("store"), drop),
+            "direct, cold": lambda: self._epoch(self.direct, drop),
+            "direct, warm": lambda: self._epoch(self.direct, warm),
         }
 
     def _decoded(self) -> Iterator[Batch]:
@@ -104,12 +106,11 @@ class Fed:
 
     def _epoch(
         self, data: Dataset, prepare: Callable[[list[Path]], None] | None = None
-    ) -> Iterable[Batch]:
-        self.epochs += 1
+    ) -> tuple[Dataset, Iterable[Batch]]:
         if prepare is not None and self.grid.is_main:
             prepare(self.files)
         self.grid.barrier()
-        return data.epoch(self.epochs)
+        return data, data.epoch(1)
 
 
 def feed(folder: str, width: int, turns: int) -> dict[str, Any]:
@@ -125,8 +126,10 @@ def feed(folder: str, width: int, turns: int) -> dict[str, Any]:
     for _ in range(1 + turns):
         row = {}
         for name, way in fed.ways().items():
-            data = fed.direct if name.startswith("direct") else fed.store
-            row[name] = training.timed(way(), data)
+            data, batches = way()
+            row[name] = training.timed(batches, data)
+            if data not in (fed.store, fed.direct):
+                data.close()
         assert row["store"]["program"] == 0, row["store"]
         assert row["store"]["system"] * len(fed.kept) < ASKING * grid.size, row["store"]
         rows.append(row)

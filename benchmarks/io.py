@@ -1,8 +1,8 @@
 """Reading: bytes against boxes, speed against one plain read, and training that is fed by it.
 
-    python benchmarks/io.py [--part bytes speed feed scale] [--side 256 512] [--turns 5]
-                            [--folder build/io] [--width 128] [--ranks 1 2]
-                            [--json OUT] [--plot OUT]
+    python benchmarks/io.py [--part bytes speed feed scale] [--side 256 512]
+                            [--kind chunked plain] [--turns 5] [--folder build/io]
+                            [--width 128] [--ranks 1 2] [--json OUT] [--plot OUT]
 
 Files of the public layout are made once, in chunks and in one piece.
 
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All parts that are asked for, printed as they come."""
     results: dict[str, Any] = {}
     for side in options.side if {"bytes", "speed"} & {*options.part} else ():
-        for kind in KINDS:
+        for kind in options.kind:
             title = f"{side}-{kind}"
             folder = make(options.folder, side, kind, SAMPLES)
             results[title] = {}
@@ -144,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--side", type=int, nargs="+", default=[256, 512], help="voxels")
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS), help="of files")
     parser.add_argument("--turns", type=int, default=5, help="of each way of reading")
     parser.add_argument("--folder", type=Path, default=Path("build/io"), help="for the files")
     parser.add_argument("--width", type=int, default=128, help="of CosmoFlow")
