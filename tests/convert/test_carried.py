@@ -12,6 +12,7 @@ import zarr
 
 from hyperslab.convert import Request, convert
 from hyperslab.data.formats import source_of
+from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 from tests.data.scans import CLASSES, scan
 from tests.data.universes import CENTRE, NAMES, Seat, counts, public, unit
@@ -138,3 +139,6 @@ def test_the_channels_of_what_is_no_cube(tmp_path: Path) -> None:
             found = source_of(tmp_path / f"{shape} {format}", Seat(), told)  # type: ignore[arg-type]
             assert found.shape == shape
             assert found.read(0, Box.whole(shape)).tobytes() == volume.tobytes()
+    for format, wrong in (("hdf5", "first"), ("zarr", "first"), ("lbann", "last")):
+        with pytest.raises(DataError, match=f'says that its channels come .*do not say "{wrong}"'):
+            source_of(tmp_path / f"(3, 5, 6, 7) {format}", Seat(), wrong)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ class NpyTarget(Target):
         with path.open("wb") as file:
             _write_header(file, stored, part.source.dtype)
             start = file.tell()
-            layer = int(np.prod(plane)) * part.source.dtype.itemsize
+            layer = math.prod(plane) * part.source.dtype.itemsize
             for lo, slab in part.values():
                 if order == "last":
                     file.seek(start + lo * layer * channels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from hyperslab.data.records import masked
 from hyperslab.data.source import Array, Source
 from hyperslab.data.subvolumes import Subvolumes
 from hyperslab.data.tfrecord import CHANNELS
+
+LONGEST = 2**31
+"""A protocol buffer is shorter [B]."""
 
 
 class TfRecordTarget(Target):
@@ -36,6 +40,8 @@ class TfRecordTarget(Target):
         if channels != CHANNELS or len(set(extents)) > 1:
             words = " x ".join(map(str, source.shape))
             return f"{words} (C x D x H x W) voxels (MLPerf's are cubes of {CHANNELS} channels)"
+        if 2 * math.prod(source.shape) >= LONGEST:
+            return "samples of 2 GiB and more"
         return ""
 
     def names(self, source: Source, root: str) -> Sequence[str]:
@@ -56,7 +62,7 @@ class TfRecordTarget(Target):
     def write(self, folder: Path, name: str, part: Part) -> None:
         path = folder / f"{name}.tfrecord"
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = 2 * int(np.prod(part.source.shape))
+        size = 2 * math.prod(part.source.shape)
         x = _head(b"x", size, 1)
         y = np.asarray(part.source.target(part.sample), "<f4").tobytes()
         y = _head(b"y", len(y), 2) + y

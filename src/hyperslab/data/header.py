@@ -115,7 +115,10 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
             return Header(_labelled(path, file, channels), (), None)
         unit = _vector(path, target, file[target])
         redshifts = file["redshifts"].size if "redshifts" in file else -1
-        order = channels or _said(file) or channel_order(path, volume.shape, redshifts)
+        said = _said(file)
+        if channels and said and channels != said:
+            raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
+        order = channels or said or channel_order(path, volume.shape, redshifts)
         return Header(
             Layout(
                 key,
