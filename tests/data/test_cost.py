@@ -54,7 +54,7 @@ def array(order: str) -> Callable[[Path], None]:
 
 
 def record(folder: Path) -> None:
-    volume = counts(0, (64, 64, 64, 4)).tobytes()
+    volume = counts(0, (32, 32, 32, 4)).tobytes()
     mlperf(folder / "u.tfrecord", 0, x=volume)
 
 
