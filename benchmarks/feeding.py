@@ -16,7 +16,7 @@ from volumes import disk_bytes, drop, warm
 
 import hyperslab as hs
 from hyperslab.data import Dataset, os_bytes_read
-from hyperslab.data.decode import decode
+from hyperslab.data.transforms import decode
 from hyperslab.geometry import Box
 
 Batch = tuple[hs.Sharded, hs.Sharded]

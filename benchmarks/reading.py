@@ -16,9 +16,9 @@ from volumes import disk_bytes, drop, warm
 
 import hyperslab as hs
 from hyperslab.data import Source, os_bytes_read
-from hyperslab.data.cost import boxes
 from hyperslab.data.reader import Reader
-from hyperslab.data.source import Array
+from hyperslab.formats.io_cost import boxes
+from hyperslab.formats.source import Array
 from hyperslab.geometry import Box
 
 SAMPLES = 2

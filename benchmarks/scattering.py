@@ -15,8 +15,8 @@ from volumes import drop
 
 import hyperslab as hs
 from hyperslab.data import Source
-from hyperslab.data.cost import boxes
-from hyperslab.data.source import Array
+from hyperslab.formats.io_cost import boxes
+from hyperslab.formats.source import Array
 from hyperslab.geometry import Box
 
 

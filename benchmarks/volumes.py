@@ -9,8 +9,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hyperslab.universe.files import PARTIAL, chunk_side, path_of
 from hyperslab.universe.parameters import NAMES
+from hyperslab.universe.universe_file import PARTIAL, chunk_side, path_of
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 KINDS = ("chunked", "plain")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.overrides import get_overridable_functions
 
 import hyperslab  # noqa: F401  (registers the rules)
-from hyperslab.tensor.registry import RULES, Rule, op_name
+from hyperslab.tensor.dispatch import RULES, Rule, op_name
 
 PAGE = Path(__file__).with_suffix(".md")
 TORCH = ".".join(torch.__version__.split(".")[:2])

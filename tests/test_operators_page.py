@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hyperslab as hs
-from hyperslab.tensor.registry import RULES, Rule
+from hyperslab.tensor.dispatch import RULES, Rule
 
 ROOT = Path(__file__).parent.parent
 WRITER = runpy.run_path(str(ROOT / "docs" / "operators.py"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hyperslab import losses, models
+from hyperslab.checkpoint.save_load import load, save
 from hyperslab.comm import Grid
 from hyperslab.data import Source, open
 from hyperslab.errors import (
@@ -13,9 +14,8 @@ from hyperslab.errors import (
     RecipeError,
     UnsupportedOp,
 )
-from hyperslab.nn import parallelize
+from hyperslab.parallel import parallelize
 from hyperslab.tensor import Sharded, gather, register, shard
-from hyperslab.train.checkpoint import load, save
 
 __all__ = [
     "CommError",

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import DataError
-from tests.data.universes import folder
-from tests.data.writers import FORMATS, niftis
+from tests.formats.universes import folder
+from tests.formats.writers import FORMATS, niftis
 
 
 def run(*arguments: str | Path) -> Result:

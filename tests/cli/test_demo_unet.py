@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from hyperslab.ct import convert, find, make_phantoms
+from hyperslab.evaluate.evaluate import evaluate
+from hyperslab.evaluate.segmentation import ClassEvaluation
 from hyperslab.predict import predict
+from hyperslab.recipe.load import load_recipe
 from hyperslab.report import write_report
-from hyperslab.train.evaluate import evaluate
-from hyperslab.train.recipe import load_recipe
 from hyperslab.train.run import train
-from hyperslab.train.segmentation import ClassEvaluation
 from tests.ct.scans import nib
 from tests.ranks import run_ranks
 

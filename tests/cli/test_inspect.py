@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from tests.data.writers import FORMATS
+from tests.formats.writers import FORMATS
 
 
 def run(*arguments: str) -> Result:

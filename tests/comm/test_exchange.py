@@ -14,7 +14,7 @@ import hyperslab as hs
 from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.geometry import Cover, Cut, Partition
-from tests.nn.serial import AXES, RANKS, draw_examples, grids
+from tests.ops.serial import AXES, RANKS, draw_examples, grids
 from tests.ranks import run_ranks
 
 

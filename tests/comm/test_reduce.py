@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
-from hyperslab.comm.reduce import stack_ranks
+from hyperslab.comm.collectives import stack_ranks
 from tests.ranks import run_ranks
 
 GRIDS = [{"depth": 3}, {"data": 2, "depth": 2}, {"data": 2, "depth": 3}, {"depth": 2, "height": 4}]

@@ -12,16 +12,17 @@ import torch
 import torch.distributed as dist
 
 import hyperslab as hs
-from hyperslab.comm import segment, shared_memory
-from hyperslab.comm.segment import FOLDER
-from hyperslab.comm.shared import LARGEST, SMALL, Shared
+from hyperslab.comm import shared_channels
+from hyperslab.comm.shared_memory import segment
+from hyperslab.comm.shared_memory.channels import LARGEST, SMALL, Shared
+from hyperslab.comm.shared_memory.segment import FOLDER
 from tests.ranks import RankError, close_pool, run_ranks
 
 
 def connected() -> Shared:
     """What the ranks share once they have a grid."""
     hs.Grid(data=dist.get_world_size())
-    shared = shared_memory()
+    shared = shared_channels()
     assert shared is not None
     return shared
 
@@ -128,7 +129,7 @@ def connected_quietly() -> None:
 def large_message() -> None:
     """More than a slot holds goes through the process group."""
     grid = hs.Grid(depth=2)
-    shared = shared_memory()
+    shared = shared_channels()
     assert shared is not None
     x = torch.arange(2 * 3 * 600_000, dtype=torch.float32).view(1, 3, 2, 600_000, 1)
     assert not shared.fits(x[:, :, :1])
@@ -145,7 +146,7 @@ def without_memory() -> bool:
     try:
         grid = hs.Grid(depth=2)
         x = torch.randn(1, 2, 5, 3, 3)
-        return shared_memory() is None and torch.equal(hs.shard(x, grid).full(), x)
+        return shared_channels() is None and torch.equal(hs.shard(x, grid).full(), x)
     finally:
         segment.FOLDER = FOLDER
 

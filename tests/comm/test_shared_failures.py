@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm import segment, shared_memory
+from hyperslab.comm import shared_channels
 from hyperslab.comm.exchange import Pending
+from hyperslab.comm.shared_memory import segment
 from hyperslab.errors import CommError
 from tests.comm.test_shared import connected, files
 from tests.ranks import RankError, close_pool, run_ranks
@@ -135,7 +136,7 @@ def come_late() -> list[str]:
     if dist.get_rank() == 1:
         time.sleep(0.5)
         found = files()
-    assert shared_memory() is None
+    assert shared_channels() is None
     connected()
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from tests.data.writers import example, record
+from tests.formats.writers import example, record
 
 Found = tuple[NDArray[Any], NDArray[Any]]
 """A volume (C, D, H, W), and its targets (P,) or labels (D, H, W)."""

@@ -12,14 +12,14 @@ import h5py
 import numpy as np
 import pytest
 
-import hyperslab.convert.work as work
+import hyperslab.convert.worker as work
 from hyperslab.convert import Outcome, Request, convert
-from hyperslab.data.formats import source_of
 from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
-from tests.data.scans import folder as scans_folder
-from tests.data.universes import Seat, counts, folder, public
-from tests.data.writers import FORMATS
+from tests.formats.scans import folder as scans_folder
+from tests.formats.universes import Seat, counts, folder, public
+from tests.formats.writers import FORMATS
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,12 +11,12 @@ import pytest
 import zarr
 
 from hyperslab.convert import Request, convert
-from hyperslab.data.formats import source_of
 from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
-from tests.data.scans import CLASSES, scan
-from tests.data.universes import CENTRE, NAMES, Seat, counts, public, unit
-from tests.data.writers import FORMATS
+from tests.formats.scans import CLASSES, scan
+from tests.formats.universes import CENTRE, NAMES, Seat, counts, public, unit
+from tests.formats.writers import FORMATS
 
 ATTRIBUTES = {"seed": 7, "box_size": 128.5, "words": "of a run", "list": np.array([1, 2, 3])}
 

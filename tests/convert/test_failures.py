@@ -14,12 +14,12 @@ import h5py
 import numpy as np
 import pytest
 
-import hyperslab.convert.work as work
+import hyperslab.convert.worker as work
 from hyperslab.convert import Outcome, Request, convert
-from hyperslab.data.formats import source_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
-from tests.data.scans import folder as scans_folder
-from tests.data.universes import Seat, counts, folder, public
+from hyperslab.formats.registry import source_of
+from tests.formats.scans import folder as scans_folder
+from tests.formats.universes import Seat, counts, folder, public
 from tests.universe.test_files import full_disk
 
 ROOT = Path(__file__).parents[2]

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from hyperslab.convert import Request, convert
-from hyperslab.data.formats import source_of
-from hyperslab.data.source import Source
 from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
+from hyperslab.formats.source import Source
 from hyperslab.geometry import Box
 from tests.convert.readers import READERS, tfrecord
-from tests.data.scans import labels
-from tests.data.test_formats import assembled_labels
-from tests.data.test_hdf5 import assembled
-from tests.data.universes import GRIDS, Seat, counts, unit, write
-from tests.data.writers import FORMATS, N
+from tests.formats.keyed.test_hdf5 import assembled
+from tests.formats.scans import labels
+from tests.formats.test_formats import assembled_labels
+from tests.formats.universes import GRIDS, Seat, counts, unit, write
+from tests.formats.writers import FORMATS, N
 
 SLABS = ("hdf5", "lbann", "npy", "zarr")
 CUBES = (*SLABS, "tfrecord")
@@ -228,7 +228,7 @@ def test_a_scan_keeps_its_place_by_way_of_hdf5(written: Any, tmp_path: Path) -> 
 
 
 def test_the_decathlons_names(tmp_path: Path) -> None:
-    from tests.data.writers import niftis
+    from tests.formats.writers import niftis
 
     niftis(".nii", True)(tmp_path / "msd")
     converted(tmp_path / "msd", tmp_path / "a", "hdf5")

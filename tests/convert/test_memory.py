@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.data.universes import unit
+from tests.formats.universes import unit
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 
 from hyperslab.convert import Outcome, Request, convert
-from hyperslab.data.formats import source_of
 from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
-from tests.data.universes import Seat, counts, folder, unit
-from tests.data.writers import npy
+from tests.formats.universes import Seat, counts, folder, unit
+from tests.formats.writers import npy
 
 ROOT = Path(__file__).parents[2]
 N = 4

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from hyperslab.convert import Request, convert
 from hyperslab.data import Subvolumes, open
-from hyperslab.data.formats import source_of
 from hyperslab.errors import DataError, LayoutError
+from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.convert.readers import tfrecord
-from tests.data import scans
-from tests.data.universes import NAMES, Seat, counts, public, unit
+from tests.formats import scans
+from tests.formats.universes import NAMES, Seat, counts, public, unit
 
 WIDE, WIDTH = 10, 5
 NUMBER = WIDE // WIDTH

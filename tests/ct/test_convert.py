@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from hyperslab import Grid, open
-from hyperslab.ct import Outcome, convert, files, find, lattice, nifti
+from hyperslab.ct import Outcome, convert, find, scan_file
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import DataError, HyperslabError
+from hyperslab.formats.nifti import image as nifti
+from hyperslab.formats.nifti import lattice
 from tests.ct.scans import affine_of, classes, numbers, write
 from tests.universe.test_files import full_disk
 
@@ -49,7 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(files).failed == 0
+    assert doctest.testmod(scan_file).failed == 0
 
 
 def test_what_is_in_a_file(source: Path, tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def die(*_: Any) -> None:
 def test_a_worker_that_dies_is_said(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["hyperslab.ct.convert"], "_convert", die)
+    monkeypatch.setattr(sys.modules["hyperslab.ct.import_scans"], "_convert", die)
     with pytest.raises(HyperslabError, match=r"a worker died.*fewer workers"):
         run(source, tmp_path, workers=2)
 
@@ -212,7 +214,7 @@ from pathlib import Path
 from hyperslab.ct import convert, find
 from tests.ct.test_convert import wait
 
-sys.modules["hyperslab.ct.convert"]._convert = wait
+sys.modules["hyperslab.ct.import_scans"]._convert = wait
 convert(find(Path(sys.argv[1])), Path(sys.argv[2]), shape=(2, 2, 2), workers=2)
 """
 

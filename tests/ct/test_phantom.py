@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from hyperslab import Grid, open
 from hyperslab.cli import app
-from hyperslab.ct import make_phantoms, nifti
+from hyperslab.ct import make_phantoms
 from hyperslab.errors import DataError
+from hyperslab.formats.nifti import image as nifti
 from tests.ct.scans import nib
 from tests.ct.test_convert import contents
 

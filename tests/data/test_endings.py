@@ -18,7 +18,7 @@ import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.geometry import Box
 from tests.data.numbered import HOW, KEPT, Numbered
-from tests.data.universes import Seat
+from tests.formats.universes import Seat
 from tests.ranks import run_ranks
 
 

@@ -11,11 +11,11 @@ import torch
 
 import hyperslab as hs
 from hyperslab.data import Hdf5Folder, open
-from hyperslab.data.symmetry import Symmetry
+from hyperslab.data.augment import Symmetry
 from hyperslab.geometry import Box
-from tests.data.scans import CLASSES, folder, hu, labels, lbann, scan
-from tests.data.test_loader import whole_epoch
-from tests.data.universes import GRIDS, Seat, counts, public
+from tests.data.test_dataset import whole_epoch
+from tests.formats.scans import CLASSES, folder, hu, labels, lbann, scan
+from tests.formats.universes import GRIDS, Seat, counts, public
 
 N, SHAPE = 5, (1, 7, 6, 5)
 

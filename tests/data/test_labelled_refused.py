@@ -12,8 +12,8 @@ import pytest
 import hyperslab as hs
 from hyperslab.data import Hdf5Folder, Parameters, Source, open
 from hyperslab.geometry import Box
-from tests.data.scans import folder, hu, labels, scan
-from tests.data.universes import Seat, counts, public, write
+from tests.formats.scans import folder, hu, labels, scan
+from tests.formats.universes import Seat, counts, public, write
 
 SHAPE = (1, 7, 6, 5)
 

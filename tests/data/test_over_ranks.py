@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import hyperslab as hs
 from hyperslab.data import open
-from tests.data import scans
-from tests.data.universes import folder
+from tests.formats import scans
+from tests.formats.universes import folder
 from tests.ranks import run_ranks
 
 

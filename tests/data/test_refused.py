@@ -13,8 +13,8 @@ import pytest
 import hyperslab as hs
 from hyperslab.data import Hdf5Folder, open
 from hyperslab.geometry import Box
-from tests.data.test_loader import Recorder
-from tests.data.universes import Seat, counts, folder, public, unit
+from tests.data.test_dataset import Recorder
+from tests.formats.universes import Seat, counts, folder, public, unit
 
 BAD_VALUES = [
     ("int16", -3, "log1p", "negative counts, down to -3"),

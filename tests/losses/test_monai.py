@@ -12,7 +12,7 @@ from monai.networks.utils import one_hot
 
 import hyperslab as hs
 from tests.losses.test_partitioned import labels_of
-from tests.nn.serial import RANKS, Example, compare, draw_examples, grids, parts_of
+from tests.ops.serial import RANKS, Example, compare, draw_examples, grids, parts_of
 from tests.ranks import run_ranks
 
 OPTIONS: dict[str, dict[str, Any]] = {

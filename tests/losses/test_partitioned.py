@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 import hyperslab as hs
-from tests.nn.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
+from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
 LOSSES: dict[str, Callable[..., Any]] = {

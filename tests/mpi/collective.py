@@ -21,7 +21,7 @@ import pytest
 from mpi4py import MPI
 
 import hyperslab as hs
-from hyperslab.data import mpio
+from hyperslab.formats.keyed import hdf5_mpio
 from tests.mpi.files import LAYOUTS, public, volume
 
 WORLD = MPI.COMM_WORLD
@@ -70,12 +70,12 @@ def mode_of(dataset: Any) -> int:
 @contextmanager
 def fetching(instead: Callable[..., Any]) -> Iterator[None]:
     """Call ``instead`` with the ordinary function and its arguments."""
-    fetch = mpio.MpioFolder._fetch
-    mpio.MpioFolder._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
+    fetch = hdf5_mpio.MpioFolder._fetch
+    hdf5_mpio.MpioFolder._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        mpio.MpioFolder._fetch = fetch  # type: ignore[method-assign]
+        hdf5_mpio.MpioFolder._fetch = fetch  # type: ignore[method-assign]
 
 
 def check_bytes(folder: Path, extents: dict[str, int], mode: str) -> int:
@@ -178,7 +178,7 @@ def check_numbering() -> None:
     rank = [1, 0, 2, 3][WORLD.rank]
     grid: Any = SimpleNamespace(rank=rank, size=4, coords={"data": 0}, remember=lambda _, f: f())
     with pytest.raises(hs.HyperslabError, match=rf"torch's rank {rank} of 4 is MPI's {WORLD.rank}"):
-        mpio.replica_of(grid)
+        hdf5_mpio.replica_of(grid)
 
 
 def main() -> None:

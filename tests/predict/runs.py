@@ -10,10 +10,10 @@ import torch
 import yaml
 from torch import nn
 
+from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.save_load import save
 from hyperslab.data import Parameters
 from hyperslab.models import CosmoFlow, UNet3D
-from hyperslab.train.about import About
-from hyperslab.train.checkpoint import save
 
 LATTICE = (10, 13, 12)
 CLASSES = ("background", "organ", "lesion")

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 import hyperslab as hs
-from hyperslab.ct import nifti
-from hyperslab.ct.lattice import linear, nearest
 from hyperslab.errors import DataError
+from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
+from hyperslab.formats.nifti import image
+from hyperslab.formats.nifti.lattice import linear, nearest
 from hyperslab.predict import Outcome, predict
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import partition
-from hyperslab.train.config import Recipe
-from hyperslab.train.evaluate import find_checkpoint, recipe_for
+from hyperslab.recipe.schema import Recipe
 from tests.ct.scans import nib, numbers, write
 from tests.predict.runs import LATTICE, WINDOW, unet, write_segmentation
 from tests.ranks import run_ranks
@@ -184,7 +184,7 @@ def test_the_same_mask_on_every_grid(run: Path, tmp_path: Path, grid: tuple[str,
 def logits_of(run: Path, path: Path, *grid: str) -> tuple[torch.Tensor, tuple[int, ...]]:
     recipe: Recipe = recipe_for(run, grid)
     network = Network.of(recipe, find_checkpoint(run, "best"), hs.Grid(**recipe.grid.model_dump()))
-    values = nifti.read(path).values[None]
+    values = image.read(path).values[None]
     block = values[None][partition(values.shape, network.grid).box(network.grid.coords).slices()]
     logits = network(np.ascontiguousarray(block), values.shape, path.name)
     return logits.full(), tuple(logits.local.shape)
@@ -196,7 +196,7 @@ def test_a_volume_that_fits_neither_grid_nor_strides(tmp_path: Path) -> None:
     run = write_segmentation(tmp_path / "run", levels=3)
     path = write(tmp_path / "a.nii", numbers((111, 128, 97)))
     grid = ("grid.depth=2", "grid.height=2")
-    values = nifti.read(path).values
+    values = image.read(path).values
     low, high = WINDOW
     x = (torch.from_numpy(values).float().clamp(low, high) - low) / (high - low)
     with torch.no_grad():

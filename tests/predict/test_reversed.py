@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hyperslab.checkpoint.data_card import About
 from hyperslab.data import Parameters
-from hyperslab.data.formats import source_of
 from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from hyperslab.predict.volumes import Hdf5
-from hyperslab.train.about import About
-from tests.data.universes import Seat, counts, public
-from tests.data.writers import split
+from tests.formats.universes import Seat, counts, public
+from tests.formats.writers import split
 
 SHAPE = (4, 5, 5, 5)
 ABOUT = About(SHAPE, SHAPE, (), Parameters.normalised("abcd"))

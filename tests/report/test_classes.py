@@ -12,9 +12,9 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.report import write_report
-from hyperslab.report.masks import COLOURS, colour
-from hyperslab.report.run import read_run
-from hyperslab.report.scans import scans
+from hyperslab.report.figures.masks import COLOURS, colour
+from hyperslab.report.run_folder import read_run
+from hyperslab.report.samples.scans import scans
 from tests.report.fake_scans import CONFUSION, SHAPE, fake_run
 from tests.report.test_report import Outline
 from tests.train.scans import CLASSES

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.report import render, write_report
-from hyperslab.report.run import read_run
+from hyperslab.report.run_folder import read_run
 from tests.report.fake import NAMES, fake_run
 
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import get_overridable_functions, get_testing_overrides
 
 import hyperslab as hs
-from hyperslab.tensor.registry import RULES, op_name
+from hyperslab.tensor.dispatch import RULES, op_name
 
 TESTS = Path(__file__).parent.parent
 

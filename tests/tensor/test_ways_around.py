@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.tensor.registry import RULES, op_name
+from hyperslab.tensor.dispatch import RULES, op_name
 from tests.ranks import run_ranks
 from tests.tensor.test_strict import cut
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from hyperslab.checkpoint.retention import latest
+from hyperslab.checkpoint.save_load import CheckpointError
 from hyperslab.errors import HyperslabError, RecipeError
-from hyperslab.train.agree import DivergedError
-from hyperslab.train.checkpoint import CheckpointError
-from hyperslab.train.checkpoints import latest
+from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import Table
-from hyperslab.train.recipe import load_recipe
+from hyperslab.train.step_vote import DivergedError
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run, write_recipe

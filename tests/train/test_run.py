@@ -12,13 +12,13 @@ import torch
 import yaml
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hyperslab.checkpoint.retention import folder_of, latest
+from hyperslab.checkpoint.save_load import CheckpointError
 from hyperslab.errors import RecipeError
-from hyperslab.train.agree import Stopped
-from hyperslab.train.checkpoint import CheckpointError
-from hyperslab.train.checkpoints import folder_of, latest
-from hyperslab.train.evaluate import evaluate
-from hyperslab.train.lock import hold
-from hyperslab.train.recipe import load_recipe
+from hyperslab.evaluate.evaluate import evaluate
+from hyperslab.recipe.load import load_recipe
+from hyperslab.train.run_lock import hold
+from hyperslab.train.step_vote import Stopped
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run, write_recipe

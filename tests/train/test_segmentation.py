@@ -11,11 +11,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hyperslab as hs
+from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import RecipeError
-from hyperslab.train.about import About
-from hyperslab.train.checkpoint import load
-from hyperslab.train.checkpoints import folder_of
-from hyperslab.train.config import OfClasses
+from hyperslab.recipe.schema import OfClasses
 from hyperslab.train.objective import LOSSES
 from tests.ranks import run_ranks
 from tests.train import universes

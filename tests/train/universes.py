@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import yaml
 
-from hyperslab.train.recipe import load_recipe
+from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import train
 
 WIDTH = 16

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.universe import files
+from hyperslab.universe import universe_file
 from hyperslab.universe.parameters import draw
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
@@ -20,8 +20,8 @@ REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 
 def written(folder: Path, size: int) -> Path:
     counts = np.random.default_rng(0).integers(0, 9, (size, size, size, 4)).astype(np.int16)
-    path = files.path_of(folder, 0)
-    files.write(path, counts, draw(0, 0), REDSHIFTS, {"size": size, "seed": 0})
+    path = universe_file.path_of(folder, 0)
+    universe_file.write(path, counts, draw(0, 0), REDSHIFTS, {"size": size, "seed": 0})
     return path
 
 
@@ -50,9 +50,9 @@ def _whole(chunk: tuple[slice, ...], shape: tuple[int, ...]) -> list[slice]:
 
 def test_too_many_particles_in_a_voxel_are_refused() -> None:
     fits = np.full((1, 1, 1, 4), 32767, np.int32)
-    assert files.as_int16(fits, 0).max() == 32767
+    assert universe_file.as_int16(fits, 0).max() == 32767
     with pytest.raises(DataError, match="universe 7: a voxel holds 32768 particles"):
-        files.as_int16(fits + 1, 7)
+        universe_file.as_int16(fits + 1, 7)
 
 
 @contextmanager
@@ -75,11 +75,11 @@ def test_a_failing_write_is_one_error_and_leaves_nothing(tmp_path: Path) -> None
 
 def test_check_accepts_the_same_and_names_what_differs(tmp_path: Path) -> None:
     path = written(tmp_path, 6)
-    files.check(path, {"size": 6, "seed": 0})
+    universe_file.check(path, {"size": 6, "seed": 0})
     with pytest.raises(DataError, match="made with seed = 0, not 1: delete it or"):
-        files.check(path, {"size": 6, "seed": 1})
+        universe_file.check(path, {"size": 6, "seed": 1})
     with pytest.raises(DataError, match="made with steps = None, not 10"):
-        files.check(path, {"size": 6, "seed": 0, "steps": 10})
+        universe_file.check(path, {"size": 6, "seed": 0, "steps": 10})
 
 
 @pytest.mark.parametrize("keep", [0, 100, 3000])
@@ -87,4 +87,4 @@ def test_check_refuses_a_truncated_file(tmp_path: Path, keep: int) -> None:
     path = written(tmp_path, 6)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match="not a simulated universe"):
-        files.check(path, {"size": 6, "seed": 0})
+        universe_file.check(path, {"size": 6, "seed": 0})

@@ -17,12 +17,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.train import check_ranks
 from hyperslab.comm.mpi import adopt_mpi
-from hyperslab.train.agree import Stopped
-from hyperslab.train.evaluate import evaluate as evaluate_rank
-from hyperslab.train.evaluate import recipe_for
-from hyperslab.train.launch import adopt_slurm, end_with_parent, launch, settle_environment
-from hyperslab.train.regression import Evaluation
-from hyperslab.train.segmentation import ClassEvaluation
+from hyperslab.evaluate.evaluate import evaluate as evaluate_rank
+from hyperslab.evaluate.evaluate import recipe_for
+from hyperslab.evaluate.regression import Evaluation
+from hyperslab.evaluate.segmentation import ClassEvaluation
+from hyperslab.launch.launcher import adopt_slurm, end_with_parent, launch, settle_environment
+from hyperslab.train.step_vote import Stopped
 
 COLUMNS = {
     "ratio": "ratio",

@@ -11,8 +11,8 @@ import typer
 
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source
-from hyperslab.data.cost import Storage, advice, boxes, cost, storage_of
-from hyperslab.data.formats import find_format, source_of
+from hyperslab.formats.io_cost import Storage, advice, boxes, cost, storage_of
+from hyperslab.formats.registry import find_format, source_of
 
 PLACE = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 

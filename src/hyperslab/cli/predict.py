@@ -20,11 +20,11 @@ from hyperslab.cli.progress import progress
 from hyperslab.cli.train import check_ranks
 from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.errors import DataError
+from hyperslab.launch.launcher import adopt_slurm, end_with_parent, launch, settle_environment
 from hyperslab.predict import Outcome
 from hyperslab.predict import predict as predict_rank
 from hyperslab.predict.run import recipe_of
-from hyperslab.train.agree import Stopped
-from hyperslab.train.launch import adopt_slurm, end_with_parent, launch, settle_environment
+from hyperslab.train.step_vote import Stopped
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 

@@ -14,12 +14,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.errors import LayoutError
-from hyperslab.train.agree import Stopped
-from hyperslab.train.config import Places, Recipe
-from hyperslab.train.launch import adopt_slurm, end_with_parent, launch, settle_environment
-from hyperslab.train.recipe import load_recipe
+from hyperslab.launch.launcher import adopt_slurm, end_with_parent, launch, settle_environment
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import Places, Recipe
 from hyperslab.train.run import prepare_folder
 from hyperslab.train.run import train as train_rank
+from hyperslab.train.step_vote import Stopped
 
 
 def train(

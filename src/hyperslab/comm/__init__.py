@@ -1,9 +1,9 @@
 """The grid of ranks and the communication between them, each with its adjoint."""
 
+from hyperslab.comm.collectives import all_reduce_sum, average_gradients
 from hyperslab.comm.exchange import Pending, Plan, plan_exchange
 from hyperslab.comm.grid import AXES, Grid
-from hyperslab.comm.reduce import all_reduce_sum, average_gradients
-from hyperslab.comm.shared import shared_memory
+from hyperslab.comm.shared_memory.channels import shared_channels
 
 __all__ = [
     "AXES",
@@ -13,5 +13,5 @@ __all__ = [
     "all_reduce_sum",
     "average_gradients",
     "plan_exchange",
-    "shared_memory",
+    "shared_channels",
 ]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.grid import Grid
-from hyperslab.comm.shared import shared_memory
+from hyperslab.comm.shared_memory.channels import shared_channels
 from hyperslab.errors import CommError
 from hyperslab.geometry import Box, Cover, Partition, Transfer, transfers
 
@@ -81,7 +81,7 @@ class Pending:
     ) -> None:
         self._receives = receives
         self._what = what
-        self._shared = shared = shared_memory()
+        self._shared = shared = shared_channels()
         far = [(peer, b) for peer, b in receives if shared is None or not shared.fits(b)]
         ops = [dist.P2POp(dist.irecv, buffer, peer) for peer, buffer in far]
         self._sends = []  # kept alive until the messages have left

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hyperslab.comm.allocator import keep_freed_memory
 from hyperslab.comm.mpi import adopt_mpi
-from hyperslab.comm.shared import connect_ranks
+from hyperslab.comm.shared_memory.channels import connect_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 

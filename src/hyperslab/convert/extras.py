@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperslab.convert.target import Extras
-from hyperslab.data.header import kind_of, naming, opened
-from hyperslab.data.keyed import KeyedFolder
-from hyperslab.data.labels import KEYS
-from hyperslab.data.nifti import NiftiFolder, affine_of
-from hyperslab.data.source import Source
-from hyperslab.data.subvolumes import Subvolumes
+from hyperslab.formats.keyed.header import kind_of, naming, opened
+from hyperslab.formats.keyed.source import KeyedFolder
+from hyperslab.formats.nifti.source import NiftiFolder, affine_of
+from hyperslab.formats.shared.labels import KEYS
+from hyperslab.formats.source import Source
+from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.writer import Extras
 
 PLAIN = ("full", "unitPar")
 """The keys of the public files, for what comes from files without keys."""

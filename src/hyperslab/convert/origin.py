@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyperslab.data.header import naming
-from hyperslab.data.keyed import KeyedFolder
-from hyperslab.data.nifti import NiftiFolder
-from hyperslab.data.npy import TABLE, TARGET, NpyFolder
-from hyperslab.data.source import Source
-from hyperslab.data.tfrecord import TfRecordFolder
+from hyperslab.formats.keyed.header import naming
+from hyperslab.formats.keyed.source import KeyedFolder
+from hyperslab.formats.nifti.source import NiftiFolder
+from hyperslab.formats.npy.source import TABLE, TARGET, NpyFolder
+from hyperslab.formats.source import Source
+from hyperslab.formats.tfrecord.source import TfRecordFolder
 
 Stamps = dict[str, list[int]]
 """Of each file, relative to its folder: its size [B] and when it was written [ns]."""

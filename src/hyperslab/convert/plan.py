@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from hyperslab.convert.chunks import sides
+from hyperslab.convert.journal import REMEDY, Record
 from hyperslab.convert.origin import alone, stamp, stamps
-from hyperslab.convert.record import REMEDY, Record
 from hyperslab.convert.request import Outcome, Request
 from hyperslab.convert.targets import check_fit
-from hyperslab.convert.work import Doubtful, Job, Todo
-from hyperslab.data.conversion import RECORD, Entry
-from hyperslab.data.source import Source
-from hyperslab.data.subvolumes import Subvolumes
+from hyperslab.convert.worker import Doubtful, Job, Todo
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.chunking import sides
+from hyperslab.formats.shared.manifest import RECORD, Entry
+from hyperslab.formats.source import Source
+from hyperslab.formats.subvolumes import Subvolumes
 
 SCRATCH = ".partial"
 """The folder of what is being written, hidden from readers, in the one that is filled."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hyperslab.convert.target import Target
 from hyperslab.convert.targets import TARGETS
-from hyperslab.data.formats import Format
 from hyperslab.errors import DataError
+from hyperslab.formats.registry import Format
+from hyperslab.formats.writer import Target
 
 
 @dataclass(frozen=True, slots=True)

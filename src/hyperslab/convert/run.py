@@ -9,14 +9,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hyperslab.comm import Grid
+from hyperslab.convert.journal import Record, held
 from hyperslab.convert.plan import SCRATCH, Plan
-from hyperslab.convert.record import Record, held
 from hyperslab.convert.request import Outcome, Request
-from hyperslab.convert.work import Done, run
-from hyperslab.data.formats import Format, source_of
-from hyperslab.data.header import Channels
+from hyperslab.convert.worker import Done, run
 from hyperslab.errors import DataError
-from hyperslab.processes import each
+from hyperslab.formats.keyed.header import Channels
+from hyperslab.formats.registry import Format, source_of
+from hyperslab.worker_pool import each
 
 
 def convert(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hyperslab.convert.hdf5 import Hdf5Target, LbannTarget
-from hyperslab.convert.nifti import NiftiTarget
-from hyperslab.convert.npy import NpyTarget
-from hyperslab.convert.target import Target
-from hyperslab.convert.tfrecord import TfRecordTarget
-from hyperslab.convert.zarrs import ZarrTarget
-from hyperslab.data.formats import Format
-from hyperslab.data.source import Source
 from hyperslab.errors import DataError
+from hyperslab.formats.keyed.hdf5_writer import Hdf5Target, LbannTarget
+from hyperslab.formats.keyed.zarr_writer import ZarrTarget
+from hyperslab.formats.nifti.writer import NiftiTarget
+from hyperslab.formats.npy.writer import NpyTarget
+from hyperslab.formats.registry import Format
+from hyperslab.formats.source import Source
+from hyperslab.formats.tfrecord.writer import TfRecordTarget
+from hyperslab.formats.writer import Target
 
 TARGETS: Mapping[Format, Target] = {
     "hdf5": Hdf5Target(),

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from hyperslab.comm import Grid
-from hyperslab.convert import stream
-from hyperslab.convert.chunks import AXES
-from hyperslab.convert.target import Part, Target
-from hyperslab.data.formats import source_of
-from hyperslab.data.source import Array, Source
 from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
+from hyperslab.formats.shared import slabs
+from hyperslab.formats.shared.chunking import AXES
+from hyperslab.formats.source import Array, Source
+from hyperslab.formats.writer import Part, Target
 from hyperslab.geometry import Box, Cut
 
 Shares = tuple[int, ...]
@@ -42,7 +42,7 @@ def _verify(found: Source, sample: int, target: Target, part: Part, cut: Shares)
     where, source = found.where(sample), part.source
     for word in ("shape", "dtype", "classes"):
         _same(where, word, getattr(found, word), getattr(source, word))
-    step = stream.thickness(source.shape, source.dtype.itemsize, part.chunk[0] if part.chunk else 1)
+    step = slabs.thickness(source.shape, source.dtype.itemsize, part.chunk[0] if part.chunk else 1)
     rows, columns = (
         Cut.balanced(*dim).intervals
         for dim in zip(AXES[1:], source.shape[2:], cut[1:], strict=True)
@@ -63,12 +63,12 @@ def _verify(found: Source, sample: int, target: Target, part: Part, cut: Shares)
     def read_labels(slab: Box) -> Array:
         return boxes(slab, found.labels, np.dtype(np.uint8))
 
-    tally = stream.Tally()
-    stream.pass_by(stream.values(found, sample, step, tally, read))
+    tally = slabs.Tally()
+    slabs.pass_by(slabs.values(found, sample, step, tally, read))
     _same(where, "checksum", str(tally), str(part.tally))
     if source.classes:
-        tally = stream.Tally()
-        stream.pass_by(stream.labels(found, sample, step, tally, read_labels))
+        tally = slabs.Tally()
+        slabs.pass_by(slabs.labels(found, sample, step, tally, read_labels))
         _same(where, "checksum of the labels", str(tally), str(part.label_tally))
         return
     if target.named:

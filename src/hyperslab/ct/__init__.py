@@ -4,11 +4,11 @@
 `hyperslab.open` of what `find` found or `make_phantoms` made.
 """
 
-from hyperslab.ct.convert import Outcome, convert
-from hyperslab.ct.files import Shape
-from hyperslab.ct.nifti import CtVolume, read, read_labels, write_mask
+from hyperslab.ct.import_scans import Outcome, convert
 from hyperslab.ct.phantom import make_phantoms
-from hyperslab.data.pairs import Pair, find
+from hyperslab.ct.scan_file import Shape
+from hyperslab.formats.nifti.image import CtVolume, read, read_labels, write_mask
+from hyperslab.formats.nifti.pairs import Pair, find
 
 __all__ = [
     "CtVolume",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.ct.lattice import Floats
+from hyperslab.formats.nifti.lattice import Floats
 
 AIR, FAT, TISSUE = -1000.0, -100.0, 30.0
 NOISE = 12.0

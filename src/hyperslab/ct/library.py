@@ -1,5 +1,5 @@
 """`nibabel`, which is optional."""
 
-from hyperslab.data.library import nibabel as load
+from hyperslab.formats.shared.optional import nibabel as load
 
 __all__ = ["load"]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperslab.ct import anatomy, files, library, nifti
-from hyperslab.data.nifti import naming
-from hyperslab.data.pairs import Pair
+from hyperslab.ct import anatomy, library, scan_file
 from hyperslab.errors import DataError
+from hyperslab.formats.nifti import image
+from hyperslab.formats.nifti.pairs import Pair
+from hyperslab.formats.nifti.source import naming
 
 LETTERS = ("RL", "AP", "SI")
 
@@ -43,10 +44,10 @@ def make_phantoms(
             f"{count} phantoms of {slices} x {width} x {width} voxels, seed {seed}: need at least "
             "1 phantom, 4 voxels along each dim, and no negative seed"
         )
-    files.make_folder(folder)
+    scan_file.make_folder(folder)
     pairs = []
     for index in range(count):
-        suffix = nifti.SUFFIXES[index % 4 == 3]  # compressing takes longest
+        suffix = image.SUFFIXES[index % 4 == 3]  # compressing takes longest
         pair = Pair(
             f"volume-{index}",
             folder / f"volume-{index}{suffix}",
@@ -89,13 +90,13 @@ def _write(pair: Pair, words: str, rng: np.random.Generator, slices: int, width:
     if unsigned:
         header.set_slope_inter(1, -1024)
     order = nibabel.orientations.axcodes2ornt(_orientation(rng))
-    ornt = nibabel.orientations.ornt_transform(nifti.CANONICAL, order)
+    ornt = nibabel.orientations.ornt_transform(image.CANONICAL, order)
     affine = affine @ nibabel.orientations.inv_ornt_aff(ornt, hu.shape)
     hu, classes = (nibabel.orientations.apply_orientation(a, ornt) for a in (hu, classes))
     stored = np.dtype(np.uint16 if unsigned else np.int16)
-    nifti.save(pair.image, hu, stored, affine, header)
+    image.save(pair.image, hu, stored, affine, header)
     header.set_slope_inter(1, 0)
-    nifti.save(pair.labels, classes, np.dtype(np.uint8), affine, header)
+    image.save(pair.labels, classes, np.dtype(np.uint8), affine, header)
 
 
 def _orientation(rng: np.random.Generator) -> str:

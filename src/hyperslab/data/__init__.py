@@ -7,17 +7,17 @@ from other ranks. `prefetch` does so ahead of the step, `device` moves the block
 type, `decode` makes the network's input of it.
 """
 
-from hyperslab.data.hdf5 import Hdf5Folder
-from hyperslab.data.loader import Dataset
-from hyperslab.data.nifti import NiftiFolder
-from hyperslab.data.npy import NpyFolder
-from hyperslab.data.opening import open
-from hyperslab.data.parameters import Parameters
+from hyperslab.data.dataset import Dataset
+from hyperslab.data.open_dataset import open
 from hyperslab.data.reader import os_bytes_read
-from hyperslab.data.source import Source
-from hyperslab.data.subvolumes import Subvolumes
-from hyperslab.data.tfrecord import TfRecordFolder
-from hyperslab.data.zarrs import ZarrFolder
+from hyperslab.formats.keyed.hdf5 import Hdf5Folder
+from hyperslab.formats.keyed.zarr import ZarrFolder
+from hyperslab.formats.nifti.source import NiftiFolder
+from hyperslab.formats.npy.source import NpyFolder
+from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.source import Source
+from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.tfrecord.source import TfRecordFolder
 
 __all__ = [
     "Dataset",

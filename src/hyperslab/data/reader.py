@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.data.decode import Transform, check
-from hyperslab.data.labels import check_classes
-from hyperslab.data.source import Array, Source
+from hyperslab.data.transforms import Transform, check
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.labels import check_classes
+from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 
 

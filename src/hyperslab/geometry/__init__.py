@@ -1,10 +1,10 @@
 """Integer geometry: boxes, partitions, windows, transfers. Standard library only."""
 
+from hyperslab.geometry.adaptive_window import AdaptiveWindow, scale_cut
 from hyperslab.geometry.box import Box, Interval
 from hyperslab.geometry.partition import Cover, Cut, Partition
-from hyperslab.geometry.scaled import AdaptiveWindow, scale_cut
 from hyperslab.geometry.transfer import Transfer, transfers
-from hyperslab.geometry.transposed import Crop, TransposedWindow
+from hyperslab.geometry.transposed_window import Crop, TransposedWindow
 from hyperslab.geometry.window import Window, WindowMap
 
 __all__ = [

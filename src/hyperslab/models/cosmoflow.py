@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hyperslab.models.variants import Variant, variant_of
+from hyperslab.models.cosmoflow_variants import Variant, variant_of
 
 
 class CosmoFlow(nn.Module):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperslab.ct.nifti import SUFFIXES as NIFTI
-from hyperslab.data.catalog import SUFFIXES as HDF5
 from hyperslab.errors import DataError
+from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
+from hyperslab.formats.nifti.image import SUFFIXES as NIFTI
 
 MASK = "-mask.nii.gz"
 

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
-from hyperslab.data.decode import Transform, check, decode
-from hyperslab.data.opening import transform_of
+from hyperslab.comm.bootstrap import on_all
+from hyperslab.data.open_dataset import transform_of
+from hyperslab.data.transforms import Transform, check, decode
 from hyperslab.errors import DataError
 from hyperslab.predict.volumes import partition
+from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
-from hyperslab.train.about import About
-from hyperslab.train.checkpoint import load, read_extra
-from hyperslab.train.config import Recipe
-from hyperslab.train.ranks import on_all
-from hyperslab.train.setup import build_model
+from hyperslab.train.build import build_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,22 +11,22 @@ from typing import Any, Literal
 import numpy as np
 import torch.distributed as dist
 
+from hyperslab.atomic_files import as_csv, replace
 from hyperslab.comm import Grid
-from hyperslab.ct.nifti import SUFFIXES as NIFTI
+from hyperslab.comm.bootstrap import on_main, start_ranks
 from hyperslab.data import Source, Subvolumes
-from hyperslab.data.catalog import SUFFIXES as HDF5
-from hyperslab.data.formats import lbann_of
 from hyperslab.errors import DataError, LayoutError, RecipeError
+from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
+from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
+from hyperslab.formats.nifti.image import SUFFIXES as NIFTI
+from hyperslab.formats.registry import lbann_of
+from hyperslab.metrics.confusion import predicted_classes
 from hyperslab.predict.inputs import Input, expand
 from hyperslab.predict.journal import Journal, digest
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
-from hyperslab.train.boxes import collect
-from hyperslab.train.config import Recipe
-from hyperslab.train.confusion import predicted_classes
-from hyperslab.train.evaluate import find_checkpoint, recipe_for
-from hyperslab.train.ranks import on_main, start_ranks
-from hyperslab.train.results import as_csv, replace
+from hyperslab.recipe.schema import Recipe
+from hyperslab.tensor.main_rank import collect
 
 TABLE = "parameters.csv"
 

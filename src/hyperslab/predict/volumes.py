@@ -12,17 +12,17 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.checkpoint.data_card import About
 from hyperslab.comm import Grid
-from hyperslab.ct import nifti
-from hyperslab.ct.files import as_hu
-from hyperslab.ct.lattice import linear
+from hyperslab.comm.bootstrap import on_all, on_main
+from hyperslab.ct.scan_file import as_hu
 from hyperslab.data import Source
-from hyperslab.data.header import DTYPES, Channels, is_reversed, naming
 from hyperslab.errors import DataError
+from hyperslab.formats.keyed.header import DTYPES, Channels, is_reversed, naming
+from hyperslab.formats.nifti import image
+from hyperslab.formats.nifti.lattice import linear
 from hyperslab.geometry import Box, Partition
-from hyperslab.train.about import About
-from hyperslab.train.boxes import deal
-from hyperslab.train.ranks import on_all, on_main
+from hyperslab.tensor.main_rank import deal
 
 Array = NDArray[Any]
 Mask = NDArray[np.uint8]
@@ -48,12 +48,12 @@ class Nifti:
     A compressed file can be read from its beginning only, so the others would gain nothing.
 
     Raises:
-        DataError: on every rank; see `nifti.read`.
+        DataError: on every rank; see `image.read`.
     """
 
     def __init__(self, path: Path, about: About, *, native: bool) -> None:
         self.values: NDArray[np.int16] | None = None
-        self.scan: nifti.CtVolume | None = None
+        self.scan: image.CtVolume | None = None
         lattice = None if native else about.whole[1:]
         self.shape = on_main(
             lambda: self._read(path, lattice), f"{path}: cannot be read", DataError
@@ -62,7 +62,7 @@ class Nifti:
 
     def _read(self, path: Path, lattice: tuple[int, ...] | None) -> tuple[int, ...]:
         """As `hyperslab convert` does it, so that the network sees what it was trained on."""
-        self.scan = nifti.read(path)
+        self.scan = image.read(path)
         values = self.scan.values if lattice is None else linear(self.scan.values, lattice)
         self.values = as_hu(values)[None, None]
         return self.values.shape[1:]
@@ -72,7 +72,7 @@ class Nifti:
 
     def write(self, mask: Mask, path: Path) -> None:
         assert self.scan is not None
-        nifti.write_mask(path, mask, self.scan)
+        image.write_mask(path, mask, self.scan)
 
 
 class Hdf5(Source):
@@ -150,7 +150,7 @@ class Hdf5(Source):
     def write(self, mask: Mask, path: Path) -> None:
         """With the affine that `hyperslab convert` left; without one the file knows none."""
         affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
-        nifti.save(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
+        image.save(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
 
 
 def read_block(source: Source, sample: int, grid: Grid) -> Array:

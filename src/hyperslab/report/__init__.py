@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 from hyperslab.errors import DataError
-from hyperslab.report import classes, html
-from hyperslab.report.accuracy import accuracy
-from hyperslab.report.overview import lede, tiles
-from hyperslab.report.run import Run, read_run
-from hyperslab.report.sections import about, losses, slices, speed
+from hyperslab.report.chapters import segmentation
+from hyperslab.report.chapters.accuracy import accuracy
+from hyperslab.report.chapters.others import about, losses, slices, speed
+from hyperslab.report.chapters.overview import lede, tiles
+from hyperslab.report.page import html
+from hyperslab.report.run_folder import Run, read_run
 
 __all__ = ["render", "write_report"]
 
@@ -40,7 +41,7 @@ def write_report(path: str | Path) -> Path:
 
 def render(run: Run) -> str:
     """The page of a run, as text."""
-    shown = classes.masks(run) if run.setting("model.name") == "unet3d" else slices(run)
+    shown = segmentation.masks(run) if run.setting("model.name") == "unet3d" else slices(run)
     chapters = [accuracy(run), losses(run), shown, speed(run), about(run)]
     made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
     return html.page(

@@ -24,7 +24,7 @@ from hyperslab.comm import Grid, all_reduce_sum, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
-from hyperslab.tensor.registry import RULES, refuse
+from hyperslab.tensor.dispatch import RULES, refuse
 
 
 @dataclass(frozen=True, slots=True)

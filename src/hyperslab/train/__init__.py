@@ -5,6 +5,6 @@ ranks, `run` builds everything (with `setup` and `optim`), `trainer` steps throu
 lets the ranks agree on each step, `reporter` writes the history, `checkpoints` keeps the way back.
 """
 
-from hyperslab.train.checkpoint import CheckpointError, load, save
+from hyperslab.checkpoint.save_load import CheckpointError, load, save
 
 __all__ = ["CheckpointError", "load", "save"]

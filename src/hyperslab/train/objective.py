@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from hyperslab import losses
 from hyperslab.comm import Grid
+from hyperslab.metrics.confusion import count, predicted_classes, scores_of, sum_over_ranks
 from hyperslab.tensor import Sharded
-from hyperslab.train.confusion import count, predicted_classes, scores_of, sum_over_ranks
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.retention import folder_of, latest
+from hyperslab.checkpoint.run_state import Position, restore
 from hyperslab.comm import Grid
+from hyperslab.comm.bootstrap import on_main, reason, start_ranks
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError
-from hyperslab.train.about import About
-from hyperslab.train.agree import Stopped
-from hyperslab.train.checkpoints import folder_of, latest
-from hyperslab.train.config import Recipe
-from hyperslab.train.lock import hold
+from hyperslab.recipe.load import save_recipe
+from hyperslab.recipe.schema import Recipe
+from hyperslab.train.build import build_model, build_objective, open_training, training_digest
 from hyperslab.train.objective import Objective
-from hyperslab.train.optim import build_optimizer, build_schedule
-from hyperslab.train.ranks import on_main, reason, start_ranks
-from hyperslab.train.recipe import save_recipe
+from hyperslab.train.optimizers import build_optimizer, build_schedule
 from hyperslab.train.reporter import Reporter
-from hyperslab.train.setup import build_model, build_objective, open_training, training_digest
-from hyperslab.train.state import Position, restore
+from hyperslab.train.run_lock import hold
+from hyperslab.train.step_vote import Stopped
 from hyperslab.train.trainer import Trainer
 
 log = logging.getLogger("hyperslab")

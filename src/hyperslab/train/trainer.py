@@ -14,15 +14,15 @@ from typing import Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.retention import folder_of, save_step
+from hyperslab.checkpoint.run_state import Position, state_of
 from hyperslab.comm import Grid
+from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
-from hyperslab.train.about import About
-from hyperslab.train.agree import DivergedError, Stopped, StopRequest, Verdict, Vote
-from hyperslab.train.checkpoints import folder_of, save_step
-from hyperslab.train.config import Recipe
 from hyperslab.train.objective import Objective
 from hyperslab.train.reporter import Reporter
-from hyperslab.train.state import Position, state_of
+from hyperslab.train.step_vote import DivergedError, Stopped, StopRequest, Verdict, Vote
 
 Batch = tuple[Sharded, Sharded]
 Batches = Iterator[Batch]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.universe.library import load, quiet
+from hyperslab.universe.jax_libraries import load, quiet
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """The four channels, in the order of the published generator."""

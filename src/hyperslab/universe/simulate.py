@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperslab.errors import DataError
-from hyperslab.universe import files
+from hyperslab.universe import universe_file
 from hyperslab.universe.nbody import REDSHIFTS, Nbody
 from hyperslab.universe.parameters import NAMES, check_names, draw
 
@@ -49,7 +49,7 @@ class Settings:
         """The side [Mpc/h] of a universe: all have the same in Mpc, so it grows with H_0."""
         return self.box_size * h_0 / FIDUCIAL_H_0
 
-    def attributes(self, index: int) -> files.Attributes:
+    def attributes(self, index: int) -> universe_file.Attributes:
         """What universe ``index`` is made from, all of it: kept in its file."""
         shared = {**asdict(self), "parameters": ",".join(self.parameters)}
         return {**shared, "index": index}
@@ -93,10 +93,10 @@ def simulate(
 
 def _fill(folder: Path, settings: Settings, count: int, done: Callable[[Path], None]) -> list[Path]:
     """Check all that is there before anything is computed, then make the rest."""
-    paths = [files.path_of(folder, index) for index in range(count)]
+    paths = [universe_file.path_of(folder, index) for index in range(count)]
     kept = [index for index, path in enumerate(paths) if path.exists()]
     for index in kept:
-        files.check(paths[index], settings.attributes(index))
+        universe_file.check(paths[index], settings.attributes(index))
         done(paths[index])
     if len(kept) == count:
         return paths
@@ -112,7 +112,7 @@ def _make(path: Path, settings: Settings, index: int, nbody: Nbody) -> None:
     h_0 = float(drawn.physical[NAMES.index("H_0")])
     counts = nbody(drawn.physical, settings.side(h_0), drawn.noise)
     attributes = settings.attributes(index)
-    files.write(path, files.as_int16(counts, index), drawn, REDSHIFTS, attributes)
+    universe_file.write(path, universe_file.as_int16(counts, index), drawn, REDSHIFTS, attributes)
 
 
 def _made(folder: Path) -> Path:

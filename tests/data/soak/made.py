@@ -14,7 +14,7 @@ import hyperslab as hs
 from hyperslab.data import Parameters, Source
 from hyperslab.geometry import Box
 from tests.data.soak.plan import Part, Plan
-from tests.data.universes import write
+from tests.formats.universes import write
 
 CLASSES = ("air", "bone", "skin")
 P = 3  # parameters

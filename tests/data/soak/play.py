@@ -24,8 +24,8 @@ import torch.distributed as dist
 import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
 from hyperslab.data import Dataset
-from hyperslab.data.block import Places
-from hyperslab.data.symmetry import STILL, Symmetry
+from hyperslab.data.augment import STILL, Symmetry
+from hyperslab.data.batch import Places
 from tests.data.soak.made import Made, rest, volume
 from tests.data.soak.plan import AXES, Part, Plan, Visit
 

@@ -157,8 +157,8 @@ def _expected(plan: Plan, visit: Visit) -> list[int]:
     part = plan.parts[visit.part]
     order = list(range(part.count))
     if part.how["shuffle"]:
-        from hyperslab.data.schedule import ORDER
-        from hyperslab.data.schedule import draw as numbers
+        from hyperslab.data.sampler import ORDER
+        from hyperslab.data.sampler import draw as numbers
 
         keys = numbers(part.count, ORDER, part.how["seed"], visit.epoch)
         order = [int(i) for i in np.argsort(keys, kind="stable")]

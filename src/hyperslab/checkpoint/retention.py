@@ -1,0 +1,96 @@
+"""The checkpoints of one run: the last few, the best, and which one to go on from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperslab.checkpoint.save_load import CheckpointError, save, verify
+from hyperslab.comm.bootstrap import on_main
+
+log = logging.getLogger("hyperslab")
+
+
+def folder_of(run: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return run / "checkpoints"
+
+
+def save_step(
+    run: Path,
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    best: bool,
+    keep: int,
+    **extra: Any,
+) -> Path:
+    """Write the checkpoint of a step; afterwards only the last ``keep`` and the best remain.
+
+    ``best`` is a link to the one with the lowest validation loss.
+
+    Raises:
+        CheckpointError: it cannot be written; the earlier ones are untouched.
+    """
+    path = folder_of(run) / f"step-{step:08d}"
+    save(path, model, optimizer, **extra)
+    on_main(
+        lambda: _tidy(path, best=best, keep=keep), f"cannot tidy {path.parent}", CheckpointError
+    )
+    return path
+
+
+def latest(run: str | Path) -> Path | None:
+    """The newest intact checkpoint of a run, None if there is none; every rank calls it.
+
+    A corrupt one is passed over for the one before, and the log says so.
+
+    Raises:
+        CheckpointError: there are some, but none is intact.
+    """
+    folder = folder_of(Path(run))
+    return on_main(lambda: _newest_intact(folder), f"cannot read {folder}", CheckpointError)
+
+
+def _newest_intact(folder: Path) -> Path | None:
+    paths = sorted(folder.glob("step-*"), reverse=True)
+    for path in paths:
+        try:
+            verify(path)
+        except CheckpointError as error:
+            log.warning("%s\n    trying the one before it", error)
+        else:
+            return path
+    if paths:
+        raise CheckpointError(
+            f"none of the {len(paths)} checkpoints in {folder} is intact; the newest: {path.name}\n"
+            "    to start again, move the folder away or choose another --output"
+        )
+    return None
+
+
+def _tidy(new: Path, *, best: bool, keep: int) -> None:
+    """Later steps than the new one are from before a resume: it passed over them as corrupt."""
+    link = new.with_name("best")
+    if best or not link.exists() or os.readlink(link) > new.name:
+        _point(link, new.name)
+    steps = sorted(new.parent.glob("step-*"))
+    earlier = [path for path in steps if path.name <= new.name]
+    kept = {path.name for path in earlier[-keep:]} | {os.readlink(link)}
+    for path in [*steps, *new.parent.glob(".step-*")]:  # the hidden ones: killed while writing
+        if path.name not in kept:
+            shutil.rmtree(path)
+
+
+def _point(link: Path, name: str) -> None:
+    temporary = link.with_name(".step-best")
+    temporary.mkdir(exist_ok=True)
+    (temporary / name).unlink(missing_ok=True)
+    (temporary / name).symlink_to(name)
+    (temporary / name).replace(link)

@@ -1,0 +1,96 @@
+"""The state of a run besides its weights: how far it is, and its random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.save_load import load
+from hyperslab.comm import Grid
+from hyperslab.errors import RecipeError
+
+
+@dataclass
+class Position:
+    """How far a run is; counted in mini-batches of the whole grid, so the same on every grid."""
+
+    step: int = 0  # of the optimizer, all epochs together
+    epoch: int = 0
+    batch: int = 0  # mini-batches of this epoch that are done
+    loss: float = 0.0  # of this epoch, summed over its samples
+    samples: int = 0  # of this epoch
+    seconds: float = 0.0  # that this epoch has taken
+    best: float | None = None  # lowest validation loss at a checkpoint
+
+
+def state_of(
+    at: Position,
+    schedule: LRScheduler,
+    batch_size: int,
+    samples: str,
+    about: About,
+    device: torch.device,
+) -> dict[str, Any]:
+    """What a checkpoint holds besides model and optimizer."""
+    return {
+        "about": about.state(),
+        "position": asdict(at),
+        "schedule": schedule.state_dict(),
+        "random": _random_state(device),
+        "batch_size": batch_size,
+        "samples": samples,
+    }
+
+
+def restore(
+    path: Path,
+    grid: Grid,
+    *,
+    batch_size: int,
+    samples: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: LRScheduler,
+) -> Position:
+    """Go back to a checkpoint, written on any grid, and say where that is.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another network.
+        RecipeError: its mini-batches had another size or its training split was another one, so
+            its position means something else.
+    """
+    state = load(path, model, optimizer)
+    if state["batch_size"] != batch_size:
+        raise RecipeError(
+            f"data.batch_size is {batch_size} but {path} was written with {state['batch_size']}\n"
+            "    keep it, or start another run"
+        )
+    if state.get("samples", samples) != samples:
+        raise RecipeError(
+            f"the training split is not the one that {path} was trained on: data.seed, "
+            "data.fractions, data.subvolume or the files in data.path are others now\n"
+            "    what it was trained on must not end up in another split: put them back, or start "
+            "another run"
+        )
+    schedule.load_state_dict(state["schedule"])
+    _set_random_state(state["random"], grid.device)
+    return Position(**state["position"])
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Of torch's default generators, which are in the same state on every rank."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _set_random_state(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -1,0 +1,84 @@
+"""Sums over ranks, and their adjoint."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm.shared_memory.channels import shared_channels
+from hyperslab.errors import CommError
+
+
+def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> torch.Tensor:
+    """Sum ``x`` over the ranks of ``group``, in place; ``x`` is contiguous.
+
+    Raises:
+        CommError: a rank of the group died or did not answer within the time limit.
+    """
+    shared = shared_channels()
+    if shared is not None and x.device.type == "cpu":
+        shared.all_reduce(x, dist.get_process_group_ranks(group), what)
+        return x
+    try:
+        dist.all_reduce(x, group=group)
+    except RuntimeError as error:
+        ranks = dist.get_process_group_ranks(group)
+        raise CommError(
+            f"rank {dist.get_rank()} lost contact with one of ranks {ranks} during {what}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return x
+
+
+def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """The mean over the ranks of one machine, in place; only where there is `shared_memory`.
+
+    It takes a quarter of gloo's time. Nothing is lost by waiting: a rank of the CPU has no other
+    core that could send meanwhile.
+    """
+    shared, ranks = shared_channels(), dist.get_process_group_ranks(group)
+    assert shared is not None
+    shared.all_reduce(gradients, ranks, "the average of the gradients", scale=1 / len(ranks))
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """The sum over ranks is its own adjoint: every rank's output depends on every rank's input."""
+
+    @staticmethod
+    def forward(ctx, x, group, what):  # type: ignore[no-untyped-def]
+        ctx.group, ctx.what = group, what
+        return reduce_in_place(x.clone(memory_format=torch.contiguous_format), group, what)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return _AllReduceSum.apply(gradient, ctx.group, f"the adjoint of {ctx.what}"), None, None
+
+
+def all_reduce_sum(x: torch.Tensor, group: dist.ProcessGroup | None, what: str) -> torch.Tensor:
+    """The sum of ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone."""
+    return x if group is None else _AllReduceSum.apply(x, group, what)
+
+
+_WIDE = {
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+"""Types that some backends do not send travel in one that holds them exactly."""
+
+
+def stack_ranks(x: torch.Tensor, group: dist.ProcessGroup | None, what: str) -> torch.Tensor:
+    """What the ranks of ``group`` have, stacked in front in the order of ranks; differentiable.
+
+    For small tensors: it is the sum of blocks that are zero but for one rank's, whose adjoint is
+    known. Whatever combines the stack in a differentiable way then has the right gradient.
+    """
+    if group is None:
+        return x.unsqueeze(0)
+    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    nothing = torch.zeros_like(wide)
+    parts = [wide if rank == group.rank() else nothing for rank in range(group.size())]
+    return all_reduce_sum(torch.stack(parts), group, what).to(x.dtype)

@@ -1,0 +1,107 @@
+"""The record of a conversion, `hyperslab.data.conversion`, as it grows.
+
+A sample is recorded before its files get their names: what has a name and no line is somebody
+else's, what has a line and no name is made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hyperslab.errors import DataError
+from hyperslab.formats.shared.manifest import RECORD, Entry, read_record
+
+REMEDY = "convert into another folder"
+
+
+class Record:
+    """The record in ``folder``. ``entries``: of each sample, by name, the last one written."""
+
+    def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
+        self.folder = folder
+        self.entries = {entry["name"]: entry for entry in entries}
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Record samples.
+
+        Raises:
+            OSError: they cannot be; then none is.
+        """
+        append(self.folder / RECORD, b"".join(map(_line, entries)))
+        self.entries |= {entry["name"]: entry for entry in entries}
+
+
+@contextmanager
+def held(folder: Path, asked: Entry) -> Iterator[Record]:
+    """The record of a folder that is made if there is none, kept from other runs.
+
+    Raises:
+        DataError: the folder is another conversion's, none at all, in use, or cannot be written.
+    """
+    found, _, _ = read_record(folder)
+    if found is None:
+        _check_empty(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / RECORD).open("ab")
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
+    with file:
+        _lock(file.fileno(), folder)
+        found, entries, size = read_record(folder)
+        try:
+            file.truncate(size)  # a line that a killed run has begun
+            if found is None:
+                append(folder / RECORD, _line(asked))
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
+        for key, value in asked.items() if found else ():
+            if found and found.get(key) != value:
+                raise DataError(
+                    f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
+                )
+        yield Record(folder, entries)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add whole lines to a file, or, if that cannot be, nothing.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is not a folder")
+    others = sorted(p.name for p in folder.glob("*") if not p.name.startswith(".")) or [""]
+    if others[0] not in ("", RECORD):
+        raise DataError(f"{folder}: holds {others[0]!r}, which is of no conversion: {REMEDY}")
+
+
+def _lock(file: int, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(f"{folder}: another conversion into it is under way") from None
+    except OSError:
+        pass  # a file system without locks: nobody can be asked
+
+
+def _line(entry: Entry) -> bytes:
+    return json.dumps(entry).encode() + b"\n"

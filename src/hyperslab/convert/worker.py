@@ -1,0 +1,144 @@
+"""What one process does with one volume: write its samples, read them back."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperslab.convert.extras import extras_of
+from hyperslab.convert.journal import REMEDY
+from hyperslab.convert.origin import stamp, stamps
+from hyperslab.convert.targets import TARGETS
+from hyperslab.convert.verify import verify
+from hyperslab.errors import DataError
+from hyperslab.formats.registry import Format
+from hyperslab.formats.shared import slabs
+from hyperslab.formats.shared.chunking import Sides
+from hyperslab.formats.shared.manifest import Entry
+from hyperslab.formats.source import Source
+from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.writer import Part
+
+Todo = tuple[tuple[int, str], ...]
+Doubtful = tuple[tuple[int, Entry], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One volume of ``root``, which ``kind(about)`` opens, and its samples.
+
+    ``todo``: the number of each within the volume, and its name. ``doubtful``: those that are
+    finished, but of a file that does not look as it did. ``scratch``: a folder for this job alone.
+    """
+
+    name: str
+    volume: str
+    root: Path
+    kind: type[Source]
+    about: Any
+    width: int | None
+    format: Format
+    compression: str
+    cut: Sides
+    chunk: Sides | None
+    scratch: Path
+    todo: Todo
+    doubtful: Doubtful
+
+    @property
+    def out(self) -> Path:
+        return self.scratch.parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What is to be recorded of a job, or why there is nothing."""
+
+    job: Job
+    entries: tuple[Entry, ...] = ()
+    reason: str = ""
+
+
+def run(job: Job) -> Done:
+    """Write and verify what is to be done of a volume; the files are left in ``scratch``.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
+    whole = job.kind(job.about)  # type: ignore[call-arg]
+    try:
+        source = whole if job.width is None else Subvolumes(whole, job.width)
+        before = stamps(whole, 0, job.root)
+        entries = [_checked(source, number, entry) for number, entry in job.doubtful]
+        entries += _written(source, job)
+        if stamps(whole, 0, job.root) != before:
+            raise DataError(f"{whole.where(0)}: has changed while it was read")
+        return Done(job, tuple(entry | {"stamps": before} for entry in entries))
+    except DataError as error:
+        shutil.rmtree(job.scratch, ignore_errors=True)
+        return Done(job, reason=str(error))
+    except OSError as error:
+        shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
+        raise DataError(
+            f"{job.out}: {job.name} cannot be written as {job.format}: {error.strerror or error}; "
+            "finished files are kept, run it again to go on"
+        ) from error
+    finally:
+        whole.close()
+
+
+def _written(source: Source, job: Job) -> list[Entry]:
+    """Write samples and verify them."""
+    if not job.todo:
+        return []
+    target, parts = TARGETS[job.format], {}
+    job.scratch.mkdir(parents=True)
+    for number, name in job.todo:
+        part = Part(source, number, extras_of(source, number), job.chunk, job.compression)
+        target.write(job.scratch, name, part)
+        parts[name] = part
+    verify(job.scratch, target, parts, job.cut)
+    return [_entry(job, name, part) for name, part in parts.items()]
+
+
+def _entry(job: Job, name: str, part: Part) -> Entry:
+    files = TARGETS[job.format].files(name, job.compression)
+    entry: Entry = {
+        "name": name,
+        "files": {file: stamp(job.scratch / file)[0] for file in files},
+        "source": job.name,
+        "crc32c": str(part.tally),
+    }
+    if job.volume != name:
+        entry["volume"] = job.volume
+    if part.source.classes:
+        entry["labels_crc32c"] = str(part.label_tally)
+    else:
+        entry["target"] = part.source.target(part.sample).tolist()
+    return entry
+
+
+def _checked(source: Source, number: int, entry: Entry) -> Entry:
+    """The entry, if what is read now is what was read then.
+
+    Raises:
+        DataError: it is not.
+    """
+    step = slabs.thickness(source.shape, source.dtype.itemsize)
+    tally, label_tally = slabs.Tally(), slabs.Tally()
+    slabs.pass_by(slabs.values(source, number, step, tally))
+    found: Entry = {"crc32c": str(tally)}
+    if source.classes:
+        slabs.pass_by(slabs.labels(source, number, step, label_tally))
+        found["labels_crc32c"] = str(label_tally)
+    else:
+        found["target"] = source.target(number).tolist()
+    for key, value in found.items():
+        if entry[key] != value:
+            raise DataError(
+                f"{source.where(number)}: has changed since {entry['name']!r} was made of it "
+                f"({key} was {entry[key]}, now {value}): delete that or {REMEDY}"
+            )
+    return entry

@@ -1,0 +1,43 @@
+"""Leaving out what cannot be read: all ranks leave out what any rank cannot read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from hyperslab.data.store.transport import Courier
+from hyperslab.formats.source import Source
+
+log = logging.getLogger("hyperslab")
+
+Reasons = dict[int, str]
+"""By sample, why this rank cannot read it."""
+
+
+class Skipped:
+    """The samples that are left out from when on they could not be read."""
+
+    def __init__(self, source: Source, courier: Courier | None) -> None:
+        self.source, self.courier = source, courier
+        self.samples: set[int] = set()
+
+    def agree(self, samples: Sequence[int], attempt: Callable[[list[int]], Reasons]) -> list[int]:
+        """Those of ``samples`` that all ranks can read.
+
+        ``attempt`` reads what this rank has to of a mini-batch. When a sample is left out the
+        others move up, to other ranks too, which then have to read them: so it is done again.
+
+        Distribution scheme: 1. each rank attempts; 2. the union of all ranks' reasons.
+        """
+        while True:
+            left = [sample for sample in samples if sample not in self.samples]
+            reasons = attempt(left)
+            if self.courier is not None and self.courier.any(bool(reasons)):
+                reasons = {k: v for part in self.courier.gather(reasons) for k, v in part.items()}
+            if not reasons:
+                return left
+            for sample, reason in reasons.items():
+                self.samples.add(sample)
+                if self.courier is None or self.courier.rank == 0:
+                    name = self.source.names[sample]
+                    log.warning("sample %r is left out from here on: %s", name, reason)

@@ -1,0 +1,106 @@
+"""How many bytes the store may take where nobody said so."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import weakref
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import together
+from hyperslab.data.store.boxes import Store
+from hyperslab.errors import DataError
+
+SHARE = 0.5
+"""Of the memory that is free; the rest is for the network and for reading ahead."""
+
+DISK = 0.9
+"""Of the space that is free on the disk of the staging folder."""
+
+CGROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def memory_budget(grid: Grid) -> int:
+    """What each rank's store may take [B]: its part of half of the free memory of its machine.
+
+    The least of all ranks, so that they all keep equally many samples. Every rank calls it. What
+    the other stores on this grid will still fill is not free.
+    """
+    promised = sum(store.room - store.bytes for store in stores(grid))
+    return _least(free_memory(), grid, SHARE, promised)
+
+
+def stores(grid: Grid) -> weakref.WeakSet[Store]:
+    """Those that are in use on this rank."""
+    found: weakref.WeakSet[Store] = grid.remember("stores", weakref.WeakSet)
+    return found
+
+
+def disk_budget(folder: Path, grid: Grid) -> int:
+    """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
+    return _least(together(grid, lambda: _free_disk(folder)), grid, DISK)
+
+
+def _free_disk(folder: Path) -> int:
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        return shutil.disk_usage(there).free
+    except OSError as error:
+        raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
+
+
+def free_memory(groups: Path = CGROUPS, mine: Path = MINE) -> int:
+    """What this process could still get [B]: of the machine, and of its control groups (Linux)."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free: float = int(fields["MemAvailable"].split()[0]) * 1024
+    for line in mine.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free = min(free, _left(groups, path, "memory.max", "memory.current"))
+        elif "memory" in controllers.split(","):  # the older kind
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            free = min(free, _left(groups / "memory", path, *files))
+    return int(free)
+
+
+def _left(groups: Path, path: str, limit: str, used: str) -> float:
+    """What a control group and those around it leave [B]; a container may see only the outermost.
+
+    Cached pages of files count as used until somebody needs the memory.
+    """
+    left = math.inf
+    folder = groups / path.lstrip("/")
+    for place in (folder, *folder.parents):
+        if (place / limit).exists() and (most := (place / limit).read_text().strip()).isdigit():
+            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            left = min(left, max(0, int(most) - int((place / used).read_text()) + cached))
+        if place == groups:
+            break
+    return left
+
+
+def _least(machine: int, grid: Grid, share: float, promised: int = 0) -> int:
+    """The smallest share of a rank, where the ranks of a machine share what it has."""
+    hosts: list[str | None] = [None] * grid.size
+    if grid.size > 1:
+        dist.all_gather_object(hosts, f"{socket.gethostname()} {_boot()}")
+    mine = max(0, int(share * (machine // Counter(hosts)[hosts[grid.rank]] - promised)))
+    if grid.size == 1:
+        return mine
+    least = torch.tensor([mine], dtype=torch.int64, device=grid.device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least.item())
+
+
+def _boot() -> str:
+    """Tells machines of the same name apart."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else str(os.getppid())

@@ -1,0 +1,200 @@
+"""Boxes from rank to rank, on a process group of their own beside the training's."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import logging
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm import Grid
+from hyperslab.errors import CommError
+from hyperslab.formats.source import Array
+
+log = logging.getLogger("hyperslab.data")
+
+T = TypeVar("T")
+
+GRACE = 10.0
+"""What a rank that leaves without a word waits for the others to fetch its last boxes [s]."""
+
+Message = tuple[int, dist.Work, Array]
+"""To whom, what is under way, and what must not change until it has arrived."""
+
+
+class Courier:
+    """Sends and receives for one data set; every rank makes one at the same time.
+
+    A message is known by its tag, so that ranks which are not at the same step never take one for
+    another: they wait until the process group's time limit.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.rank, self.size = grid.rank, grid.size
+        self.received_bytes = 0
+        self._sent: list[list[Message]] = [[], []]  # before the last `settle`, and since
+        self._abandoned = threading.Event()
+        with self.naming(None):
+            self.group = dist.new_group(backend="gloo", timeout=_time_limit())
+            dist.barrier(self.group)  # nobody must leave it while others still connect to it
+        self._forget = weakref.finalize(self, _forget, self.group, self._sent)
+        self._forget.atexit = False  # too late: torch's threads have ended by then
+
+    def send(self, values: Array, peer: int, tag: int, what: str) -> None:
+        """Begin to send a contiguous array, which must not change until two `settle` later."""
+        log.debug("%s: %d B from rank %d to rank %d", what, values.nbytes, self.rank, peer)
+        with self.naming(peer):
+            work = dist.isend(_bytes(values), peer, group=self.group, tag=tag)
+        assert work is not None
+        self._sent[1].append((peer, work, values))
+
+    def receive(self, out: Array, peer: int, tag: int) -> Receiving:
+        """Begin to fill a contiguous array."""
+        with self.naming(peer):
+            work = dist.irecv(_bytes(out), peer, group=self.group, tag=tag)
+        assert work is not None
+        self.received_bytes += out.nbytes
+        return Receiving(self, peer, work)
+
+    def settle(self) -> None:
+        """Wait until what was sent before the last `settle` has arrived.
+
+        The others may be a step behind; to wait for the newest messages would hold this rank up.
+        """
+        for peer, work, _ in _taken(self._sent[0]):
+            with self.naming(peer):
+                work.wait()
+        self._sent[:] = [self._sent[1], []]
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank has it set; all ranks call this."""
+        found = torch.tensor([flag], dtype=torch.uint8)
+        with self.naming(None):
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(found.item())
+
+    def gather(self, mine: T) -> list[T]:
+        """What every rank has, by rank; all ranks call this."""
+        found: list[T | None] = [None] * self.size
+        with self.naming(None):
+            dist.all_gather_object(found, mine, group=self.group)
+        return cast(list[T], found)
+
+    def close(self) -> None:
+        """Wait until all has arrived, unless a rank was lost; all ranks call this."""
+        if not self._abandoned.is_set():
+            with suppress(CommError):
+                self.settle()
+                self.settle()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._abandoned.is_set():
+            self._forget()
+        elif self._forget.detach() is not None:
+            _destroy(self.group)
+
+    def abandon(self) -> None:
+        """Let go at once: whoever waits, here or on another rank, gets an error.
+
+        gloo cannot be told to; but it closes a connection of which a message does not come in time.
+        """
+        self._abandoned.set()
+        for peer in range(self.size):
+            if peer != self.rank:
+                with suppress(RuntimeError, ValueError):
+                    tag = tag_of("the end")
+                    work = dist.irecv(torch.empty(1), peer, group=self.group, tag=tag)
+                    assert work is not None
+                    work.wait(_limit(0))
+
+    def leave(self, seconds: float) -> None:
+        """End in any case, after so many seconds for what was sent to arrive [s]."""
+        _arrive(self._sent, seconds)
+        self.abandon()
+        self._end()
+
+    @contextmanager
+    def naming(self, peer: int | None) -> Iterator[None]:
+        """Say which rank did not answer."""
+        who = "another rank" if peer is None else f"rank {peer}"
+        words = f"rank {self.rank} lost contact with {who} while samples were exchanged"
+        if self._abandoned.is_set():
+            raise CommError(f"{words}: the data set was left after an error")
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            raise CommError(f"{words}: {str(error).splitlines()[0]}") from error
+
+
+class Receiving:
+    """A message that is on its way."""
+
+    def __init__(self, courier: Courier, peer: int, work: dist.Work) -> None:
+        self._courier, self._peer, self._work = courier, peer, work
+
+    def wait(self) -> None:
+        """Until it is there.
+
+        Raises:
+            CommError: the other rank died or did not answer in time.
+        """
+        with self._courier.naming(self._peer):
+            self._work.wait()
+
+
+def tag_of(*key: object) -> int:
+    """A message's number, by what it is."""
+    return zlib.crc32(repr(key).encode()) >> 1
+
+
+def _bytes(values: Array) -> torch.Tensor:
+    """Not every backend sends every type."""
+    return torch.from_numpy(values.reshape(-1).view(np.uint8))
+
+
+def _time_limit() -> datetime.timedelta:
+    """That of the training's process group."""
+    group = dist.distributed_c10d._get_default_group()
+    device = torch.device("cuda" if "nccl" in dist.get_backend() else "cpu")
+    limit: datetime.timedelta = group._get_backend(device).options._timeout
+    return limit
+
+
+def _limit(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(seconds, 0.001))  # zero would be for ever
+
+
+def _taken(sent: list[Message]) -> Iterator[Message]:
+    """Each message once: gloo would wait for the arrival of a second one."""
+    while sent:
+        yield sent.pop(0)
+
+
+def _arrive(sent: list[list[Message]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    for _, work, _ in itertools.chain(*map(_taken, sent)):
+        with suppress(RuntimeError, ValueError):
+            work.wait(_limit(end - time.monotonic()))
+
+
+def _forget(group: dist.ProcessGroup, sent: list[list[Message]]) -> None:
+    if dist.is_initialized():
+        _arrive(sent, GRACE)
+        _destroy(group)
+
+
+def _destroy(group: dist.ProcessGroup) -> None:
+    if dist.is_initialized():
+        with suppress(ValueError):  # the process group of which it was a part has ended
+            dist.destroy_process_group(group)

@@ -1,0 +1,171 @@
+"""Evaluate a run: predict a split that the network never saw and measure the errors."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.retention import folder_of, latest
+from hyperslab.checkpoint.save_load import load
+from hyperslab.comm import Grid
+from hyperslab.comm.bootstrap import on_main, start_ranks
+from hyperslab.comm.grid import AXES
+from hyperslab.errors import DataError
+from hyperslab.evaluate import regression, segmentation
+from hyperslab.evaluate.regression import Evaluation
+from hyperslab.evaluate.segmentation import ClassEvaluation
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import Recipe
+from hyperslab.train.build import build_model, open_data, training_digest
+
+log = logging.getLogger("hyperslab")
+
+UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    checkpoint: str = "best",
+    split: str = "test",
+    overrides: Sequence[str] = (),
+) -> Evaluation | ClassEvaluation:
+    """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
+
+    Every rank calls it alike and gets the same numbers, which do not depend on the grid. The
+    network predicts without dropout and augmentation, in the recipe's precision.
+
+    Args:
+        run: the folder of a training run.
+        checkpoint: "best" (of the lowest validation loss), "latest", the name of one of the
+            run's checkpoints, or a path.
+        split: "test", "validation", "train" or "all".
+        overrides: see `recipe_for`.
+
+    Raises:
+        DataError: not a run's folder, no such checkpoint, or the results cannot be written.
+        CheckpointError: the checkpoint is corrupt or of another network.
+        RecipeError: an override is bad.
+        LayoutError: the grid does not match the ranks.
+    """
+    run = Path(run)
+    recipe = recipe_for(run, overrides)
+    started = start_ranks(recipe.device, recipe.timeout)
+    try:
+        grid = Grid(**recipe.grid.model_dump())
+        path = find_checkpoint(run, checkpoint)
+        result = _measure(recipe, grid, path, split)
+        folder = run / "evaluation"
+        on_main(lambda: _write(result, folder), f"cannot write into {folder}", DataError)
+    finally:
+        if started:
+            dist.destroy_process_group()
+    return result
+
+
+def recipe_for(
+    run: Path, overrides: Sequence[str], *, ranks: int | None = None, axis: str = "data"
+) -> Recipe:
+    """The run's recipe for this many ranks, by default those of the environment.
+
+    Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
+    name are not cut. Without them the grid is the recipe's where it has as many places as there
+    are ranks, and else cuts along ``axis`` alone: the mini-batch.
+    """
+    if not (run / "recipe.yaml").is_file():
+        raise DataError(
+            f"{run} is not the folder of a run: it has no recipe.yaml\n"
+            "    `hyperslab train RECIPE` makes one and says where"
+        )
+    if any(override.startswith("grid") for override in overrides):
+        return load_recipe(run / "recipe.yaml", [*UNCUT, *overrides])
+    recipe = load_recipe(run / "recipe.yaml", overrides)
+    if (size := ranks or _ranks()) == recipe.grid.size:
+        return recipe
+    return load_recipe(run / "recipe.yaml", [*UNCUT, f"grid.{axis}={size}", *overrides])
+
+
+def find_checkpoint(run: Path, which: str) -> Path:
+    """The folder that "best", "latest", a name or a path means; every rank calls it.
+
+    Raises:
+        DataError: there is none.
+    """
+    folder = folder_of(run)
+    if which == "latest":
+        found = latest(run)
+    else:
+        candidates = (folder / which, Path(which))
+        found = next((path.resolve() for path in candidates if path.is_dir()), None)
+    if found is None:
+        there = sorted(path.name for path in folder.glob("[!.]*"))
+        raise DataError(
+            f"{run} has no checkpoint {which!r}; "
+            + (f"it has: {', '.join(there)}" if there else "it has none: train it first")
+        )
+    return found
+
+
+def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation | ClassEvaluation:
+    """Predict and compare; every rank gets the same."""
+    with open_data(recipe, grid, split=split, shuffle=False) as data:
+        model = build_model(recipe, About.of(data), grid)
+        state = load(path, model)
+        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
+            log.warning(
+                "%s was trained on another split or other files: the %s split of %s may hold "
+                "samples that it has seen",
+                path,
+                split,
+                recipe.data.path,
+            )
+        begin = time.perf_counter()
+        kind = segmentation if data.classes else regression
+        result = kind.measure(model, data, recipe)
+        result.facts.update(
+            samples=len(data),
+            split=split,
+            checkpoint=path.name,
+            epochs=state.get("position", {}).get("epoch"),
+            weights=sum(p.numel() for p in model.parameters()),
+            grid=grid.extents,
+            precision=recipe.precision,
+            seconds=time.perf_counter() - begin,
+            **_environment(grid),
+        )
+    return result
+
+
+def _write(result: Evaluation | ClassEvaluation, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    result.write(folder)
+
+
+def _environment(grid: Grid) -> dict[str, Any]:
+    cuda = grid.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(grid.device) if cuda else "CPU",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "hyperslab": version("hyperslab"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _ranks() -> int:
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,125 @@
+"""Measure a network that gives every voxel its class: how its masks overlap with the true ones.
+
+Legend: N samples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hyperslab.atomic_files import as_csv, as_json, replace
+from hyperslab.data import Dataset
+from hyperslab.metrics.confusion import (
+    Counts,
+    Scores,
+    count,
+    predicted_classes,
+    scores_of,
+    sum_over_ranks,
+)
+from hyperslab.recipe.schema import Recipe
+from hyperslab.tensor.main_rank import collect
+
+Masks = dict[str, NDArray[np.uint8]]
+
+SHOWN = 3
+"""Samples whose masks are kept for the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassEvaluation:
+    """The scores of one checkpoint on one split.
+
+    ``confusions`` (N, C, C) are those of ``samples``. ``masks`` (D, H, W) of some of them are on
+    the main rank only. ``facts`` say how it all came about.
+    """
+
+    classes: tuple[str, ...]
+    samples: tuple[str, ...]
+    confusions: Counts
+    masks: Masks
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def confusion(self) -> Counts:
+        """Of all samples together (C, C): the row is the true class."""
+        total: Counts = self.confusions.sum(0)
+        return total
+
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """By class, those of all voxels together, and ``dice_mean``: see `mean_dice`."""
+        means = mean_dice(self.confusions, self.classes)
+        return {
+            name: {"dice_mean": means[name], **scores}
+            for name, scores in scores_of(self.confusion, self.classes).items()
+        }
+
+    def write(self, folder: Path) -> None:
+        """``metrics.json``, ``metrics.csv``, ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
+        scores, classes = self.scores, self.classes
+        keys = list(scores[classes[0]])
+        rows = ([name, *row.values()] for name, row in scores.items())
+        replace(folder / "metrics.csv", as_csv(["class", *keys], rows))
+        rows = ([n, *row] for n, row in zip(classes, self.confusion.tolist(), strict=True))
+        replace(folder / "confusion.csv", as_csv(["true \\ predicted", *classes], rows))
+        replace(folder / "samples.csv", as_csv(*self._by_sample()))
+        draft = folder / ".masks.npz"
+        masks = np.stack(list(self.masks.values()))
+        np.savez_compressed(draft, samples=np.array(list(self.masks)), masks=masks)
+        draft.replace(folder / "masks.npz")
+        content = {"classes": scores, "confusion": self.confusion.tolist(), **self.facts}
+        replace(folder / "metrics.json", as_json(content))
+
+    def _by_sample(self) -> tuple[list[str], list[list[object]]]:
+        kinds = ("dice", "iou", "precision", "recall")
+        head = ["sample", *(f"{kind}_{name}" for name in self.classes for kind in kinds)]
+        rows: list[list[object]] = []
+        for sample, confusion in zip(self.samples, self.confusions, strict=True):
+            scores = scores_of(confusion, self.classes).values()
+            rows.append([sample, *(score[kind] for score in scores for kind in kinds)])
+        return head, rows
+
+
+def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
+    """By class, the mean of the samples' own Dice, over the samples that have such voxels.
+
+    NaN where none has. Every sample counts alike here, a large organ no more than a small one.
+    """
+    of_samples = [scores_of(confusion, classes) for confusion in confusions]
+    there = confusions.sum(2) > 0
+    return {
+        name: float(np.mean(values)) if values else float("nan")
+        for i, name in enumerate(classes)
+        for values in [[s[name]["dice"] for s, t in zip(of_samples, there[:, i], strict=True) if t]]
+    }
+
+
+@torch.no_grad()
+def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> ClassEvaluation:
+    """Predict every sample once; the counts are the same on every rank.
+
+    Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
+    in the end; 3. the masks to be shown are collected on the main rank, as bytes.
+    """
+    model.eval()
+    grid, size, names = data.grid, len(data.classes), list[str]()
+    counts, masks = [], list[NDArray[np.uint8]]()
+    for x, y in data.epoch(0):
+        with torch.autocast(grid.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+            predicted = predicted_classes(model(x))
+        counts.append(count(predicted, y, size))
+        if len(names) < SHOWN:
+            whole = collect(predicted)
+            masks += [] if whole is None else list(whole)
+        names += data.shown_names
+    confusions = sum_over_ranks(torch.cat(counts), grid).cpu().numpy()
+    shown = dict(zip(names, masks[:SHOWN], strict=False))
+    return ClassEvaluation(data.classes, tuple(names), confusions, shown)

@@ -1,0 +1,123 @@
+"""HDF5 files read collectively, by MPI-IO (the extra `mpi`, with h5py built for a parallel HDF5).
+
+The ranks of a replica open a file together and each reads its box of it in one collective transfer,
+which the MPI library may put together to few large requests. Nothing is read in the background:
+collective calls need one order on all ranks, and HDF5 lets one thread in at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+
+from hyperslab.comm import Grid
+from hyperslab.errors import DataError, HyperslabError
+from hyperslab.formats.keyed.catalog import Catalog
+from hyperslab.formats.keyed.hdf5 import Hdf5Folder
+from hyperslab.formats.keyed.source import KeyedFolder, Selection
+from hyperslab.formats.shared import optional
+from hyperslab.formats.shared.fingerprint import check
+from hyperslab.formats.source import Array
+
+T = TypeVar("T")
+
+
+class MpioFolder(Hdf5Folder):
+    """The HDF5 files of a catalogue, opened on the communicator of this rank's replica.
+
+    No file stays open, for to close one is collective too, and a rank that has left after an error
+    of its own, such as NaN in its box, does not take part any more.
+    """
+
+    collective = True
+
+    def __init__(self, catalog: Catalog, communicator: Any) -> None:
+        super().__init__(catalog)
+        self.communicator = communicator
+
+    def _load(self, sample: int, *what: Any) -> Array:
+        """What is selected of a data set.
+
+        Distribution scheme: 1. the ranks of the replica agree that each sees the file as it was;
+        2. they open it and agree that it holds what it should; 3. one collective transfer; 4. they
+        close it; 5. they agree that all went well, and that the file is still as it was.
+        """
+        path, stamp = Path(self.where(sample)), self.catalog.stamps[self.catalog.files[sample]]
+        self._agree(lambda: check(path, self.names[sample], stamp))
+
+        def read() -> Array:
+            try:
+                return KeyedFolder._load(self, sample, *what)
+            finally:
+                self.close()
+
+        return self._agree(read)
+
+    def _dataset(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
+        return self._agree(lambda: KeyedFolder._dataset(self, sample, key, shape, dtype))
+
+    def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
+        with dataset.collective:
+            return super()._fetch(dataset, selection, dtype)
+
+    def _file(self, name: str) -> h5py.File:
+        path = self.catalog.folder / name
+        self._open[name] = h5py.File(path, "r", driver="mpio", comm=self.communicator)
+        return self._open[name]
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _agree(self, attempt: Callable[[], T]) -> T:
+        """What ``attempt`` returns, if it succeeds on all ranks of the replica.
+
+        Raises:
+            DataError: on all of them, in the words of the first that failed, which is named if
+                others did not.
+        """
+        problem: Exception | None = None
+        try:
+            result = attempt()
+        except Exception as error:  # whatever it is, the others wait to hear of it
+            problem = error
+        rank = optional.mpi().COMM_WORLD.Get_rank()
+        said = self.communicator.allgather((rank, problem and (str(problem) or repr(problem))))
+        failed = [(rank, words) for rank, words in said if words]
+        if not failed:
+            return result
+        rank, words = failed[0]
+        raise DataError(words if len(failed) == len(said) else f"{words}\n    (rank {rank})")
+
+
+def replica_of(grid: Grid) -> Any:
+    """The MPI communicator of the ranks that share their samples with this one; all ranks call it.
+
+    Raises:
+        HyperslabError: mpi4py is missing, h5py is built without MPI, or the ranks of the grid are
+            not those of MPI.
+    """
+    return grid.remember("replica of MPI", lambda: _split(grid))
+
+
+def _split(grid: Grid) -> Any:
+    mpi = optional.mpi()
+    if not h5py.get_config().mpi:
+        raise HyperslabError(
+            'driver="mpio" needs an h5py that was built for a parallel HDF5, and this one was not\n'
+            "    HDF5_MPI=ON CC=mpicc pip install --no-binary=h5py h5py, or leave the driver out: "
+            "every rank then reads by itself"
+        )
+    world = mpi.COMM_WORLD
+    ours, theirs = (grid.rank, grid.size), (world.Get_rank(), world.Get_size())
+    if not all(world.allgather(ours == theirs)):
+        raise HyperslabError(
+            f'driver="mpio" needs MPI and torch to number the ranks alike: here, torch\'s rank '
+            f"{ours[0]} of {ours[1]} is MPI's {theirs[0]} of {theirs[1]}\n    start the ranks with "
+            f"mpirun -n {grid.size}, and leave RANK and WORLD_SIZE to it"
+        )
+    return world.Split(color=grid.coords["data"], key=grid.rank)

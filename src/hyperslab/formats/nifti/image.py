@@ -1,0 +1,179 @@
+"""NIfTI files: volumes in one orientation, and masks back in the orientation of their volume.
+
+In memory a volume is (D, H, W): D grows from inferior to superior, H from posterior to anterior, W
+from left to right (NIfTI's RAS+ axes in the order z, y, x). The axes of the file are permuted and
+flipped to the closest ones of these, never rotated: an oblique scan stays oblique, and its affine
+says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.ct import library
+from hyperslab.errors import DataError
+from hyperslab.formats.nifti import lattice
+from hyperslab.formats.nifti.source import dtype_of, load, naming, orientation
+
+SUFFIXES = (".nii", ".nii.gz")
+
+CANONICAL = ((0, 1), (1, 1), (2, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class CtVolume:
+    """One volume of a NIfTI file.
+
+    ``values`` (D, H, W): int16 where the file's numbers are such, else float32, slope and
+    intercept applied (HU for a CT). ``affine`` (4, 4) maps (d, h, w, 1) to (x, y, z, 1) [mm] in
+    RAS+. The file's own are ``header``, ``stored_shape`` and ``stored_affine`` (of i, j, k).
+    """
+
+    path: Path
+    values: NDArray[Any]
+    affine: lattice.Floats
+    header: Any
+    stored_shape: tuple[int, ...]
+    stored_affine: lattice.Floats
+
+    @property
+    def spacing(self) -> lattice.Floats:
+        """The size of a voxel along D, H and W [mm]."""
+        return lattice.spacing(self.affine)
+
+    @property
+    def orientation(self) -> str:
+        """Where the file's axes i, j, k point: ``"LPS"`` is left, posterior, superior."""
+        return "".join(library.load().aff2axcodes(self.stored_affine))
+
+
+def read(path: Path) -> CtVolume:
+    """Read a volume.
+
+    Raises:
+        DataError: the file is no NIfTI file or damaged, is not 3-D, has no voxels, holds NaN or
+            infinite values or one and the same everywhere, or does not say how it is oriented.
+        HyperslabError: the extra ``medical`` is not installed.
+    """
+    volume = _load(path)
+    low, high = volume.values.min(), volume.values.max()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise DataError(f"{path}: holds NaN or infinite values")
+    if low == high:
+        raise DataError(f"{path}: is empty: every voxel is {low:g}")
+    return volume
+
+
+def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
+    """Read the class of every voxel (D, H, W) of the volume ``like``: 0 .. classes - 1.
+
+    The file may store its axes otherwise than the volume's; the voxels must be at the same places,
+    to half a voxel.
+
+    Raises:
+        DataError: as `read`; or another shape or place than ``like``; or other numbers.
+    """
+    labels = _load(path)
+    if labels.values.shape != like.values.shape:
+        ours, theirs = (" x ".join(map(str, v.values.shape)) for v in (labels, like))
+        raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
+    off = _distance(labels, like)
+    if not off <= 0.5:
+        raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.path.name}'s")
+    whole = _whole(path, labels.values)
+    low, high = whole.min(), whole.max()
+    if low < 0 or high >= classes:
+        raise DataError(f"{path}: holds labels {low:g} to {high:g}; needs 0 to {classes - 1}")
+    return whole.astype(np.uint8)
+
+
+def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
+    """Write a mask (d, h, w) on any lattice over the extent of ``like``, on like's own lattice.
+
+    Resampled to the nearest; orientation, shape, affine and the rest of the header are those of the
+    file that ``like`` was read from. The name appears when the file is complete.
+
+    Raises:
+        DataError: the name does not end in .nii or .nii.gz, or the file cannot be written.
+    """
+    orientations = library.load().orientations
+    mask = lattice.nearest(mask.astype(np.uint8), like.values.shape).transpose(2, 1, 0)
+    back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
+    header = like.header.copy()
+    header["cal_min"] = header["cal_max"] = 0  # the window in which a viewer shows the CT
+    save(path, orientations.apply_orientation(mask, back), np.dtype(np.uint8), None, header)
+
+
+def save(
+    path: Path,
+    values: NDArray[Any],
+    dtype: np.dtype[Any],
+    affine: lattice.Floats | None,
+    header: Any,
+) -> None:
+    """Write the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept.
+
+    Raises:
+        DataError: see `write_mask`.
+    """
+    nibabel = library.load()
+    suffix = next((s for s in reversed(SUFFIXES) if path.name.endswith(s)), None)
+    if suffix is None:
+        raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(SUFFIXES)}")
+    kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
+    image = kind(values, affine, header, dtype=dtype)
+    partial = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
+    try:
+        nibabel.save(image, partial)
+        os.replace(partial, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _load(path: Path) -> CtVolume:
+    nibabel = library.load()
+    with naming(path):
+        image = load(path)
+        turned = orientation(path, image)
+        values = nibabel.orientations.apply_orientation(_values(image), turned)
+    turn = nibabel.orientations.inv_ornt_aff(turned, image.shape)
+    affine = (image.affine @ turn)[:, [2, 1, 0, 3]]
+    return CtVolume(
+        path, values.transpose(2, 1, 0), affine, image.header, image.shape, image.affine
+    )
+
+
+def _values(image: Any) -> NDArray[Any]:
+    """The numbers (i, j, k), slope and intercept applied."""
+    proxy, dtype = image.dataobj, dtype_of(image)
+    if (proxy.slope, proxy.inter) != (1, 0):
+        return np.asarray(proxy, dtype)
+    return proxy.get_unscaled().astype(dtype, copy=False)
+
+
+def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
+    if labels.dtype.kind == "i":
+        return labels
+    whole = np.rint(labels)
+    if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
+        raise DataError(f"{path}: holds labels that are no whole numbers")
+    return whole
+
+
+def _distance(one: CtVolume, other: CtVolume) -> float:
+    """How far apart the corners of two volumes of one shape are at most, in voxels of ``other``."""
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(other.values.shape) - 1)
+    indices = np.c_[corners, np.ones(8)].T
+    there = np.linalg.inv(other.affine) @ one.affine @ indices
+    return float(np.abs(there - indices).max())

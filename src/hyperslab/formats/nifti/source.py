@@ -1,0 +1,284 @@
+"""A folder of NIfTI files as a `Source` (the extra `medical`): CTs with labels, as published.
+
+A volume is (1, D, H, W): D grows from inferior to superior, H from posterior to anterior, W from
+left to right, which are NIfTI's RAS+ axes in the order z, y, x. A file's own axes are permuted and
+flipped to the closest of these, and so is the box that is read. Labels are found by LiTS's and the
+Medical Segmentation Decathlon's names, see `pairs`. A ``.nii.gz`` has no random access: each box
+unpacks all that lies before its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.comm import Grid
+from hyperslab.errors import DataError, HyperslabError
+from hyperslab.formats.keyed.catalog import Refuse, from_main, sift
+from hyperslab.formats.nifti.pairs import Pair, find
+from hyperslab.formats.shared import optional
+from hyperslab.formats.shared.fingerprint import Stamp, unchanged
+from hyperslab.formats.shared.labels import LIVER, as_classes
+from hyperslab.formats.source import Array, Source
+from hyperslab.geometry import Box
+
+Header = tuple[tuple[int, ...], np.dtype[Any], int]
+
+OBLIQUE = 35.0
+"""How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scans:
+    """N volumes of ``shape`` (D, H, W) read as ``dtype``, each with the file of its labels.
+
+    ``stamps``: of the two files of each, by its name.
+    """
+
+    folder: Path
+    pairs: tuple[Pair, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    label_bytes: int
+    stamps: Mapping[str, tuple[Stamp, Stamp]]
+
+
+class NiftiFolder(Source):
+    """Scans with a class for every voxel, all of one shape; volumes published without are left out.
+
+    Values have slope and intercept applied (HU for a CT): int16 where the file's numbers are such
+    and need none, else float32.
+    """
+
+    suffixes = (".nii", ".nii.gz")
+
+    def __init__(self, scans: Scans) -> None:
+        self.scans = scans
+        self.names = [pair.name for pair in scans.pairs]
+        self.shape = (1, *scans.shape)
+        self.dtype = scans.dtype
+        self.classes = LIVER
+        self.label_bytes = scans.label_bytes
+
+    @classmethod
+    def scan(cls, path: str | Path, grid: Grid, refuse: Refuse | None = None) -> NiftiFolder:
+        """The folder as the main rank sees it. All ranks call this.
+
+        With ``refuse`` files that are not what they should be are left out.
+
+        Raises:
+            DataError: the folder is missing or holds no scan with labels; a file is damaged, not
+                3-D, oblique or does not say how it is oriented; labels are missing or lie
+                elsewhere than their volume; or volumes differ in shape or type.
+            HyperslabError: the extra ``medical`` is not installed.
+        """
+        return cls(from_main(grid, lambda: _scan(Path(path), refuse)))
+
+    def where(self, sample: int) -> str:
+        return str(self.scans.pairs[sample].image)
+
+    def read(self, sample: int, box: Box) -> Array:
+        """Read one box.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        path, name = self.scans.pairs[sample].image, self.names[sample]
+        with unchanged(path, name, self.scans.stamps[name][0]):
+            values = _read(path, self.scans.shape, Box(box.lo[1:], box.hi[1:]))
+        if values.dtype != self.dtype:
+            raise DataError(
+                f"{self.where(sample)}: is read as {values.dtype} but was {self.dtype} when the "
+                "folder was scanned"
+            )
+        return values[None][box.slices()[:1]]
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """The classes of one box; errors as `read`, and labels that are no classes."""
+        path, name = self.scans.pairs[sample].labels, self.names[sample]
+        with unchanged(path, name, self.scans.stamps[name][1]):
+            values = _read(path, self.scans.shape, box)
+        return as_classes(values[None], f"{path}: {box}")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Damaged bytes can raise anything; what comes out names the file."""
+    try:
+        yield
+    except (HyperslabError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{path}: cannot be read as NIfTI, truncated or foreign?: {error}"
+        ) from error
+
+
+def load(path: Path) -> Any:
+    """The file's header and a proxy of its voxels.
+
+    Raises:
+        DataError: it is no NIfTI file; call it within `naming` for what the library raises.
+    """
+    nibabel = optional.nibabel()
+    image = nibabel.load(path, mmap=False)
+    if not isinstance(image, nibabel.Nifti1Image):
+        raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
+    if image.get_data_dtype().kind not in "iuf":
+        raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
+    return image
+
+
+def dtype_of(image: Any) -> np.dtype[Any]:
+    """int16 where the file's numbers are such and are not scaled, else float32."""
+    scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
+    exact = np.can_cast(image.get_data_dtype(), np.int16) and not scaled
+    return np.dtype(np.int16 if exact else np.float32)
+
+
+def orientation(path: Path, image: Any) -> NDArray[Any]:
+    """How the file's axes become RAS+, once it is clear that the file says so.
+
+    Raises:
+        DataError: it does not, is not 3-D, has no voxels or is oblique.
+    """
+    extents = " x ".join(map(str, image.shape))
+    if len(image.shape) != 3:
+        raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
+    if 0 in image.shape:
+        raise DataError(f"{path}: is empty: {extents} voxels")
+    if not (image.header["sform_code"] > 0 or image.header["qform_code"] > 0):
+        raise DataError(
+            f"{path}: does not say where left is (sform_code and qform_code are 0); set one of them"
+        )
+    sizes = np.linalg.norm(image.affine[:3, :3], axis=0)
+    if not (np.isfinite(image.affine).all() and (sizes > 0).all()):
+        raise DataError(f"{path}: its affine has no inverse: {image.affine[:3].tolist()}")
+    found = optional.nibabel().io_orientation(image.affine)
+    if not np.isnan(found).any():
+        cosines = np.abs(image.affine[found[:, 0].astype(int), range(3)]) / sizes
+        if cosines.min() >= math.cos(math.radians(OBLIQUE)):
+            return found
+    raise DataError(
+        f"{path}: an axis is more than {OBLIQUE:g} degrees from the patient's; resample it first"
+    )
+
+
+def stored_axes(source: NiftiFolder, sample: int) -> tuple[str, str, tuple[int, ...], int]:
+    """The file's dims as letters of D, H, W, outermost first, those of them that run backwards,
+    their extents, and the bytes of a voxel in it.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = source.scans.pairs[sample].image
+    with naming(path):
+        image = load(path)
+        turn = orientation(path, image)
+    dims = "".join("WHD"[int(axis)] for axis, _ in turn)
+    flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
+    return dims[::-1], flipped, image.shape[::-1], image.get_data_dtype().itemsize
+
+
+def affine_of(source: NiftiFolder, sample: int) -> NDArray[Any]:
+    """(4, 4): from (d, h, w, 1) of the volume as it is read to (x, y, z, 1) [mm], RAS+.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = source.scans.pairs[sample].image
+    with naming(path):
+        image = load(path)
+        return _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
+
+
+def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
+    """The box (d, h, w) of a file, along the patient's axes."""
+    with naming(path):
+        image = load(path)
+        turn = orientation(path, image)
+        if _shape(image, turn) != shape:
+            raise DataError(
+                f"{path}: has {_shape(image, turn)} voxels but had {shape} when the folder was "
+                "scanned"
+            )
+        selection = []
+        for (axis, flip), extent in zip(turn, image.shape, strict=True):
+            lo, hi = box.interval(2 - int(axis))  # axes x, y, z are dims W, H, D
+            selection.append(slice(lo, hi) if flip > 0 else slice(extent - hi, extent - lo))
+        values = np.asarray(image.dataobj[tuple(selection)], dtype_of(image))
+        return optional.nibabel().orientations.apply_orientation(values, turn).transpose(2, 1, 0)
+
+
+def _shape(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
+    """(D, H, W)"""
+    extents = dict(zip(turn[:, 0].astype(int), image.shape, strict=True))
+    return tuple(int(extents[axis]) for axis in (2, 1, 0))
+
+
+def _affine(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
+    """From (x, y, z, 1) of the turned file to [mm]."""
+    return image.affine @ optional.nibabel().orientations.inv_ornt_aff(turn, image.shape)
+
+
+def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
+    pairs = [pair for pair in find(folder) if not pair.test]
+    if not pairs:
+        raise DataError(f"{folder}: holds test volumes only, which have no labels")
+    stamps: dict[str, tuple[Stamp, Stamp]] = {}
+
+    def header(pair: Pair) -> Header:
+        if pair.problem:
+            raise DataError(pair.problem)
+        stamps[pair.name] = (_stamp(pair.image), _stamp(pair.labels))  # later changes are noticed
+        return _header(pair)
+
+    found = sift(pairs, header, refuse)
+    one, (shape, dtype, label_bytes) = found[0]
+
+    def alike(entry: tuple[Pair, Header]) -> None:
+        pair, header = entry
+        if header[:2] != (shape, dtype):
+            raise DataError(
+                f"{pair.image}: is {header[1]} {header[0]} but {one.image.name} is {dtype} "
+                f"{shape}; `hyperslab convert lits` brings volumes to one shape and type"
+            )
+
+    good = tuple(pair for (pair, _), _ in sift(found, alike, refuse))
+    return Scans(folder, good, shape, dtype, label_bytes, stamps)
+
+
+def _stamp(path: Path) -> Stamp:
+    with naming(path):
+        return Stamp.of(path)
+
+
+def _header(pair: Pair) -> Header:
+    """Shape (D, H, W) and type of the volume, and the bytes of a label."""
+    with naming(pair.image):
+        image = load(pair.image)
+        turn = orientation(pair.image, image)
+        shape, dtype, affine = _shape(image, turn), dtype_of(image), _affine(image, turn)
+    with naming(pair.labels):
+        labels = load(pair.labels)
+        turn = orientation(pair.labels, labels)
+        if _shape(labels, turn) != shape:
+            raise DataError(
+                f"{pair.labels}: has {_shape(labels, turn)} voxels (D, H, W) but "
+                f"{pair.image.name} has {shape}"
+            )
+        corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape[::-1]) - 1)
+        indices = np.c_[corners, np.ones(8)].T
+        off = np.abs(np.linalg.inv(affine) @ _affine(labels, turn) @ indices - indices).max()
+        if not off <= 0.5:
+            raise DataError(
+                f"{pair.labels}: its affine is off by {off:.3g} voxels from {pair.image.name}'s"
+            )
+    return shape, dtype, labels.get_data_dtype().itemsize

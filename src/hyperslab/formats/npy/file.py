@@ -1,0 +1,78 @@
+"""One .npy file: what its header says, and a box of its array."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import DataError
+from hyperslab.formats.keyed.header import DTYPES, naming
+from hyperslab.formats.shared.strided_read import read_box
+from hyperslab.geometry import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of its array, which begins at ``start`` [B].
+
+    ``fortran``: neighbours along the first dim lie beside each other, not those along the last.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran: bool
+    start: int
+
+
+def header_of(path: Path) -> Header:
+    """The header of a volume.
+
+    Raises:
+        DataError: it is no .npy, or cut short, or no volume.
+    """
+    with naming(path, "npy"), path.open("rb") as file:
+        header = _read(file)
+        size = math.prod(header.shape) * header.dtype.itemsize
+        if path.stat().st_size < header.start + size and not header.dtype.hasobject:
+            raise EOFError(f"it has {path.stat().st_size} of {header.start + size} bytes")
+    if len(header.shape) not in (3, 4) or size == 0 or header.dtype.name not in DTYPES:
+        raise DataError(
+            f"{path}: is {header.dtype} {header.shape}; needs three spatial dims, with or without "
+            f"channels, of {', '.join(DTYPES)}"
+        )
+    return header
+
+
+def values(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
+    """A box of the array, which has to be of this shape and type.
+
+    Raises:
+        DataError: it is not.
+        OSError, EOFError, ValueError: the file has gone, is cut short or is no .npy.
+    """
+    with path.open("rb", buffering=0) as file:
+        header = _read(file)
+        if header.shape != shape or header.dtype != dtype:
+            raise DataError(
+                f"{path}: is {header.dtype} {header.shape} but was {dtype} {shape} when the "
+                "folder was scanned"
+            )
+        if not header.fortran:
+            return read_box(file.fileno(), header.start, shape, dtype, box)
+        turned = Box(box.lo[::-1], box.hi[::-1])
+        return read_box(file.fileno(), header.start, shape[::-1], dtype, turned).T
+
+
+def _read(file: IO[bytes]) -> Header:
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format is for arrays of records")
+    first = version == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    return Header(shape, dtype, fortran, file.tell())

@@ -1,0 +1,192 @@
+"""A folder of .npy files as a `Source`: boxes are read by the pieces in which they lie.
+
+``{name}.npy`` is (C, D, H, W), (D, H, W, C) or, of one channel, (D, H, W). The targets are in
+``targets.csv`` of the folder, whose first line is ``name`` and the names of the parameters, or each
+in ``{name}.target.npy`` (P,).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.comm import Grid
+from hyperslab.errors import DataError
+from hyperslab.formats.keyed.catalog import Refuse, from_main, list_files, sift
+from hyperslab.formats.keyed.header import Channels, channel_order, naming
+from hyperslab.formats.npy.file import Header, header_of, values
+from hyperslab.formats.parameters import Floats, Parameters
+from hyperslab.formats.shared.fingerprint import Stamp, unchanged
+from hyperslab.formats.source import Array, Source
+from hyperslab.geometry import Box
+
+TARGET = ".target.npy"
+TABLE = "targets.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What a folder holds: N volumes stored alike, with their targets (N, P)."""
+
+    folder: Path
+    names: tuple[str, ...]
+    stored: tuple[int, ...]
+    dtype: np.dtype[Any]
+    channels: Channels
+    targets: Floats
+    parameters: tuple[str, ...]
+    stamps: Mapping[str, Stamp]  # by name
+
+
+class NpyFolder(Source):
+    """Arrays in files of numpy's own format; nothing stays open."""
+
+    suffixes = (".npy",)
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self.names = arrays.names
+        self.dtype = arrays.dtype.newbyteorder("=")
+        self.parameters = Parameters.normalised(arrays.parameters)
+        last = arrays.channels == "last"
+        self.shape = (arrays.stored[-1], *arrays.stored[:-1]) if last else arrays.stored
+        if len(arrays.stored) == 3:
+            self.shape = (1, *arrays.stored)
+
+    @classmethod
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        channels: Channels | None = None,
+        refuse: Refuse | None = None,
+    ) -> NpyFolder:
+        """The folder as the main rank sees it. All ranks call this.
+
+        With ``refuse`` files that are not what they should be are left out.
+
+        Raises:
+            DataError: the folder is missing or holds no .npy; a file is damaged, or not stored
+                like the first; a target is missing or there are two; ``channels`` is ``None`` and
+                the shape does not tell.
+        """
+        return cls(from_main(grid, lambda: _scan(Path(path), channels, refuse)))
+
+    def where(self, sample: int) -> str:
+        return str(self._path(sample))
+
+    def target(self, sample: int) -> Array:
+        return self.arrays.targets[sample]
+
+    def read(self, sample: int, box: Box) -> Array:
+        """The box; short gaps between its pieces are read too.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        path, name, arrays = self._path(sample), self.names[sample], self.arrays
+        last = arrays.channels == "last"
+        places = [*range(1, 4), 0] if last else [*range(4 - len(arrays.stored), 4)]
+        stored = Box.of([box.interval(dim) for dim in places])
+        with unchanged(path, name, arrays.stamps[name]), naming(path, "npy"):
+            found = values(path, arrays.stored, arrays.dtype, stored)
+        found = found.astype(self.dtype, copy=False)
+        return np.moveaxis(found, -1, 0) if last else found.reshape(box.shape)
+
+    def _path(self, sample: int) -> Path:
+        return self.arrays.folder / f"{self.names[sample]}.npy"
+
+
+def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None) -> Arrays:
+    names = tuple(
+        file.removesuffix(".npy")
+        for file in list_files(folder, NpyFolder.suffixes)
+        if not file.endswith(TARGET)
+    )
+    if not names:
+        raise DataError(f"{folder}: holds targets *{TARGET} but no volume")
+    stamps: dict[str, Stamp] = {}
+
+    def header(name: str) -> Header:
+        path = folder / f"{name}.npy"
+        with naming(path, "npy"):
+            stamps[name] = Stamp.of(path)  # a change from now on is noticed
+        return header_of(path)
+
+    found = sift(names, header, refuse)
+    first, stored, dtype = found[0][0], found[0][1].shape, found[0][1].dtype
+
+    def alike(entry: tuple[str, Header]) -> str:
+        name, other = entry
+        if (other.shape, other.dtype) != (stored, dtype):
+            raise DataError(
+                f"{folder / name}.npy: is {other.dtype} {other.shape} but {first}.npy is {dtype} "
+                f"{stored}; all files of a data set are stored alike"
+            )
+        return name
+
+    names = tuple(name for _, name in sift(found, alike, refuse))
+    if len(stored) == 3:
+        channels = "first"
+    order = channels or channel_order(folder / f"{first}.npy", stored)
+    names, targets, parameters = _targets(folder, names, refuse)
+    return Arrays(folder, names, stored, dtype, order, targets, parameters, stamps)
+
+
+def _targets(
+    folder: Path, names: tuple[str, ...], refuse: Refuse | None
+) -> tuple[tuple[str, ...], Floats, tuple[str, ...]]:
+    """The samples that have them, (N, P), and the names of the P parameters."""
+    table = folder / TABLE
+    single = [folder / f"{name}{TARGET}" for name in names]
+    if table.exists() and any(path.exists() for path in single):
+        raise DataError(f"{folder}: holds {TABLE} and files *{TARGET}; keep one of the two")
+    if table.exists():
+        return names, *_table(table, names)
+    sizes: list[int] = []
+
+    def vector(name: str) -> NDArray[Any]:
+        path = folder / f"{name}{TARGET}"
+        with naming(path, "npy"):
+            values = np.asarray(np.load(path, allow_pickle=False))
+        if values.ndim != 1 or values.size == 0 or sizes[:1] not in ([], [values.size]):
+            raise DataError(
+                f"{path}: has shape {values.shape}; needs a vector of numbers, equally many "
+                "in each file"
+            )
+        _check_finite(path, values)
+        sizes.append(values.size)
+        return values
+
+    found = sift(names, vector, refuse)
+    vectors = np.array([values for _, values in found], np.float64)
+    return tuple(name for name, _ in found), vectors, tuple(f"y{i}" for i in range(sizes[0]))
+
+
+def _table(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:
+    with naming(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
+        header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    if len(header) < 2 or header[0] != "name" or len(set(header)) != len(header):
+        raise DataError(f"{path}: starts with {header}; needs name and different parameters' names")
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if len(row) != len(header) or row[0] in found:
+            raise DataError(f"{path}: {row} is not one line for a sample, of {len(header)} fields")
+        with naming(f"{path}: sample {row[0]!r}", "CSV"):
+            found[row[0]] = [float(value) for value in row[1:]]
+        _check_finite(f"{path}: sample {row[0]!r}", np.array(found[row[0]]))
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(f"{path}: has no line for {len(missing)} samples, {missing[0]!r} first")
+    return np.array([found[name] for name in names]), tuple(header[1:])
+
+
+def _check_finite(where: Path | str, values: NDArray[Any]) -> None:
+    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+        raise DataError(f"{where}: targets are {values.tolist()}; needs finite numbers")

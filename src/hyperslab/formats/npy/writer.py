@@ -1,0 +1,104 @@
+"""numpy's own files, with a table of targets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperslab.convert.journal import append
+from hyperslab.errors import DataError
+from hyperslab.formats.keyed.header import Channels, channel_order
+from hyperslab.formats.npy.source import TABLE, TARGET
+from hyperslab.formats.shared.manifest import Entry
+from hyperslab.formats.source import Source
+from hyperslab.formats.writer import Part, Target
+
+
+class NpyTarget(Target):
+    """(C, D, H, W), or (D, H, W) of one channel, and a line of ``targets.csv`` for each."""
+
+    compressions = ("none",)
+
+    def misfit(self, source: Source) -> str:
+        if source.classes:
+            return "labels"
+        suffix = TARGET.removesuffix(".npy")
+        named = [name for name in source.names if name.endswith(suffix)]
+        return f"a volume called {named[0]!r}, which is the name of a target" if named else ""
+
+    def files(self, name: str, compression: str) -> tuple[str, ...]:
+        return (f"{name}.npy",)
+
+    def write(self, folder: Path, name: str, part: Part) -> None:
+        path = folder / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        channels, depth, *plane = shape = part.source.shape
+        order, _ = stored_order(shape)
+        stored = (*shape[1:], channels) if order == "last" else shape[channels == 1 :]
+        # Plain writes: the pages of a mapping would count as this process's memory.
+        with path.open("wb") as file:
+            _write_header(file, stored, part.source.dtype)
+            start = file.tell()
+            layer = math.prod(plane) * part.source.dtype.itemsize
+            for lo, slab in part.values():
+                if order == "last":
+                    file.seek(start + lo * layer * channels)
+                    file.write(np.ascontiguousarray(np.moveaxis(slab, 0, -1)).data)
+                    continue
+                for channel, values in enumerate(slab):
+                    file.seek(start + (channel * depth + lo) * layer)
+                    file.write(np.ascontiguousarray(values).data)
+        if not (folder / TABLE).exists():
+            self.begin(folder, part.extras.names, [])
+        self.finish(folder, [{"name": name, "target": part.source.target(part.sample).tolist()}])
+
+    def told(self, source: Source) -> Channels | None:
+        return stored_order(source.shape)[1]
+
+    def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:
+        """Write the table anew: the last run may have ended within a line, or before a volume."""
+        path = out / TABLE
+        partial = out / f".{TABLE}.partial"
+        partial.write_bytes(_line(["name", *parameters]) + _lines(entries))
+        os.replace(partial, path)
+
+    def finish(self, out: Path, entries: Sequence[Entry]) -> None:
+        append(out / TABLE, _lines(entries))
+
+
+def stored_order(shape: tuple[int, ...]) -> tuple[Channels, Channels | None]:
+    """How (C, D, H, W) is stored, and what readers have to be told of it.
+
+    Nobody may take another dim for the channels. Where the shape, which is no cube, seems to say
+    that they come last, they do; where it says nothing, readers ask.
+    """
+    if shape[0] == 1:
+        return "first", None  # (D, H, W)
+    try:
+        order = channel_order(Path(), shape)
+    except DataError:
+        return "first", "first"
+    return order, None if order == "first" else "last"
+
+
+def _lines(entries: Sequence[Entry]) -> bytes:
+    return b"".join(_line([entry["name"], *entry["target"]]) for entry in entries)
+
+
+def _line(fields: list[Any]) -> bytes:
+    """A line of a table; numbers so that they are read as the same ones."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(fields)
+    return text.getvalue().encode()
+
+
+def _write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)

@@ -1,0 +1,85 @@
+"""A sample in slabs along depth, and its checksum as they pass.
+
+[Note: checksum] The CRC32C of a sample's values in the order (D, H, W, C), little-endian, whatever
+the file's own order is; of its labels, that of (D, H, W) as uint8. Slabs of any thickness give the
+same, and of a public CosmoFlow file it is the checksum of ``full`` as it is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import google_crc32c
+import numpy as np
+
+from hyperslab.data.transforms import check
+from hyperslab.formats.shared.labels import check_classes
+from hyperslab.formats.source import Array, Source
+from hyperslab.geometry import Box
+
+SLAB = 64 * 1024 * 1024
+"""A slab has at most so many bytes, unless one chunk is thicker [B]."""
+
+Slabs = Iterator[tuple[int, Array]]
+
+Read = Callable[[Box], Array]
+
+
+class Tally:
+    """The checksum of what has passed."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def add(self, values: Array) -> None:
+        """Take values (d, H, W, C) or (d, H, W) into account."""
+        little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+        self._sum = google_crc32c.extend(self._sum, little.reshape(-1).view(np.uint8))
+
+    def __str__(self) -> str:
+        return f"{self._sum:08x}"
+
+
+def thickness(shape: tuple[int, ...], itemsize: int, side: int = 1) -> int:
+    """How many planes a slab of (C, D, H, W) has: a multiple of a chunk's ``side``."""
+    plane = math.prod(shape) // shape[1] * itemsize
+    return max(1, SLAB // (plane * side)) * side
+
+
+def values(source: Source, sample: int, step: int, tally: Tally, read: Read | None = None) -> Slabs:
+    """Where each slab begins, and its values (C, d, H, W).
+
+    ``read`` gives the values of a box in another way than ``source.read``.
+
+    Raises:
+        DataError: they cannot be read, or are NaN or infinite.
+    """
+    channels, depth, height, width = source.shape
+    for lo in range(0, depth, step):
+        box = Box((0, lo, 0, 0), (channels, min(lo + step, depth), height, width))
+        slab = read(box) if read else source.read(sample, box)
+        check(slab, None, f"{source.where(sample)}: {box}", signed=True)
+        tally.add(np.moveaxis(slab, 0, -1))
+        yield lo, slab
+
+
+def labels(source: Source, sample: int, step: int, tally: Tally, read: Read | None = None) -> Slabs:
+    """Where each slab begins, and its labels (d, H, W).
+
+    Raises:
+        DataError: they cannot be read, or are no classes.
+    """
+    _, depth, height, width = source.shape
+    for lo in range(0, depth, step):
+        box = Box((lo, 0, 0), (min(lo + step, depth), height, width))
+        slab = read(box) if read else source.labels(sample, box)
+        check_classes(slab, source.classes, f"{source.where(sample)}: {box}")
+        tally.add(slab)
+        yield lo, slab
+
+
+def pass_by(slabs: Slabs) -> None:
+    """Let them be read, for the checksum."""
+    for _ in slabs:
+        pass

@@ -1,0 +1,66 @@
+"""Cutting each volume into cubes that are samples of their own."""
+
+from __future__ import annotations
+
+import itertools
+
+from hyperslab.errors import LayoutError
+from hyperslab.formats.source import Array, Source
+from hyperslab.geometry import Box
+
+
+class Subvolumes(Source):
+    """Each volume (C, D, H, W) of ``source`` as (D/W')(H/W')(W/W') samples (C, W', W', W').
+
+    W' is ``width``. Sample ``{name}_{ix}_{iy}_{iz}`` begins at (ix, iy, iz)·W' along depth, height
+    and width of its volume; samples are ordered by volume, then ix, then iy, then iz. So 512³ cubes
+    become the 128³ data set of Oyama et al. 2020, section V-A. The target is the volume's; labels
+    are those of the voxels.
+
+    Raises:
+        LayoutError: an extent is not a multiple of ``width``.
+    """
+
+    def __init__(self, source: Source, width: int) -> None:
+        channels, *extents = source.shape
+        if width < 1 or any(extent % width for extent in extents):
+            raise LayoutError(
+                f"cannot cut {source.where(0)} of {' x '.join(map(str, extents))} voxels into "
+                f"sub-volumes of {width}: every extent has to be a multiple of it"
+            )
+        self.source = source
+        self.shape = (channels, width, width, width)
+        self.dtype = source.dtype
+        self.parameters = source.parameters
+        self.classes, self.label_bytes = source.classes, source.label_bytes
+        self.collective = source.collective
+        self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
+        self.names = [
+            f"{name}_{ix}_{iy}_{iz}" for name in source.names for ix, iy, iz in self.places
+        ]
+
+    def read(self, sample: int, box: Box) -> Array:
+        volume, offset = self._place(sample)
+        return self.source.read(volume, box.shift((0, *offset)))
+
+    def labels(self, sample: int, box: Box) -> Array:
+        volume, offset = self._place(sample)
+        return self.source.labels(volume, box.shift(offset))
+
+    def target(self, sample: int) -> Array:
+        return self.source.target(sample // len(self.places))
+
+    def volume(self, sample: int) -> str:
+        return self.source.volume(sample // len(self.places))
+
+    def where(self, sample: int) -> str:
+        place = self.places[sample % len(self.places)]
+        return f"{self.source.where(sample // len(self.places))}, sub-volume {place}"
+
+    def _place(self, sample: int) -> tuple[int, tuple[int, ...]]:
+        """The volume of a sample, and where in it the sample begins."""
+        volume, place = divmod(sample, len(self.places))
+        return volume, tuple(i * self.shape[1] for i in self.places[place])
+
+    def close(self) -> None:
+        self.source.close()

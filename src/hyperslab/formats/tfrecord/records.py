@@ -1,0 +1,162 @@
+"""The TFRecord framing and the `tf.train.Example` in it, byte by byte.
+
+A record is its length (uint64), the masked CRC32C of that (uint32), the bytes and their masked
+CRC32C, little-endian (tensorflow/core/lib/io/record_writer.h). An Example is a protocol buffer:
+``Example{1: Features{1: map<string key = 1, Feature value = 2>}}`` with ``Feature{1: BytesList, 2:
+FloatList, 3: Int64List}``, each list's values being field 1 (tensorflow/core/example/*.proto).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import DataError
+from hyperslab.formats.shared.strided_read import read_box
+from hyperslab.formats.tfrecord.protobuf import Bytes, Part, fields
+from hyperslab.geometry import Box
+
+MAGIC = b"\x1f\x8b"
+FRAME = 16
+"""Bytes of a record beside its data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The features of one example by name."""
+
+    path: Path
+    features: dict[str, Bytes]
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether it is in memory; else it is there as long as its file is open."""
+        return not any(isinstance(value, Part) for value in self.features.values())
+
+    def box(self, name: str, stored: tuple[int, ...], box: Box) -> NDArray[np.int16]:
+        """A box of a feature whose bytes are little-endian int16 of the shape ``stored``.
+
+        Raises:
+            DataError: there are not as many bytes.
+            EOFError: the file ends too early.
+        """
+        data, dtype = self.bytes(name), np.dtype("<i2")
+        if len(data) != 2 * math.prod(stored):
+            raise DataError(
+                f"{self.path}: {name!r} has {len(data)} bytes, not those of int16 {stored}"
+            )
+        if isinstance(data, Part):
+            return read_box(data.file, data.lo, stored, dtype, box)
+        return np.frombuffer(data, dtype).reshape(stored)[box.slices()].copy()
+
+    def bytes(self, name: str) -> Bytes:
+        """The one value of a feature of bytes.
+
+        Raises:
+            DataError: there is none, or several.
+        """
+        values = [value for kind, value in self._values(name) if kind == 1]
+        if len(values) != 1:
+            raise DataError(f"{self.path}: {name!r} is not one string of bytes")
+        return values[0]
+
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """The values of a feature of numbers; none where it holds something else."""
+        values = [bytes(value) for kind, value in self._values(name) if kind == 2]
+        parts = [np.frombuffer(value, "<f4") for value in values]
+        return np.concatenate([np.empty(0, "<f4"), *parts])
+
+    def _values(self, name: str) -> Iterator[tuple[int, Bytes]]:
+        if name not in self.features:
+            raise DataError(f"{self.path}: has no {name!r} but {sorted(self.features)}")
+        for kind, values in fields(self.features[name]):
+            yield from ((kind, value) for field, value in fields(values) if field == 1)
+
+
+def length_of(path: Path) -> int:
+    """The length of a file's record [B]; what the start of the file and its size can tell is right.
+
+    Raises:
+        DataError: it is no TFRecord, or truncated, or holds more than one record.
+    """
+    packed = is_gzip(path)
+    with gzip.open(path) if packed else path.open("rb") as file:
+        length = _length(path, file.read(12))
+    size = path.stat().st_size
+    if not packed and size != length + FRAME:
+        raise DataError(
+            f"{path}: has {size} bytes but its first record takes {length + FRAME}; needs one "
+            "whole record"
+        )
+    return length
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether the file starts as gzip does, whatever its name says."""
+    with path.open("rb") as file:
+        return file.read(2) == MAGIC
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Example]:
+    """The example of a file, which is open meanwhile; of gzip unpacked and its sum checked.
+
+    Raises:
+        DataError: it is not what it should be; or gzip's or the system's own errors.
+    """
+    with path.open("rb") as file:
+        packed = file.read(2) == MAGIC
+        file.seek(0)
+        if packed:
+            with gzip.open(file) as unpacked:
+                data: Bytes = memoryview(unpacked.read())
+        else:
+            data = Part(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        length = _length(path, bytes(data[:12]))
+        if len(data) != length + FRAME:
+            raise DataError(
+                f"{path}: has {len(data)} bytes{' unpacked' * packed} but its first record takes "
+                f"{length + FRAME}; needs one whole record"
+            )
+        body = data[12 : 12 + length]
+        if packed and _masked(body) != struct.unpack("<I", bytes(data[-4:]))[0]:
+            raise DataError(f"{path}: is damaged: the sum of its record does not fit")
+        yield Example(path, _features(body))
+
+
+def _length(path: Path, head: bytes) -> int:
+    if len(head) < 12:
+        raise DataError(f"{path}: is truncated: {len(head)} bytes")
+    length, checked = struct.unpack("<QI", head)
+    if _masked(head[:8]) != checked:
+        raise DataError(f"{path}: is no TFRecord, or damaged: the sum of its length does not fit")
+    return int(length)
+
+
+def _masked(data: bytes | Bytes) -> int:
+    return masked(google_crc32c.value(bytes(data)))
+
+
+def masked(crc: int) -> int:
+    """A CRC32C as TensorFlow stores it, so that the sum of bytes with their sum is no constant."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _features(example: Bytes) -> dict[str, Bytes]:
+    found = {}
+    for field, features in fields(example):
+        for number, entry in fields(features) if field == 1 else ():
+            pair = dict(fields(entry)) if number == 1 else {}
+            if 1 in pair and 2 in pair:
+                found[bytes(pair[1]).decode("utf-8", "replace")] = pair[2]
+    return found

@@ -1,0 +1,182 @@
+"""A folder of MLPerf's CosmoFlow TFRecords as a `Source`, without TensorFlow.
+
+A file holds one `tf.train.Example` with ``x``, the bytes of little-endian int16 (D, H, W, C), and
+``y``, P numbers. It is gzip or plain, by its first bytes and not by its name. Of a plain file
+the pieces of a box are read; its framing is checked and not the sum over the volume. Gzip has no
+random access: each rank unpacks the whole sample, once, and checks its sum.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hyperslab.comm import Grid
+from hyperslab.errors import DataError
+from hyperslab.formats.keyed.catalog import Refuse, from_main, list_files, sift
+from hyperslab.formats.keyed.header import NAMES, naming
+from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.shared.fingerprint import Stamp, unchanged
+from hyperslab.formats.source import Array, Source
+from hyperslab.formats.tfrecord import records
+from hyperslab.geometry import Box
+
+CHANNELS = 4
+"""Redshifts of MLPerf's universes."""
+
+KEPT = 2
+"""Unpacked samples in memory: neighbours in a mini-batch are not asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """N files, each of one record with ``x`` of the shape ``stored``."""
+
+    folder: Path
+    files: tuple[str, ...]
+    stored: tuple[int, ...]  # (D, H, W, C)
+    targets: int
+    stamps: Mapping[str, Stamp]  # by file
+
+
+class TfRecordFolder(Source):
+    """Files of one example each. A target is read with its volume, and then remembered."""
+
+    suffixes = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+
+    def __init__(self, catalog: Records) -> None:
+        self.catalog = catalog
+        self.names = [_stem(file) for file in catalog.files]
+        self.shape = (catalog.stored[-1], *catalog.stored[:-1])
+        self.dtype = np.dtype("<i2")
+        count = catalog.targets
+        names = NAMES if count == len(NAMES) else tuple(f"y{i}" for i in range(count))
+        self.parameters = Parameters.normalised(names)
+        self._targets: dict[int, Array] = {}
+        self._kept: OrderedDict[int, records.Example] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        shape: tuple[int, ...] | None = None,
+        refuse: Refuse | None = None,
+    ) -> TfRecordFolder:
+        """The folder as the main rank sees it. All ranks call this.
+
+        ``shape`` is the (D, H, W, C) of ``x``, which the files do not tell; without it they are
+        MLPerf's cubes of four channels. The first file is read whole, of the others the framing.
+        With ``refuse`` files that are not what they should be are left out.
+
+        Raises:
+            DataError: the folder is missing or holds no such file; a file is truncated, no
+                TFRecord, of several records, or of another length than the first; the first has
+                no ``x`` or ``y``, or ``x`` is not of the shape.
+        """
+        return cls(from_main(grid, lambda: _scan(Path(path), shape, refuse)))
+
+    def where(self, sample: int) -> str:
+        return str(self.catalog.folder / self.catalog.files[sample])
+
+    def read(self, sample: int, box: Box) -> Array:
+        """Read one box.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        stored = Box.of([box.interval(dim) for dim in (1, 2, 3, 0)])
+        with self._example(sample) as example:
+            values = example.box("x", self.catalog.stored, stored)
+        return np.moveaxis(values, -1, 0)
+
+    def target(self, sample: int) -> Array:
+        """The targets; errors as `read`."""
+        if sample not in self._targets:
+            with self._example(sample):
+                pass
+        return self._targets[sample]
+
+    def close(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+    @contextmanager
+    def _example(self, sample: int) -> Iterator[records.Example]:
+        """The example: kept if it was unpacked, else in its open file."""
+        path, stamp = Path(self.where(sample)), self.catalog.stamps[self.catalog.files[sample]]
+        with self._lock, unchanged(path, self.names[sample], stamp), naming(path, "TFRecord"):
+            if sample in self._kept:
+                self._kept.move_to_end(sample)
+                yield self._kept[sample]
+                return
+            with records.opened(path) as example:
+                self._remember(sample, example)
+                yield example
+
+    def _remember(self, sample: int, example: records.Example) -> None:
+        if sample not in self._targets:
+            self._targets[sample] = _target(example, self.catalog.targets)
+        if example.unpacked:
+            self._kept[sample] = example
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+
+def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Records:
+    files = list_files(folder, TfRecordFolder.suffixes)
+    if len({_stem(file) for file in files}) < len(files):
+        raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
+    about: list[tuple[str, int, tuple[int, ...], int]] = []  # of the first, which is read whole
+    stamps: dict[str, Stamp] = {}
+
+    def length(file: str) -> None:
+        path = folder / file
+        with naming(path, "TFRecord"):
+            stamps[file] = Stamp.of(path)  # a change from now on is noticed
+            found = records.length_of(path)
+            if not about:
+                with records.opened(path) as example:
+                    stored = _shape(path, len(example.bytes("x")), shape)
+                    about.append((file, found, stored, len(_target(example, None))))
+        if found != about[0][1]:
+            raise DataError(
+                f"{path}: its record has {found} bytes but that of {about[0][0]} has "
+                f"{about[0][1]}; all files of a data set are stored alike"
+            )
+
+    good = tuple(file for file, _ in sift(files, length, refuse))
+    return Records(folder, good, *about[0][2:], stamps)
+
+
+def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    width = round((size / 2 / CHANNELS) ** (1 / 3))
+    stored = tuple(shape or (width, width, width, CHANNELS))
+    if len(stored) != 4 or min(stored) < 1 or 2 * math.prod(stored) != size:
+        wanted = f"shape={stored}" if shape else f"a cube of {CHANNELS} channels"
+        raise DataError(
+            f"{path}: 'x' has {size} bytes, which are not int16 of {wanted}; open "
+            "TfRecordFolder.scan(path, grid, shape=(D, H, W, C))"
+        )
+    return stored
+
+
+def _target(example: records.Example, count: int | None) -> Array:
+    values = example.floats("y").astype(np.float64)
+    if values.size != (count or values.size or -1) or not np.isfinite(values).all():
+        raise DataError(
+            f"{example.path}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers"
+        )
+    return values
+
+
+def _stem(file: str) -> str:
+    return file.removesuffix(".gz").rpartition(".")[0]

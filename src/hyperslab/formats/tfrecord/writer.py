@@ -1,0 +1,108 @@
+"""MLPerf's TFRecords: one `tf.train.Example` a file, see `hyperslab.data.records`."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import google_crc32c
+import numpy as np
+
+from hyperslab.formats.source import Array, Source
+from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.tfrecord.records import masked
+from hyperslab.formats.tfrecord.source import CHANNELS
+from hyperslab.formats.writer import Part, Target, packed
+
+LONGEST = 2**31
+"""A protocol buffer is shorter [B]."""
+
+
+class TfRecordTarget(Target):
+    """``x``, the bytes of int16 (D, H, W, C), and ``y``, float32.
+
+    Parts are named as by MLPerf's script, which cuts along D, then H, then W, counts the parts and
+    puts the name of the cube's own folder before that of the cube: so that all can lie in one.
+    [sparticlesteve/cosmoflow-benchmark and mlcommons/hpc, prepare.py: split_universe, process_file]
+    """
+
+    named = False
+
+    def misfit(self, source: Source) -> str:
+        channels, *extents = source.shape
+        if source.classes:
+            return "labels"
+        if source.dtype != np.int16:
+            return f"{source.dtype.name} (MLPerf's hold int16)"
+        if channels != CHANNELS or len(set(extents)) > 1:
+            words = " x ".join(map(str, source.shape))
+            return f"{words} (C x D x H x W) voxels (MLPerf's are cubes of {CHANNELS} channels)"
+        if 2 * math.prod(source.shape) >= LONGEST:
+            return "samples of 2 GiB and more"
+        return ""
+
+    def names(self, source: Source, root: str) -> Sequence[str]:
+        if not isinstance(source, Subvolumes):
+            return source.names
+        found = []
+        for name in source.source.names:
+            *folders, base = [root, *name.split("/")]
+            found += [f"{folders[-1]}_{base}_{i:03}" for i in range(len(source.places))]
+        return found
+
+    def target(self, exact: Array) -> Array:
+        return exact.astype(np.float32).astype(np.float64)
+
+    def files(self, name: str, compression: str) -> tuple[str, ...]:
+        return (f"{name}.tfrecord",)
+
+    def write(self, folder: Path, name: str, part: Part) -> None:
+        path = folder / f"{name}.tfrecord"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = 2 * math.prod(part.source.shape)
+        x = _head(b"x", size, 1)
+        y = np.asarray(part.source.target(part.sample), "<f4").tobytes()
+        y = _head(b"y", len(y), 2) + y
+        features = _field(1, len(x) + size + len(y))  # Example.features
+        with packed(path, part.compression) as file:
+            record = Record(file, len(features) + len(x) + size + len(y))
+            record.write(features + x)
+            for _, slab in part.values():
+                record.write(np.ascontiguousarray(np.moveaxis(slab, 0, -1), "<i2").tobytes())
+            record.write(y)
+            record.end()
+
+
+class Record:
+    """TensorFlow's framing of so many bytes."""
+
+    def __init__(self, file: IO[bytes], length: int) -> None:
+        self._file, self._sum = file, 0
+        head = struct.pack("<Q", length)
+        file.write(head + struct.pack("<I", masked(google_crc32c.value(head))))
+
+    def write(self, data: bytes) -> None:
+        self._sum = google_crc32c.extend(self._sum, data)
+        self._file.write(data)
+
+    def end(self) -> None:
+        self._file.write(struct.pack("<I", masked(self._sum)))
+
+
+def _head(name: bytes, size: int, kind: int) -> bytes:
+    """What stands before the ``size`` bytes of a feature: of one string (1) or of floats (2)."""
+    head = _field(1, size)  # the list's values
+    head = _field(kind, len(head) + size) + head  # the list
+    head = _field(1, len(name)) + name + _field(2, len(head) + size) + head  # key and value
+    return _field(1, len(head) + size) + head  # Features.feature
+
+
+def _field(number: int, size: int) -> bytes:
+    """The tag of a field of bytes, and how many there are."""
+    found = bytes([number << 3 | 2])
+    while size > 127:
+        found, size = found + bytes([size & 127 | 128]), size >> 7
+    return found + bytes([size])

@@ -1,0 +1,123 @@
+"""`Target`: what a format can hold, and how a sample is written in it."""
+
+from __future__ import annotations
+
+import gzip
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from hyperslab.formats.keyed.header import Channels
+from hyperslab.formats.registry import Format
+from hyperslab.formats.shared import slabs
+from hyperslab.formats.shared.chunking import Sides
+from hyperslab.formats.shared.manifest import Entry
+from hyperslab.formats.source import Array, Source
+
+LEVEL = 6
+"""Of gzip: TensorFlow's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a file holds beside its voxels.
+
+    ``keys``: of volume and targets, by which a file with keys knows them. ``names``: of the
+    parameters. ``arrays``: physical values and redshifts, where they are known. ``attributes``: of
+    a file with keys. ``affine`` (4, 4): (d, h, w, 1) to (x, y, z, 1) [mm], RAS+.
+    """
+
+    keys: tuple[str, str]
+    names: tuple[str, ...]
+    target: Array | None = None
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    affine: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A sample of ``source`` to write. Its checksums are known when its slabs have passed."""
+
+    source: Source
+    sample: int
+    extras: Extras
+    chunk: Sides | None
+    compression: str
+    tally: slabs.Tally = field(default_factory=slabs.Tally)
+    label_tally: slabs.Tally = field(default_factory=slabs.Tally)
+
+    def values(self) -> slabs.Slabs:
+        """Where each slab begins, and its values (C, d, H, W): whole layers of chunks."""
+        return slabs.values(self.source, self.sample, self._step(), self.tally)
+
+    def labels(self) -> slabs.Slabs:
+        """Where each slab begins, and its labels (d, H, W)."""
+        return slabs.labels(self.source, self.sample, self._step(), self.label_tally)
+
+    def _step(self) -> int:
+        source = self.source
+        side = self.chunk[0] if self.chunk else 1
+        return slabs.thickness(source.shape, source.dtype.itemsize, side)
+
+
+class Target(ABC):
+    """A format.
+
+    ``chunked``: its files are cut into chunks, for grids. ``named``: it holds parameters' names.
+    ``read_as``: said to the reader, which would find it out and write it to the log.
+    """
+
+    compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
+    named: ClassVar[bool] = True
+    read_as: ClassVar[Format | None] = None
+    chunked: ClassVar[bool] = False
+
+    def misfit(self, source: Source) -> str:
+        """What of the samples the format cannot hold without a loss; empty if there is nothing."""
+        return ""
+
+    def told(self, source: Source) -> Channels | None:
+        """What a reader has to be told of the channels, where the files do not say it."""
+        return None
+
+    def target(self, exact: Array) -> Array:
+        """The targets (P,) as the format has them."""
+        return exact
+
+    def names(self, source: Source, root: str) -> Sequence[str]:
+        """What the samples will be called, in their order; ``root`` is the name of their folder."""
+        return source.names
+
+    @abstractmethod
+    def files(self, name: str, compression: str) -> tuple[str, ...]:
+        """The files of a sample, relative, in the order in which they get their names."""
+
+    @abstractmethod
+    def write(self, folder: Path, name: str, part: Part) -> None:
+        """Write a sample into a folder that exists.
+
+        Raises:
+            DataError: it cannot be read.
+            OSError: it cannot be written.
+        """
+
+    def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:  # noqa: B027
+        """Before a run: ``entries`` are of the samples that are finished."""
+
+    def finish(self, out: Path, entries: Sequence[Entry]) -> None:  # noqa: B027
+        """These samples are about to get their names."""
+
+
+@contextmanager
+def packed(path: Path, compression: str) -> Iterator[IO[bytes]]:
+    """A new file, of which gzip's bytes depend on the content alone."""
+    with path.open("wb") as file:
+        if compression == "none":
+            yield file
+            return
+        with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as pack:
+            yield pack  # type: ignore[misc]

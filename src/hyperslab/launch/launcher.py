@@ -1,0 +1,183 @@
+"""Start the ranks of one machine and end them all; take a rank's place from Slurm's variables."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from hyperslab import errors
+from hyperslab.comm.bootstrap import reason
+from hyperslab.errors import CommError, HyperslabError, RecipeError
+from hyperslab.train.step_vote import SIGNALS, Stopped
+
+TAIL = 12
+"""Lines of a rank's error output that an error quotes."""
+
+CODES = {128 + number: number for number in SIGNALS}
+"""Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def launch(ranks: int, arguments: Sequence[str], logs: Path) -> None:
+    """Run ``python arguments...`` on so many ranks of this machine until all have ended.
+
+    The ranks write to this terminal; their error output goes into ``logs``, one file a rank.
+    SIGINT, SIGTERM and SIGHUP are passed on to them. When one fails, the others are ended, and
+    killed if they do not.
+
+    Raises:
+        Stopped: a signal ended the ranks.
+        CommError: a rank was killed; names it and quotes the last lines that it wrote.
+        HyperslabError: what the first rank that failed raised.
+        RecipeError: ``logs`` cannot be written.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    name = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    try:
+        specs = DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ERR)
+    except OSError as error:
+        raise RecipeError(f"cannot write into output {logs.parent}: {reason(error)}") from None
+    try:
+        elastic_launch(_config(ranks, name, specs), sys.executable)(*arguments)
+    except SignalException as error:
+        raise Stopped(error.sigval, f"stopped by {error.sigval.name}") from None
+    except ChildFailedError as error:
+        output = {int(p.parent.name): p for p in logs.glob(f"{name}_*/attempt_0/*/stderr.log")}
+        raise explain(error.failures, output) from None
+
+
+def _config(ranks: int, name: str, specs: DefaultLogsSpecs) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        logs_specs=specs,
+    )
+
+
+def explain(failures: dict[int, ProcessFailure], output: dict[int, Path]) -> HyperslabError:
+    """One error for all: that of the rank that failed first, and not because another one did.
+
+    What a rank said goes before a death by signal, its own or another's: it may have come after.
+    """
+    if all(failure.exitcode in CODES for failure in failures.values()):
+        number = CODES[next(iter(failures.values())).exitcode]
+        return Stopped(number, f"stopped by {number.name}")
+    rank = min(failures, key=lambda rank: _order(failures[rank]))
+    failure, quote = failures[rank], _quote(output.get(rank))
+    if failure.exitcode < 0 and not _said(failure):
+        return CommError(
+            f"rank {rank} (process {failure.pid}) was killed by {failure.signal_name()} and the "
+            f"others were ended{KILLED.get(failure.exitcode, '')}\n"
+            f"    go on from the last checkpoint with --resume{quote}"
+        )
+    name, _, words = _message(failure).partition(": ")
+    kind = getattr(errors, name, None)
+    if _said(failure):
+        alone = sum(_message(other).endswith(words) for other in failures.values()) == 1
+        return (kind or HyperslabError)(f"{words}\n    (rank {rank})" if alone else words)
+    return HyperslabError(f"rank {rank} failed with exit code {failure.exitcode}{quote}")
+
+
+KILLED = {
+    -signal.SIGKILL: "\n    SIGKILL comes from the system where memory runs out, and from here "
+    "for a rank that does not answer"
+}
+
+OURS = ("CheckpointError", "DivergedError")
+"""Errors of this package beside those in `hyperslab.errors`."""
+
+
+def _order(failure: ProcessFailure) -> tuple[bool, bool, int]:
+    """The cause is lowest."""
+    return _follows(failure), not _said(failure), failure.timestamp
+
+
+def _follows(failure: ProcessFailure) -> bool:
+    """Whether a rank failed because another one did, or because it was told to end."""
+    name = _message(failure).partition(":")[0]
+    if name == "CommError":
+        return True
+    ended = failure.exitcode in CODES or failure.exitcode == -signal.SIGTERM
+    return ended and not _said(failure)
+
+
+def _said(failure: ProcessFailure) -> bool:
+    """Whether a rank raised an error of this package."""
+    name = _message(failure).partition(":")[0]
+    return hasattr(errors, name) or name in OURS
+
+
+def _message(failure: ProcessFailure) -> str:
+    """What the rank raised, as "DataError: words"; empty if it could not say."""
+    message = failure.error_file_data.get("message", "")
+    return str(message.get("message", "")) if isinstance(message, dict) else ""
+
+
+def _quote(output: Path | None) -> str:
+    lines = output.read_text(errors="replace").splitlines()[-TAIL:] if output else []
+    shown = "".join(f"\n    | {line}" for line in lines)
+    return f"\n    its last lines, from {output}:{shown}" if lines else ""
+
+
+def settle_environment(environ: MutableMapping[str, str], ranks: int, timeout: float = 60) -> None:
+    """Share this machine's cores among its ranks and let them talk over its loopback.
+
+    After a signal they have ``timeout`` [s] to write their checkpoint.
+    """
+    environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(timeout)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // ranks)))
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback:
+        environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+
+
+def adopt_slurm(environ: MutableMapping[str, str]) -> None:
+    """Under ``srun`` with several tasks, set the variables that torchrun would."""
+    if "RANK" in environ or "SLURM_STEP_NODELIST" not in environ:
+        return  # a batch script has some of Slurm's variables too, but is no rank
+    ranks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
+    if ranks == "1":
+        return
+    environ["RANK"], environ["WORLD_SIZE"] = environ["SLURM_PROCID"], ranks
+    environ["LOCAL_RANK"] = environ["SLURM_LOCALID"]
+    environ.setdefault("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
+    job = int(environ.get("SLURM_JOB_ID", "0"))
+    environ.setdefault("MASTER_PORT", str(20000 + job % 10000))
+
+
+def first_host(nodes: str) -> str:
+    """The first name in Slurm's list of nodes.
+
+    >>> first_host("gpu[007-012,020],login1")
+    'gpu007'
+    """
+    match = re.match(r"([^,\[]*)(?:\[([^-,\]]*)[^\]]*\])?([^,]*)", nodes)
+    assert match is not None
+    return "".join(part or "" for part in match.groups())
+
+
+def end_with_parent() -> None:
+    """Ask Linux for SIGTERM if the process that started this rank dies without a word."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,5 @@
+"""Convolutions and transposed convolutions."""
+
+from hyperslab.ops.convolution import conv, conv_transpose
+
+__all__ = ["conv", "conv_transpose"]

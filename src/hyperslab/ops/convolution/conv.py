@@ -1,0 +1,172 @@
+"""Convolution: the rule of ``conv1d``, ``conv2d`` and ``conv3d``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import Grid, plan_exchange
+from hyperslab.geometry import Partition, Window
+from hyperslab.ops.common.placement import (
+    check_input,
+    output_partition,
+    per_dim,
+    placement,
+    read_cover,
+)
+from hyperslab.ops.convolution.buffered import BufferConv
+from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
+from hyperslab.ops.convolution.spec import ConvSpec, too_shallow
+from hyperslab.tensor import Sharded, register
+
+LOCAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def windows_of(
+    shape: Sequence[int], stride: Any, padding: Any, dilation: Any
+) -> tuple[Window, ...]:
+    """One window per spatial dim of a weight of ``shape`` (out, in / groups, *kernel)."""
+    kernel = tuple(shape[2:])
+    n = len(kernel)
+    strides, dilations = per_dim(stride, n), per_dim(dilation, n)
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        if any(s != 1 for s in strides):
+            raise ValueError("padding='same' is not supported for strided convolutions")
+        totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+        pads = [(total // 2, total - total // 2) for total in totals]
+    else:
+        pads = [(p, p) for p in per_dim(padding, n)]
+    return tuple(
+        Window(k, s, before, after, d)
+        for k, s, (before, after), d in zip(kernel, strides, pads, dilations, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One rank's geometry of a convolution; made once per (partition, weight shape, options)."""
+
+    input: Partition  # the input's, after gathering axes for which the output is too thin
+    output: Partition
+    windows: tuple[Window, ...]
+    spec: ConvSpec | None  # None: nothing is cut in space
+    slabs: tuple[Slab, ...] | None  # None: through a halo buffer
+
+
+def lay_out(
+    x: Partition,
+    grid: Grid,
+    shape: torch.Size,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Layout:
+    """Where the outputs of a convolution lie and what they read."""
+    windows = windows_of(shape, stride, padding, dilation)
+    name = f"conv{len(windows)}d"
+    extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
+    x, cuts = placement(x, grid, windows, extents, name)
+    output = output_partition(x, shape[0], extents, cuts)
+    if not any(cuts):
+        return Layout(x, output, windows, None, None)
+    covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
+    spec = ConvSpec(
+        name=f"the halo exchange of {name} {tuple(shape)}",
+        windows=windows,
+        covered=tuple(covered),
+        groups=groups,
+        plan=plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid),
+        out=output.box(grid.coords),
+    )
+    slabs = slabs_of(spec) if aligned(spec) and not thin(spec) else None
+    return Layout(x, output, windows, spec, slabs)
+
+
+def convolve(
+    n: int,
+    x: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Sharded:
+    """An ``n``-dim convolution of a cut tensor (batch, channel, *spatial).
+
+    Distribution scheme:
+    1. Place every output on the rank that owns the centre of its window.
+    2. Nothing cut in space: the plain local convolution.
+    3. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
+       meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
+       (`BufferConv`).
+    """
+    check_input(x, n, f"conv{n}d")
+    options = (stride, padding, dilation, groups)
+    key = (lay_out, x.partition, weight.shape, *map(hashable, options))
+    layout = x.grid.remember(key, lambda: lay_out(x.partition, x.grid, weight.shape, *options))
+    x = x.redistribute(layout.input, f"the gather before conv{n}d")
+    local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
+    bias = bias if bias is None else cast_for_autocast(bias)
+    if layout.spec is None:
+        return x.like(uncut(local, weight, bias, options, layout.windows), layout.output)
+    if layout.slabs is None:
+        return x.like(BufferConv.apply(local, weight, bias, layout.spec), layout.output)
+    return x.like(SlabConv.apply(local, weight, bias, layout.spec, layout.slabs), layout.output)
+
+
+def uncut(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: tuple[Any, ...],
+    windows: Sequence[Window],
+) -> torch.Tensor:
+    """Torch's own convolution, but not where its bfloat16 kernel is broken."""
+    local = LOCAL[x.dim() - 2]
+    if not too_shallow(x, weight):
+        return local(x, weight, bias, *options)
+    stride, _, dilation, groups = options
+    margins = [m for w in reversed(windows) for m in (w.before, w.after)]
+    return local(F.pad(x, margins), weight, bias, stride, 0, dilation, groups)
+
+
+def hashable(option: Any) -> Any:
+    """A number, a word, or a sequence of numbers, as a key."""
+    return tuple(option) if isinstance(option, list) else option
+
+
+def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
+    """What autocast does to a convolution's argument; it does not know our autograd functions."""
+    kind = value.device.type
+    if not torch.is_autocast_enabled(kind):
+        return value
+    eligible = value.is_floating_point() and value.dtype != torch.float64
+    return value.to(torch.get_autocast_dtype(kind)) if eligible else value
+
+
+def _register(n: int) -> None:
+    def rule(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Sharded:
+        """Any kernel, stride, padding, dilation, groups."""
+        return convolve(n, input, weight, bias, stride, padding, dilation, groups)
+
+    register(LOCAL[n], family="convolution")(rule)
+
+
+for _n in LOCAL:
+    _register(_n)

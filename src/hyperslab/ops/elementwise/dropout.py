@@ -1,0 +1,111 @@
+"""Dropout whose masks do not depend on the grid."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.errors import CommError, LayoutError
+from hyperslab.ops.elementwise.pointwise import check_writable
+from hyperslab.ops.kernels.random_bits import uniform_bits
+from hyperslab.tensor import Sharded, register
+
+CHECK_EVERY = 64
+"""Calls between two checks that all ranks are in the same random state."""
+
+
+def dropout_shape(x: Sharded, shape: tuple[int, ...], p: float, inplace: bool) -> Sharded:
+    """Multiply by one global mask of ``shape``, drawn in full on every rank as torch draws it."""
+    check_random_state(x)
+    scale = F.dropout(torch.ones(shape, dtype=x.dtype, device=x.device), p, True)
+    box = x.box
+    for dim, extent in enumerate(shape):
+        if extent != 1:
+            lo, hi = box.interval(dim)
+            scale = scale.narrow(dim, lo, hi - lo)
+    return _multiply(x, scale, 1.0, inplace)
+
+
+def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
+    """Every element's mask is a hash of one drawn seed and its global index.
+
+    A mask drawn in full would take the memory of the whole activation on every rank.
+    """
+    check_random_state(x)
+    seed = int(torch.randint(2**62, ()).item())
+    keep = uniform_bits(x.partition.shape, x.box, seed, x.device) >= math.floor(p * 2**31)
+    return _multiply(x, keep, 1 / (1 - p) if p < 1 else 0.0, inplace)
+
+
+def _multiply(x: Sharded, mask: torch.Tensor, scale: float, inplace: bool) -> Sharded:
+    if inplace:
+        check_writable(x, "dropout")
+        torch.Tensor.mul_(torch.Tensor.mul_(x, mask), scale)
+        x.note_change()
+        return x
+    return x.like(x.local * mask * scale if scale != 1.0 else x.local * mask)
+
+
+def check_random_state(x: Sharded) -> None:
+    """Ranks whose generators differ would drop different elements of one sample.
+
+    Raises:
+        CommError: the ranks' random states differ.
+    """
+    grid = x.grid
+    grid.random_calls += 1
+    if grid.size == 1 or grid.random_calls % CHECK_EVERY != 1:
+        return
+    state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
+    if not grid.agree(zlib.crc32(state.numpy().tobytes())):
+        raise CommError(
+            "the ranks' random states differ, so they would not drop the same elements\n"
+            "    call torch.manual_seed(seed) with the same seed on every rank, and draw random "
+            "numbers on all ranks alike"
+        )
+
+
+@register(F.dropout, torch.dropout, family="random")
+def dropout(
+    input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, train: Any = None
+) -> Sharded:
+    """One global mask, the same on every grid; without spatial dims it equals torch's own."""
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if not (training if train is None else train) or p == 0.0:
+        return input
+    if input.dim() > 2:
+        return dropout_volume(input, p, inplace)
+    return dropout_shape(input, tuple(input.shape), p, inplace)
+
+
+@register(torch.dropout_, family="random")
+def dropout_(input: Any, p: float, train: bool) -> Sharded:
+    """The same in place."""
+    return dropout(input, p, train, inplace=True)
+
+
+def _register_feature(function: Callable[..., Any], *dims: int) -> None:
+    def rule(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Sharded:
+        """Whole channels: torch's own mask, the same on every grid."""
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        if input.dim() not in dims:
+            raise LayoutError(f"{function.__name__} needs a batched input, got {input.partition}")
+        if not training or p == 0.0:
+            return input
+        shape = (*input.shape[:2], *[1] * (input.dim() - 2))
+        return dropout_shape(input, shape, p, inplace)
+
+    register(function, family="random")(rule)
+
+
+_register_feature(F.dropout1d, 3)
+_register_feature(F.dropout2d, 4)
+_register_feature(F.dropout3d, 5)
+_register_feature(torch.feature_dropout, 2, 3, 4, 5)

@@ -1,0 +1,237 @@
+"""Pointwise operators: the allow-list, and bringing operands to a common cut."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cut, Partition
+from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import refuse
+
+FUNCTIONS = """
+abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
+clamp_max clamp_min clip copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2
+expm1 fix float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt hypot
+isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma log log10
+log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt
+masked_fill maximum minimum mul multiply nan_to_num ne neg negative nextafter not_equal positive
+pow rad2deg reciprocal relu remainder round rrelu rsqrt rsub selu sgn sigmoid sign signbit sin sinc
+sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
+threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
+softplus softshrink softsign tanhshrink
+clone detach ones_like zeros_like full_like
+""".split()  # noqa: SIM905
+"""Names looked up in torch, torch.Tensor and torch.nn.functional, also as ``name_`` in place."""
+
+METHODS = """
+__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
+__rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ __ifloordiv__
+__mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
+__rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
+__gt__ __ge__ bfloat16 bool byte char copy_ cpu cuda double fill_ float half int long
+short zero_
+""".split()  # noqa: SIM905
+"""Names looked up in torch.Tensor only."""
+
+RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
+
+
+def apply_pointwise(
+    function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Run a pointwise operator on blocks; its operands are broadcast by their global shapes.
+
+    Distribution scheme: 1. the common partition follows from the cut operands, 2. a `Sharded`
+    that is cut otherwise is redistributed, of an ordinary tensor (equal on all ranks) this rank's
+    part is taken, 3. the operator runs on the blocks. In place, the first operand keeps its cut.
+    """
+    args = tuple(args)
+    operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    like = next(v for v in operands if isinstance(v, Sharded))
+    target = common_partition(operands, function)
+    in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
+    if in_place and (args[0] is not like or like.partition.shape != target.shape):
+        raise LayoutError(
+            f"{function.__name__} in place would change the cut of its first operand; "
+            "use the operator that returns a new tensor"
+        )
+    if in_place:
+        check_writable(like, function.__name__)
+        more = [axis for axis in target.axes if axis not in like.partition.axes]
+        if more:
+            like.grid.notice(
+                f"{function.__name__} in place: {like.partition} stays as it is; other operands "
+                f"are gathered along {', '.join(more)}, its ranks repeat the work from here on"
+            )
+        target = like.partition
+    local = partial(operand_block, target=target, like=like)
+    blocks = [like.local if in_place and value is like else local(value) for value in args]
+    result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
+    if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
+        raise refuse(function, args, kwargs)
+    if in_place:
+        like.note_change()
+        return like
+    return like.like(result, target)
+
+
+def check_writable(x: Sharded, name: str) -> None:
+    """Refuse to change a copy where serial torch would change the tensor it is a view of."""
+    if x.is_copy:
+        raise LayoutError(
+            f"{name} in place, on a copy where serial torch has a view: its base would not change "
+            "as it does serially\n    use the operator that returns a new tensor (inplace=False)"
+        )
+
+
+def common_partition(operands: list[torch.Tensor], function: Callable[..., Any]) -> Partition:
+    """Broadcast the global shapes; each dim is cut as its first operand that is cut there."""
+    shapes = [tuple(t.shape) for t in operands]
+    try:
+        shape = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        raise LayoutError(
+            f"{function.__name__}: global shapes {shapes} do not broadcast"
+        ) from error
+    cuts: list[Cut | None] = [None] * len(shape)
+    for tensor in operands:
+        if not isinstance(tensor, Sharded):
+            continue
+        shift = len(shape) - tensor.dim()
+        for dim, cut in enumerate(tensor.partition.cuts, start=shift):
+            taken = [c.axis for c in cuts if c is not None]
+            if cut is not None and cuts[dim] is None and cut.axis not in taken:
+                cuts[dim] = cut
+    return Partition(shape, tuple(cuts))
+
+
+def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
+    """This rank's part of one operand."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    shift = target.ndim - value.dim()
+    if isinstance(value, Sharded):
+        if value.grid is not like.grid and value.grid.extents != like.grid.extents:
+            raise LayoutError(f"operands on two grids: {like.grid} and {value.grid}")
+        # The block, not the cut tensor: autograd would save that one with its global shape.
+        cut = _restrict(target, value.partition, shift)
+        return value.redistribute(cut, "aligning operands").local
+    box = target.box(like.grid.coords)
+    for dim, extent in enumerate(value.shape):
+        if extent != 1 and target.cuts[dim + shift] is not None:
+            lo, hi = box.interval(dim + shift)
+            value = value.narrow(dim, lo, hi - lo)
+    return value
+
+
+def _restrict(target: Partition, own: Partition, shift: int) -> Partition:
+    """The target's cuts, where this operand has the target's extent."""
+    cuts = [
+        target.cuts[dim + shift] if extent == target.shape[dim + shift] else None
+        for dim, extent in enumerate(own.shape)
+    ]
+    return Partition(own.shape, tuple(cuts))
+
+
+def _is_in_place(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    if name.startswith("__"):
+        return name.startswith("__i") and name != "__invert__"
+    return name.endswith("_")
+
+
+def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
+    last = _inplace_position(function)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        """Block by block; operands are broadcast by global shape, ordinary ones are shared."""
+        if function in RANDOM_IN_TRAINING and kwargs.get("training", len(args) > 3 and args[3]):
+            raise LayoutError(
+                "rrelu draws random slopes in training, which has no rule; use leaky_relu"
+            )
+        if kwargs.get("out") is not None:
+            raise LayoutError(f"{function.__name__}(out=...) has no rule; use its return value")
+        if len(args) > last:  # modules pass it by position
+            args, kwargs = args[:last], {**kwargs, "inplace": args[last]}
+        return apply_pointwise(function, args, kwargs)
+
+    return rule
+
+
+def _inplace_position(function: Callable[..., Any]) -> int:
+    """Where the option ``inplace`` stands among the arguments; far away if there is none."""
+    try:
+        return list(inspect.signature(function).parameters).index("inplace")
+    except ValueError:
+        return sys.maxsize
+
+
+@register(torch.Tensor.to, torch.Tensor.type_as, family="pointwise")
+def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """To another dtype, device or memory format, or to those of another tensor."""
+    other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+    if other is not None:
+        args, kwargs = (other.device, other.dtype), {}
+    if not isinstance(self, Sharded):
+        return self.to(*args, **kwargs)
+    return self.like(self.local.to(*args, **kwargs))
+
+
+@register(torch.Tensor.contiguous, family="pointwise")
+def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Sharded:
+    """Of the block; a copy where the whole is not contiguous, also if this block is."""
+    x: Sharded = self
+    block = x.local
+    plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
+    strides = zip(x.shape, block.stride(), plain.stride(), strict=True)
+    # Torch takes any stride of an extent of 1, which a dim may have on some ranks only.
+    single = [c for c in x.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
+    unclear = x.is_crop or len(single) > (memory_format is torch.contiguous_format)
+    if not unclear and all(a == b for extent, a, b in strides if extent > 1):
+        return x.like(block.contiguous(memory_format=memory_format))
+    y = x.like(block.clone(memory_format=memory_format))
+    if unclear:
+        y.mark_as_copy(x)
+    return y
+
+
+@register(F.prelu, torch.prelu, torch.Tensor.prelu, family="pointwise")
+def prelu(input: Any, weight: Any) -> Sharded:
+    """One slope or one for each channel, which are not cut."""
+    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
+        raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
+    if weight.numel() != 1 and input.dim() > 1 and input.partition.cuts[1] is not None:
+        raise LayoutError(
+            f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
+            "    use hyperslab.gather(x, axes) before it"
+        )
+    return input.like(torch.prelu(input.local, weight))
+
+
+def _namespaces(name: str) -> Iterable[Any]:
+    for space in (torch, torch.Tensor, F, torch.special):
+        function = getattr(space, name, None)
+        if callable(function):
+            yield function
+
+
+def _register_all() -> None:
+    for name in FUNCTIONS:
+        for function in (*_namespaces(name), *_namespaces(f"{name}_")):
+            register(function, family="pointwise")(_rule(function))
+    for name in METHODS:
+        function = getattr(torch.Tensor, name, None)
+        if callable(function):
+            register(function, family="pointwise")(_rule(function))
+
+
+_register_all()

@@ -1,0 +1,5 @@
+"""Elements chosen by indices: square brackets, gather, scatter."""
+
+from hyperslab.ops.indexing import gather, getitem, scatter
+
+__all__ = ["gather", "getitem", "scatter"]

@@ -1,0 +1,1 @@
+"""What runs on one block and knows no rank."""

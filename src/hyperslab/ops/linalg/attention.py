@@ -1,0 +1,125 @@
+"""Attention, where queries may be cut but keys are whole."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.ops.elementwise.dropout import check_random_state
+from hyperslab.ops.linalg.contraction import Label, batch_labels, contract
+from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import describe, gather_first
+
+
+def _check_dropout(tensors: list[Any], p: float, name: str) -> None:
+    """Masks drawn by torch are the serial ones where every rank computes the whole."""
+    cut = [t for t in tensors if isinstance(t, Sharded)]
+    if p <= 0:
+        return
+    if any(t.partition.axes for t in cut):
+        raise LayoutError(
+            f"{name} draws its dropout mask for the block only\n{describe(cut)}"
+            "    use dropout_p=0, or hyperslab.gather(x, axes) before it"
+        )
+    check_random_state(cut[0])
+
+
+@register(F.scaled_dot_product_attention, family="attention")
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Batch, heads and queries may be cut; keys, and the features of all three, must be whole."""
+    name, operands = "scaled_dot_product_attention", [query, key, value]
+    _check_dropout(operands, dropout_p, name)
+    _check_whole(query, name, -2 if is_causal else None, -1, -3 if enable_gqa else None)
+    for x in (key, value):
+        _check_whole(x, name, -2, -1, -3 if enable_gqa else None)
+    batch = batch_labels(query.dim() - 2)
+    other: list[Label] = [*batch[:-1], "head"] if enable_gqa else batch
+    inputs = [[*batch, "query", "e"], [*other, "key", "e"], [*other, "key", "v"]]
+    if attn_mask is not None:
+        operands.append(attn_mask)
+        inputs.append([*batch_labels(attn_mask.dim() - 2), "query", "key"])
+
+    def run(q: Any, k: Any, v: Any, mask: Any = None) -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    return contract(name, operands, inputs, [*batch, "query", "v"], run, linear=False)
+
+
+def _check_whole(x: Any, name: str, *dims: int | None) -> None:
+    """Every query sees all keys."""
+    for dim in dims:
+        cut = x.partition.cuts[dim] if isinstance(x, Sharded) and dim is not None else None
+        if cut is not None:
+            raise LayoutError(
+                f"{name} needs the whole of dim {(dim or 0) % x.dim()}, which is cut: "
+                f"{x.partition} on {x.grid}\n{gather_first(cut.axis)}"
+            )
+
+
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+
+
+@register(F.multi_head_attention_forward, family="attention")
+def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+    """Of (sequence, batch, feature): batch and queries may be cut; keys and features are whole."""
+    name = "multi_head_attention_forward"
+    call = _MULTI_HEAD.bind(*args, **kwargs)
+    call.apply_defaults()
+    given, weights = call.arguments, []
+    sequences = [given[key] for key in ("query", "key", "value")]
+    _check_dropout(sequences, given["dropout_p"] if given["training"] else 0.0, name)
+    _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
+    for x in sequences[1:]:
+        _check_whole(x, name, 0, -1)
+    batch: list[Label] = ["batch"] if sequences[0].dim() == 3 else []
+    labels: dict[str, list[Label]] = {
+        "query": ["query", *batch, "e"],
+        "key": ["key", *batch, "k"],
+        "value": ["key", *batch, "v"],
+        "key_padding_mask": [*batch, "key"],
+        "attn_mask": ["query", "key"],
+    }
+    labels = {key: own for key, own in labels.items() if given[key] is not None}
+    if given["attn_mask"] is not None and given["attn_mask"].dim() == 3:
+        labels["attn_mask"] = ["head", "query", "key"]
+        for x in sequences:
+            _check_whole(x, f"a mask for each head in {name}", *([1] if batch else []))
+
+    def run(*blocks: torch.Tensor) -> torch.Tensor:
+        y, found = F.multi_head_attention_forward(
+            **{**given, **dict(zip(labels, blocks, strict=True))}
+        )
+        weights.append(found)
+        return y
+
+    operands = [given[key] for key in labels]
+    output = ["query", *batch, ("e", "out")]
+    y = contract(name, operands, list(labels.values()), output, run, linear=False)
+    return y, _weights(y, weights[0])
+
+
+def _weights(y: Sharded, block: Any) -> Any:
+    """The weights (batch, heads, query, key) of an attention, cut as its result is."""
+    if block is None:
+        return None
+    query, *batch, _ = y.partition.cuts
+    lead = [*batch, *[None] * (block.dim() - len(batch) - 2)]
+    extents = [*y.shape[1 : 1 + len(batch)], *block.shape[len(batch) : -2], y.shape[0]]
+    partition = Partition((*extents, block.shape[-1]), (*lead, query, None))
+    return y.like(block, partition)

@@ -1,0 +1,121 @@
+"""Sums of products over labelled dims: what all matrix products come down to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from hyperslab.comm import all_reduce_sum
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cut, Partition
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.dispatch import describe, gather_first
+
+Label = Hashable
+"""The name of a dim, the same in every operand; extents of 1 are broadcast."""
+
+
+def contract(
+    name: str,
+    operands: Sequence[torch.Tensor],
+    inputs: Sequence[Sequence[Label]],
+    output: Sequence[Label],
+    run: Callable[..., torch.Tensor],
+    *,
+    linear: bool = True,
+) -> Any:
+    """``run(*blocks)``; labels that are not in ``output`` are contracted, new ones are whole.
+
+    Distribution scheme: 1. every label is cut as in the first operand that is cut there, and an
+    axis cuts one label only, 2. the operands are brought to these cuts, of ordinary ones this rank
+    takes its part, 3. every rank contracts its blocks, 4. partial results are summed over the
+    ranks that share a contracted label.
+
+    Args:
+        linear: whether the result is a sum over the contracted labels; if not, they must be whole.
+
+    Raises:
+        LayoutError: extents differ, or a contracted label is cut and the result is no sum.
+    """
+    like = next(t for t in operands if isinstance(t, Sharded))
+    extents = _extents(name, operands, inputs)
+    cuts = _cuts(name, operands, inputs)
+    inner = [cut.axis for label, cut in cuts.items() if label not in output]
+    if inner and not linear:
+        raise LayoutError(
+            f"{name} needs the whole of a dim that is cut along {', '.join(inner)} of {like.grid}\n"
+            f"{describe(operands)}{gather_first(*inner)}"
+        )
+    blocks = [
+        _block(tensor, labels, extents, cuts, like, name)
+        for tensor, labels in zip(operands, inputs, strict=True)
+    ]
+    result = all_reduce_sum(run(*blocks), like.grid.group(inner), f"the sum of {name}")
+    kept = tuple(cuts.get(label) for label in output)
+    first = next(own for t, own in zip(operands, inputs, strict=True) if t is like)
+    if not any(kept) and (not first or first[0] not in output):
+        return result  # ordinary once the first dim is gone and nothing is cut, as for sums
+    shape = (extents.get(label, n) for label, n in zip(output, result.shape, strict=True))
+    return like.like(result, Partition(tuple(shape), kept))
+
+
+def _extents(
+    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[Label]]
+) -> dict[Label, int]:
+    extents: dict[Label, int] = {}
+    for tensor, labels in zip(operands, inputs, strict=True):
+        for label, extent in zip(labels, tensor.shape, strict=True):
+            known = extents.get(label, 1)
+            if 1 not in (known, extent) and known != extent:
+                raise LayoutError(
+                    f"{name}: {known} and {extent} elements in one dim of the global shapes\n"
+                    f"{describe(operands)}"
+                )
+            extents[label] = extent if known == 1 else known
+    return extents
+
+
+def _cuts(
+    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[Label]]
+) -> dict[Label, Cut]:
+    cuts: dict[Label, Cut] = {}
+    for tensor, labels in zip(operands, inputs, strict=True):
+        if not isinstance(tensor, Sharded):
+            continue
+        for label, cut in zip(labels, tensor.partition.cuts, strict=True):
+            if cut is not None and list(labels).count(label) > 1:
+                raise LayoutError(
+                    f"{name}: the diagonal of a dim that is cut: {tensor.partition}\n"
+                    f"{gather_first(cut.axis)}"
+                )
+            if cut is not None and cut.axis not in [known.axis for known in cuts.values()]:
+                cuts.setdefault(label, cut)
+    return cuts
+
+
+def _block(
+    tensor: torch.Tensor,
+    labels: Sequence[Label],
+    extents: dict[Label, int],
+    cuts: dict[Label, Cut],
+    like: Sharded,
+    name: str,
+) -> torch.Tensor:
+    own = tuple(tensor.shape)
+    kept = [
+        cuts.get(label) if extent == extents[label] else None
+        for label, extent in zip(labels, own, strict=True)
+    ]
+    partition = Partition(own, tuple(kept))
+    if not isinstance(tensor, Sharded):
+        return tensor[partition.box(like.grid.coords).slices()]
+    if tensor.grid.extents != like.grid.extents:
+        raise LayoutError(f"{name}: operands on two grids: {like.grid} and {tensor.grid}")
+    return tensor.redistribute(partition, f"aligning operands of {name}").local
+
+
+def batch_labels(count: int) -> list[Label]:
+    """Labels of leading dims, which are broadcast from the right."""
+    return [("batch", index) for index in range(-count, 0)]

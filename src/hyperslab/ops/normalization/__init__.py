@@ -1,0 +1,5 @@
+"""Batch, group, instance, layer and local response normalisation."""
+
+from hyperslab.ops.normalization import batch_norm, group_norm, layer_norm, local_response_norm
+
+__all__ = ["batch_norm", "group_norm", "layer_norm", "local_response_norm"]

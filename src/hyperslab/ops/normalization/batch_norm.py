@@ -1,0 +1,78 @@
+"""Batch normalisation with statistics over the whole grid, or per replica."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.ops.common.placement import check_channels
+from hyperslab.ops.normalization.statistics import Normalise, dense, memory_format_of, widened
+from hyperslab.ops.reductions.sums import without_empty_shards
+from hyperslab.tensor import Sharded, register
+
+
+@register(F.batch_norm, family="normalisation")
+def batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Sharded:
+    """Training and evaluation, with running statistics; over the grid or per replica.
+
+    Distribution scheme: 1. local mean and variance per channel, 2. one all-reduce of both (two
+    in float64), 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
+    all-reduce of both, 3. the block's gradient.
+    """
+    x: Sharded = input
+    check_channels(x, "batch_norm")
+    if not training:
+        kept = memory_format_of(x.local)
+        block = dense(x.local, kept)
+        y = F.batch_norm(block, running_mean, running_var, weight, bias, False, momentum, eps)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: dense(gradient, kept))
+        return x.like(y)
+    x = without_empty_shards(x, range(x.dim()))
+    axes, shape, fewest = x.partition.axes, list(x.shape), list(x.shape)
+    if x.policy.batch_norm == "replica" and "data" in axes:
+        axes = tuple(axis for axis in axes if axis != "data")
+        for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
+            if cut is not None and cut.axis == "data":
+                shape[dim] = x.local.shape[dim]
+                fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
+    if math.prod(fewest) <= fewest[1]:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
+        )
+    count, group = math.prod(shape) // shape[1], x.grid.group(axes)
+    weight, bias = widened(weight), widened(bias)
+    y, mean, var = Normalise.apply(x.local, weight, bias, eps, count, group)
+    if running_mean is not None:
+        _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
+    return x.like(y)
+
+
+def _update(
+    x: Sharded,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    mean: torch.Tensor,
+    unbiased: torch.Tensor,
+    momentum: float,
+) -> None:
+    """Move the running statistics, on every rank alike: per replica, to the replicas' mean."""
+    new = torch.stack([mean, unbiased])
+    data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
+    if data is not None:
+        new = reduce_in_place(new, data, "the running statistics of batch_norm") / x.grid.data
+    running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
+    running_var.lerp_(new[1].to(running_var.dtype), momentum)

@@ -1,0 +1,151 @@
+"""What batch, instance and group norm share: normalise by statistics over several ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.ops.reductions.sums import HALF, wide
+
+_PLAIN = torch.contiguous_format
+CACHED = 1 << 19  # elements that the processor's cache holds
+
+
+def widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """Parameters of half precision go with statistics of float32."""
+    half = parameter is not None and parameter.dtype in HALF
+    return parameter.float() if parameter is not None and half else parameter
+
+
+class Normalise(torch.autograd.Function):
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
+
+    The statistics are those of ``pool`` neighbouring channels each, over N, space and the ranks of
+    ``group``, ``count`` values in all. Returns the block, and mean and biased variance (K).
+
+    Distribution scheme: 1. local mean and variance, 2. one all-reduce of both (two in float64), 3.
+    normalise the block. Backward: 1. the sums of dy and of dy * xhat per channel, 2. one
+    all-reduce of both, 3. the block's gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps, count, group, pool=1):  # type: ignore[no-untyped-def]
+        x = dense(x, memory_format_of(x))
+        mean, var = _statistics(x, count, group, pool)
+        y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        ctx.eps, ctx.count, ctx.group, ctx.pool = eps, count, group, pool
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.mark_non_differentiable(mean, var)
+        return y, mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient, _mean, _var):  # type: ignore[no-untyped-def]
+        x, weight, mean, var = ctx.saved_tensors
+        gradient = dense(gradient, memory_format_of(x))
+        dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
+            sums = sums.unflatten(1, (-1, ctx.pool)).sum(2)
+            if ctx.group is not None:
+                sums = reduce_in_place(sums, ctx.group, "the gradient of a normalisation")
+            sums = sums.repeat_interleave(ctx.pool, 1) / ctx.count
+            invstd = (var + ctx.eps).rsqrt()
+            slope = -invstd.square() * sums[1]
+            offset = -invstd * sums[0] - slope * mean
+            shape = [1, -1] + [1] * (x.dim() - 2)
+            dx.add_(offset.to(dx.dtype).view(shape))
+            dx.addcmul_(x, slope.to(dx.dtype).view(shape))
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        dweight, dbias = dxhat if needs_weight else None, db if needs_bias else None
+        return dx, dweight, dbias, None, None, None, None
+
+
+def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """``x`` with the strides that a new tensor of this memory format has.
+
+    A view may have others in a dim of extent one. Torch (2.13) then takes it for another format:
+    its batch norm computes wrong gradients, silently.
+    """
+    like = torch.empty(x.shape, dtype=x.dtype, device="meta", memory_format=memory_format)
+    if x.stride() == like.stride():
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format).copy_(
+        x
+    )
+
+
+def memory_format_of(x: torch.Tensor) -> torch.memory_format:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.dim(), torch.contiguous_format)
+    return last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else _PLAIN
+
+
+def _eval_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With statistics held fixed: gradient of the input, and the sums of dy * xhat and dy."""
+    scale = weight if weight is not None else torch.ones_like(mean)
+    return torch.ops.aten.native_batch_norm_backward(
+        gradient, x, scale, mean, var, None, None, False, eps, [True, True, True]
+    )
+
+
+def _statistics(
+    x: torch.Tensor, count: int, group: dist.ProcessGroup | None, pool: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance (K) of every ``pool`` channels together."""
+    mean, var = local_moments(x.unflatten(1, (-1, pool)))
+    if group is not None:
+        share = x.numel() / mean.numel() / count
+        mean, var = combine(mean, var, share, group, exact=x.dtype == torch.float64)
+    return mean.repeat_interleave(pool), var.repeat_interleave(pool)
+
+
+def local_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance of every slice of dim 1, in two passes.
+
+    On the processor a few slices at a time, which stay in its cache: `torch.var_mean` takes eight
+    times as long.
+    """
+    dims = [0, *range(2, x.dim())]
+    if x.device.type != "cpu":
+        var, mean = torch.var_mean(wide(x), dims, correction=0)
+        return mean, var
+    step = max(1, CACHED * x.shape[1] // max(1, x.numel()))
+    means, variances = [], []
+    for part in x.split(step, 1):
+        part = wide(part)
+        mean = part.mean(dims, keepdim=True)
+        means.append(mean.flatten())
+        variances.append((part - mean).square_().mean(dims))
+    return torch.cat(means), torch.cat(variances)
+
+
+def combine(
+    mean: torch.Tensor, var: torch.Tensor, share: float, group: dist.ProcessGroup, *, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance over all ranks of ``group`` from those of this rank.
+
+    This rank has ``share`` of the values. They are combined in float64: for inputs of half or
+    single precision as E[x²] − E[x]², whose cancellation there is far below their resolution; to
+    be ``exact``, as float64 needs it, around the common mean (Chan et al. 1979), which takes a
+    second all-reduce.
+    """
+    mean64, var64, what = mean.double(), var.double(), "the statistics of a normalisation"
+    both = torch.stack([mean64, var64 + mean64.square()]) * share
+    total, spread = reduce_in_place(both, group, what)
+    if exact:
+        around = (var64 + (mean64 - total).square()) * share
+        spread = reduce_in_place(around, group, what)
+    else:
+        spread = (spread - total.square()).clamp_min_(0)
+    return total.to(mean.dtype), spread.to(var.dtype)

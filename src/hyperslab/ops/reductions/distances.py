@@ -1,0 +1,67 @@
+"""Similarity and distance of two tensors, over dims that may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.ops.elementwise.pointwise import common_partition, operand_block
+from hyperslab.ops.reductions.norms import norm_block, vector_norm
+from hyperslab.ops.reductions.sums import (
+    finish,
+    group_over,
+    reduced_dims,
+    reduction,
+    total,
+    wide,
+    without_empty_shards,
+)
+from hyperslab.tensor import Sharded
+
+
+def broadcast(function: Callable[..., Any], *operands: Any) -> list[Sharded]:
+    """The operands, cut alike and expanded to their common global shape."""
+    target = common_partition(list(operands), function)
+    like = next(value for value in operands if isinstance(value, Sharded))
+    shape = target.box(like.grid.coords).shape
+    blocks = [operand_block(value, target=target, like=like) for value in operands]
+    return [like.like(block.expand(shape), target) for block in blocks]
+
+
+@reduction(F.cosine_similarity)
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """Over one dim, cut or not: the sum of products of what is normalised."""
+    a, b = broadcast(F.cosine_similarity, x1, x2)
+    dims = reduced_dims(a, dim)
+    a, b = without_empty_shards(a, dims), without_empty_shards(b, dims)
+    if group_over(a, dims) is None:
+        return finish(a, F.cosine_similarity(a.local, b.local, dims[0], eps), dims, False)
+    probes = (value.local.new_zeros(1) for value in (a, b))
+    dtype = F.cosine_similarity(next(probes), next(probes), 0).dtype  # autocast may choose another
+    first, second = (_unit(value.like(wide(value.local.to(dtype))), dims, eps) for value in (a, b))
+    return total(a, (first * second).sum(dims), dims, False, dtype)
+
+
+def _unit(x: Sharded, dims: tuple[int, ...], eps: float) -> torch.Tensor:
+    """Divided by its norm, which is at least ``eps``; torch lets the gradient pass that limit."""
+    norm = norm_block(x, 2.0, dims, True, None)
+    return x.local / (norm + (norm.clamp_min(eps) - norm).detach())
+
+
+@reduction(F.pairwise_distance)
+def pairwise_distance(
+    x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Any:
+    """Over the last dim, cut or not."""
+    a, b = broadcast(F.pairwise_distance, x1, x2)
+    return vector_norm(a.like(a.local - b.local + eps), p, -1, keepdim)
+
+
+@reduction(torch.dist, torch.Tensor.dist)
+def dist(input: Any, other: Any, p: float = 2) -> Any:
+    """Over all dims, cut or not."""
+    a, b = broadcast(torch.dist, input, other)
+    return vector_norm(a.like(a.local - b.local), p)

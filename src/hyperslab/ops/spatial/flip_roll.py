@@ -1,0 +1,98 @@
+"""Flips, rolls and right-angled turns: values change places, also across the cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hyperslab.comm import plan_exchange
+from hyperslab.comm.exchange import fetch
+from hyperslab.geometry import Cover
+from hyperslab.ops.views.concat import Piece, join
+from hyperslab.ops.views.permute import exchanged
+from hyperslab.ops.views.reshape import reshape_to
+from hyperslab.ops.views.slicing import dim_of
+from hyperslab.tensor import Sharded, register
+
+
+def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
+    """Mirrored along some dims; the result is cut as the input.
+
+    Distribution scheme: 1. every rank fetches the mirror image of its box, 2. it flips that.
+    """
+    cover = x.partition.cover
+    intervals = list(cover.intervals)
+    for dim in dims:
+        extent = x.shape[dim]
+        intervals[dim] = tuple((extent - hi, extent - lo) for lo, hi in intervals[dim])
+    plan = plan_exchange(x.partition, Cover(cover.axes, tuple(intervals)), x.grid)
+    return x.like(torch.flip(fetch(x.local, plan, what="a flip"), list(dims)))
+
+
+def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
+    """Moved cyclically along one dim; the result is cut as the input.
+
+    Distribution scheme: 1. not cut: the local roll; 2. cut: every rank fetches what comes to lie
+    in its box from the end and from the beginning, and joins the two.
+    """
+    extent = x.shape[dim]
+    turn = extent - shift % extent if extent else 0
+    if x.partition.cuts[dim] is None:
+        return x.like(x.local.roll(shift, dim))
+    ends = [Piece(x, (turn, extent)), Piece(x, (0, turn))]
+    return join(ends, dim, x.partition, x, "a roll")
+
+
+@register(torch.flip, torch.Tensor.flip, family="flip")
+def flip(input: Any, *dims: Any, **kwargs: Any) -> Sharded:
+    """Any dims; along cut dims every rank fetches the mirror image of its box."""
+    given = kwargs.get("dims", dims)
+    given = given if len(given) != 1 or isinstance(given[0], int) else given[0]
+    return flipped(input, _distinct(input, (given,) if isinstance(given, int) else given, "flip"))
+
+
+def _distinct(x: Sharded, dims: Sequence[int], name: str) -> list[int]:
+    found = [dim_of(x, dim, name) for dim in dims]
+    if len(set(found)) != len(found):
+        raise ValueError(f"{name}: a dim appears twice in {tuple(dims)}")
+    return found
+
+
+@register(torch.fliplr, torch.Tensor.fliplr, family="flip")
+def fliplr(input: Any) -> Sharded:
+    """Along dim 1, as flip."""
+    return flipped(input, [dim_of(input, 1, "fliplr")])
+
+
+@register(torch.flipud, torch.Tensor.flipud, family="flip")
+def flipud(input: Any) -> Sharded:
+    """Along dim 0, as flip."""
+    return flipped(input, [dim_of(input, 0, "flipud")])
+
+
+@register(torch.roll, torch.Tensor.roll, family="flip")
+def roll(input: Any, shifts: Any, dims: Any = None) -> Sharded:
+    """Any dims; along a cut dim every rank fetches the two parts that come to lie in its box."""
+    turns = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    along = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    if not along:
+        row = reshape_to(input, (input.numel(),))
+        return reshape_to(rolled(row, turns[0], 0), input.shape)
+    if len(turns) != len(along):
+        raise ValueError(f"roll: {len(turns)} shifts for {len(along)} dims")
+    for shift, dim in zip(turns, along, strict=True):
+        input = rolled(input, shift, dim_of(input, dim, "roll"))
+    return input
+
+
+@register(torch.rot90, torch.Tensor.rot90, family="flip")
+def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Sharded:
+    """In the plane of any two dims; each cut goes with its dim, across the cut as flip."""
+    a, b = _distinct(input, dims, "rot90")
+    if k % 4 == 0:
+        return input.like(input.local.clone())
+    if k % 4 == 2:
+        return flipped(input, [a, b])
+    return exchanged(flipped(input, [b if k % 4 == 1 else a]), a, b)

@@ -1,0 +1,51 @@
+"""Sampling at given places: any output may read any input, which must be whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.ops.linalg.contraction import Label, contract
+from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import describe
+
+
+@register(F.grid_sample, family="sampling")
+def grid_sample(
+    input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros",
+    align_corners: Any = None,
+) -> Any:  # fmt: skip
+    """Of a volume that is not cut in space, at places that may be."""
+    if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
+        raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
+    n = input.dim() - 2
+    outputs: list[Label] = [("output", d) for d in range(n)]
+
+    def run(volume: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(volume, places, mode, padding_mode, align_corners)
+
+    labels: list[list[Label]] = [
+        ["batch", "channel", *[("input", d) for d in range(n)]],
+        ["batch", *outputs, "place"],
+    ]
+    output = ["batch", "channel", *outputs]
+    return contract("grid_sample", (input, grid), labels, output, run, linear=False)
+
+
+@register(F.affine_grid, family="sampling")
+def affine_grid(theta: Any, size: Any, align_corners: Any = None) -> Sharded:
+    """Places for every sample by its own matrix; only the batch may be cut."""
+    batch, *matrix = theta.partition.cuts
+    if any(matrix) or size[0] != theta.shape[0]:
+        raise LayoutError(
+            f"affine_grid takes a whole matrix for each of {size[0]} samples, got "
+            f"{theta.partition}\n    use hyperslab.gather(x, axes) before it"
+        )
+    local = theta.local
+    places = F.affine_grid(local, [local.shape[0], *size[1:]], align_corners)
+    shape = (theta.shape[0], *places.shape[1:])
+    return theta.like(places, Partition(shape, (batch, *[None] * (len(shape) - 1))))

@@ -1,0 +1,218 @@
+"""Interpolation: the rule of ``interpolate``, and so of ``upsample`` and ``nn.Upsample``.
+
+Legend: a *spatial dim* is counted from 0 after batch and channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import Grid, plan_exchange
+from hyperslab.comm.exchange import Plan, fetch
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.ops.common.placement import check_input, output_partition, placement, read_cover
+from hyperslab.ops.pooling.adaptive_avg_pool import adaptive_avg_pool
+from hyperslab.ops.spatial.interpolation_weights import Blend, Reach, Taps, find_taps
+from hyperslab.tensor import Sharded, register
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """What a call of torch's ``interpolate`` asks for; ``scales`` are those that torch samples by.
+
+    Without them it samples by the ratio of the extents.
+    """
+
+    mode: str
+    sizes: tuple[int, ...]
+    scales: tuple[float, ...] | None
+    align_corners: bool | None
+    antialias: bool
+
+    def run(self, x: torch.Tensor, dims: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """Resize the spatial ``dims`` of ``x`` to ``sizes`` (of all dims), leave the others."""
+        extents = x.shape[2:]
+        options: dict[str, Any] = {"mode": self.mode, "align_corners": self.align_corners}
+        if self.scales is None:
+            to = [sizes[d] if d in dims else extent for d, extent in enumerate(extents)]
+            return F.interpolate(x, size=to, antialias=self.antialias, **options)
+        by = [self.scales[d] if d in dims else 1.0 for d in range(len(extents))]
+        return F.interpolate(x, scale_factor=by, antialias=self.antialias, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One rank's geometry of an interpolation; made once per (partition, resize, kind of block)."""
+
+    input: Partition
+    output: Partition
+    plan: Plan
+    blends: tuple[tuple[int, Taps], ...]  # spatial dim and its taps
+    rest: tuple[int, ...]  # the spatial dims that are left to torch's operator
+    sizes: tuple[int, ...]  # the block's after it
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What else torch's arithmetic depends on: one kind of block."""
+
+    dtype: torch.dtype
+    device: torch.device
+    channels: int
+    last: bool  # channels
+
+    @staticmethod
+    def of(x: torch.Tensor) -> Kind:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        last = x.dim() > 3 and x.is_contiguous(memory_format=FORMATS[x.dim()])
+        return Kind(wide, x.device, min(x.shape[1], 8), last and not x.is_contiguous())
+
+
+def interpolate(x: Sharded, resize: Resize) -> Sharded:
+    """Resize a cut tensor (batch, channel, *spatial).
+
+    Distribution scheme:
+    1. Cut the output in proportion to the input.
+    2. Fetch the inputs that this rank's outputs read, by the taps of the whole extents.
+    3. Along the cut dims apply the taps; where torch's own operator on the block alone copies the
+       same inputs (nearest neighbours, a whole factor), leave the dim to it.
+    4. Along the other dims torch's own operator.
+    """
+    name = f"interpolate(mode={resize.mode!r})"
+    kind = Kind.of(x.local)
+    key = (lay_out, x.partition, resize, kind)
+    layout = x.grid.remember(key, lambda: lay_out(x.partition, x.grid, resize, kind, name))
+    x = x.redistribute(layout.input, f"the gather before {name}")
+    block = fetch(x.local, layout.plan, what=f"the halo exchange of {name}")
+    dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
+    if any(taps.weight is not None for _, taps in layout.blends):
+        block = block.to(kind.dtype)
+    block = block.movedim(1, -1) if kind.last else block  # the layout in memory stays
+    for dim, taps in layout.blends:
+        block = Blend.apply(block, dim + (1 if kind.last else 2), taps)
+    block = block.movedim(-1, 1) if kind.last else block
+    if layout.rest:
+        block = _resize_rest(resize, block, layout)
+    return x.like(block.to(dtype), layout.output)
+
+
+def _resize_rest(resize: Resize, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Torch's own operator along the other dims; planes as channels take half the time."""
+    if resize.mode != "trilinear" or 0 in layout.rest or not block.is_contiguous():
+        return resize.run(block, layout.rest, layout.sizes)
+    scales = resize.scales and resize.scales[1:]
+    plane = replace(resize, mode="bilinear", sizes=resize.sizes[1:], scales=scales)
+    y = plane.run(block.flatten(1, 2), [d - 1 for d in layout.rest], layout.sizes[1:])
+    return y.unflatten(1, block.shape[1:3])
+
+
+@torch.inference_mode(False)
+def lay_out(x: Partition, grid: Grid, resize: Resize, kind: Kind, name: str) -> Layout:
+    """Where the outputs of an interpolation lie, what they read and how."""
+    dims = range(len(resize.sizes))
+    kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]
+    narrow = resize.antialias and any(x.cuts[2:])  # torch's is wrong on blocks of width 1
+    several = [
+        [_taps(resize, d, x.shape[d + 2], resize.sizes[d], kind) for kind in kinds]
+        if narrow or x.cuts[d + 2]
+        else []
+        for d in dims
+    ]
+    windows = [Reach.of(taps) for taps in several]
+    x, cuts = placement(x, grid, windows, resize.sizes, name)
+    output = output_partition(x, x.shape[1], resize.sizes, cuts)
+    covered = [cut is not None for cut in cuts]
+    plan = plan_exchange(x, read_cover(x, windows, cuts, resize.sizes, covered), grid)
+    out = output.box(grid.coords)
+    blends, rest = [], []
+    for d in reversed(dims):  # the innermost dim costs most: first, while the block is small
+        if not covered[d] and not narrow:
+            rest.append(d)
+            continue
+        taps = several[d][0].of(out.interval(d + 2), plan.wanted.lo[d + 2])
+        inputs, outputs = plan.wanted.shape[d + 2], out.shape[d + 2]
+        if _alone(taps, resize, d, inputs, outputs, kind):
+            rest.append(d)
+        else:
+            blends.append((d, taps))
+    return Layout(x, output, plan, tuple(blends), tuple(rest), out.shape[2:])
+
+
+def _alone(taps: Taps, resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> bool:
+    """Whether torch's operator on the block alone makes the same copies."""
+    if taps.weight is not None:
+        return False
+    if resize.scales is not None and int(inputs * resize.scales[dim]) != outputs:
+        return False
+    return taps.copies_as(_taps(resize, dim, inputs, outputs, kind))
+
+
+def _taps(resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> Taps:
+    """The taps of torch's operator from so many inputs to so many outputs along a spatial dim."""
+    n = len(resize.sizes)
+
+    def operator(rows: torch.Tensor) -> torch.Tensor:
+        extents = [inputs if d == dim else 2 for d in range(n)]  # with 1 formats look alike
+        block = rows.view(len(rows), 1, *(-1 if d == dim else 1 for d in range(n)))
+        layout = FORMATS[n + 2] if kind.last else torch.contiguous_format
+        block = block.expand(-1, kind.channels, *extents).contiguous(memory_format=layout)
+        line = (slice(None), 0, *(slice(None) if d == dim else 0 for d in range(n)))
+        return resize.run(block, (dim,), (outputs,) * n)[line]
+
+    return find_taps(operator, torch.zeros(inputs, dtype=kind.dtype, device=kind.device), outputs)
+
+
+@register(F.interpolate, family="resampling")
+def rule(
+    input: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Sharded:
+    """Every mode, by size or by any factor, with either alignment of the corners."""
+    check_input(input, input.dim() - 2, "interpolate")
+    options = (mode, align_corners, recompute_scale_factor, antialias)
+    meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
+    sizes = tuple(F.interpolate(meta, size, scale_factor, *options).shape[2:])
+    if antialias and sizes[-1] == 1:
+        raise LayoutError(
+            f"interpolate(antialias=True) of {input.partition} on {input.grid} to {sizes}: torch "
+            "itself is wrong where the last extent becomes 1\n    use antialias=False"
+        )
+    if mode == "area":
+        return adaptive_avg_pool(len(sizes), input, sizes)
+    scales = None
+    if scale_factor is not None and not recompute_scale_factor:
+        given = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor]
+        scales = tuple(float(s) for s in given) * (len(sizes) // len(given))
+        _check_unmoved(input, mode, sizes, scales, antialias)
+    return interpolate(input, Resize(mode, sizes, scales, align_corners, antialias))
+
+
+def _check_unmoved(
+    x: Sharded, mode: str, sizes: Sequence[int], scales: Sequence[float], antialias: bool
+) -> None:
+    """Refuse a factor that leaves an extent as it is, unless all stay.
+
+    Along that dim torch's kernels for the CPU then copy, and those for other devices sample by
+    the factor; with antialias its forward pass does the one and its backward pass the other.
+    """
+    same = [a == b for a, b in zip(sizes, x.shape[2:], strict=True)]
+    odd = any(kept and s != 1 for kept, s in zip(same, scales, strict=True))
+    if odd and (antialias or not all(same)) and not mode.startswith("nearest"):
+        raise LayoutError(
+            f"interpolate(mode={mode!r}) of {x.partition} on {x.grid}: the factors {scales} leave "
+            f"an extent of {tuple(x.shape[2:])} as it is, and torch is not of one mind there\n"
+            "    use recompute_scale_factor=True, or give the size"
+        )

@@ -1,0 +1,5 @@
+"""What `parallelize` does to a module."""
+
+from hyperslab.parallel.parallelize import parallelize
+
+__all__ = ["parallelize"]

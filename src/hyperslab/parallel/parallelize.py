@@ -1,0 +1,156 @@
+"""`parallelize`: any module, in place, for cut inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
+
+from hyperslab.comm import Grid, average_gradients, shared_channels
+from hyperslab.errors import LayoutError
+from hyperslab.parallel.ddp_guard import Body, Guard, Watched
+from hyperslab.parallel.gather_before import Part, gather_before
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.sharded import Policy
+
+STATISTICS = ("grid", "replica")
+# torch 2.13 renamed the option; the old name warns.
+_NEW_NAME = "forward_sync_buffers"
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+# Every rank computes the same running statistics: nobody's have to be sent.
+_KEEP_BUFFERS: dict[str, Any] = {
+    _NEW_NAME if _NEW_NAME in _DDP_OPTIONS else "broadcast_buffers": False
+}
+
+
+def parallelize(
+    module: nn.Module,
+    grid: Grid,
+    *,
+    until: Part | Sequence[Part] = (),
+    batch_norm: str = "grid",
+    find_unused_parameters: bool = False,
+) -> nn.Module:
+    """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
+
+    Parameters, buffers and torch's random state become equal to those of rank 0; the module moves
+    to the grid's device. Call it last: after freezing, replacing or converting parameters. After
+    ``loss.backward()`` every ``.grad`` is the gradient of the one global loss: torch's
+    DistributedDataParallel averages over all ranks, bucketed and overlapped with the backward
+    pass. Names in the state dict do not change. ``module.no_sync()`` is a context in which
+    gradients accumulate without communication, as DistributedDataParallel has it. The module runs
+    eagerly, also if it or a part of it is compiled, before or afterwards.
+
+    Args:
+        module: any module; its forward takes `Sharded` inputs.
+        grid: the ranks.
+        until: submodules, or their names in the module, that need whole volumes (a transformer
+            behind convolutions, a Fourier layer). What they are given is gathered along the axes
+            that cut space; the batch stays cut. The ranks of a replica repeat their work and that
+            of what uses their results, until such a result meets a tensor that is cut (the skip
+            connection of a decoder): then each rank takes its part. Takes the memory of the
+            whole from there on; the log says where.
+        batch_norm: statistics over the whole ``"grid"``, which is the serial result, or per
+            ``"replica"`` as in Oyama et al. 2020 (the running statistics are the replicas' mean).
+        find_unused_parameters: pass True if some parameters take no part in a step's loss.
+
+    Raises:
+        LayoutError: the module is parallelised already, ``batch_norm`` is unknown, or ``until``
+            names no part of it. Later, from forward or backward: the module is used in a way that
+            would leave a gradient partial.
+    """
+    if batch_norm not in STATISTICS:
+        raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
+    if "no_sync" in vars(module):
+        raise LayoutError("the module is parallelised already")
+    gather_before(module, until, grid)
+    module.to(grid.device)
+    if batch_norm != "grid":
+        policy = Policy(batch_norm=batch_norm)
+        module.register_forward_pre_hook(_policy_hook(policy), with_kwargs=True)
+    _average_gradients(module, grid, find_unused_parameters)
+    return module
+
+
+def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:
+    if grid.size == 1:
+        module.forward = Watched(module.forward)  # type: ignore[method-assign]
+        module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
+        return
+    _make_equal(module, grid)
+    guard = Guard(module, find_unused=find_unused)
+    if not any(p.requires_grad for p in module.parameters()):
+        module.forward = Watched(module.forward, guard)  # type: ignore[method-assign]
+        module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
+        return
+    ddp = DistributedDataParallel(
+        Body(module),
+        find_unused_parameters=find_unused,
+        gradient_as_bucket_view=True,
+        init_sync=False,  # done, for expanded buffers too
+        **_KEEP_BUFFERS,
+    )
+    if shared_channels() is not None and grid.device.type == "cpu":
+        ddp.register_comm_hook(ddp.process_group, _average)
+    module.forward = Watched(ddp.forward, guard, ddp)  # type: ignore[method-assign]
+    module.no_sync = ddp.no_sync  # type: ignore[assignment]
+
+
+def _average(group, bucket):  # type: ignore[no-untyped-def]
+    """DistributedDataParallel's hook, which must not have annotations as strings."""
+    average_gradients(bucket.buffer(), group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _make_equal(module: nn.Module, grid: Grid) -> None:
+    """Give every rank rank 0's parameters, buffers and random state."""
+    _check_same_network(module, grid)
+    for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
+        whole = tensor.contiguous()
+        dist.broadcast(whole, src=0)
+        if not torch.equal(tensor, whole):  # an expanded one cannot be written, nor need it be
+            tensor.copy_(whole)
+    _share_random_state(grid)
+
+
+def _check_same_network(module: nn.Module, grid: Grid) -> None:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    words = "\n".join(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)
+    if not grid.agree(zlib.crc32(words.encode())):
+        raise LayoutError(
+            f"the ranks' {type(module).__name__} differ in their parameters' names, shapes or types"
+            "\n    build the same network on every rank"
+        )
+
+
+def _share_random_state(grid: Grid) -> None:
+    """Torch seeds every process differently; ranks that drop elements must draw alike."""
+    state = torch.get_rng_state().to(grid.device)
+    dist.broadcast(state, src=0)
+    torch.set_rng_state(state.cpu())
+    if grid.device.type == "cuda":
+        state = torch.cuda.get_rng_state(grid.device).to(grid.device)
+        dist.broadcast(state, src=0)
+        torch.cuda.set_rng_state(state.cpu(), grid.device)
+
+
+def _policy_hook(policy: Policy) -> Any:
+    def apply(value: Any) -> Any:
+        if isinstance(value, Sharded):
+            return Sharded.from_local(value.local, value.partition, value.grid, policy)
+        return value
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tree_map(apply, args), tree_map(apply, kwargs)
+
+    return hook

@@ -1,0 +1,109 @@
+"""The chapter on what the network predicts: errors, true against predicted, residuals."""
+
+from __future__ import annotations
+
+from hyperslab.report.chapters import segmentation
+from hyperslab.report.figures.learning import reach_of, residuals, scatter
+from hyperslab.report.number_format import DASH, MINUS, UNITS, label, number
+from hyperslab.report.page import html
+from hyperslab.report.page.html import Section
+from hyperslab.report.run_folder import Run
+
+NORMALISED = {
+    "ratio": "ratio",
+    "mse": "MSE",
+    "mse_of_mean": "MSE of the mean",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "bias": "bias",
+    "r2": "R²",
+    "correlation": "correlation",
+}
+PHYSICAL = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
+Errors = dict[str, float | None]
+
+
+def accuracy(run: Run) -> Section:
+    """Tables and figures of the evaluation, or how to make it."""
+    if not run.evaluation:
+        body = html.notice(
+            "This run has not been evaluated yet. The evaluation predicts the test split, which "
+            "the network never saw:",
+            f"hyperslab evaluate {run.path}",
+        )
+        return Section("accuracy", "Accuracy", body)
+    if run.scores:
+        return segmentation.accuracy(run)
+    return Section("accuracy", "Accuracy", "\n".join([_tables(run), *_pictures(run)]))
+
+
+def best_ratio(run: Run) -> tuple[str, float] | None:
+    """The parameter that was learnt best, by its ratio."""
+    ratios = [
+        (name, ratio) for name, row in run.errors.items() if (ratio := row.get("ratio")) is not None
+    ]
+    return min(ratios, key=lambda pair: pair[1], default=None)
+
+
+def _tables(run: Run) -> str:
+    errors, of = run.errors, run.evaluation
+    about = (
+        f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
+        f"{of.get('checkpoint', DASH)}. The ratio is the mean squared error over that of always "
+        "predicting the mean of the training split: 1 means nothing was learnt, 0 is perfect."
+    )
+    normalised = html.table(
+        f"Normalised parameters, in [{MINUS}1, 1]",
+        ["parameter", *NORMALISED.values()],
+        [[_name(name), *(_cell(key, row) for key in NORMALISED)] for name, row in errors.items()],
+    )
+    physical = html.table(
+        "Physical parameters, each in its own unit",
+        ["parameter", *PHYSICAL.values(), "relative error"],
+        [
+            [_name(name, unit=True), *(_cell(key, row) for key in PHYSICAL), _percent(row)]
+            for name, row in errors.items()
+        ],
+    )
+    return "\n".join([html.paragraph(about), normalised, physical])
+
+
+def _pictures(run: Run) -> list[str]:
+    errors = run.errors
+    if not run.predictions:
+        return [
+            html.notice(
+                "evaluation/predictions.csv is not there, so predictions cannot be drawn:",
+                f"hyperslab evaluate {run.path}",
+            )
+        ]
+    reach = reach_of(errors, run.predictions)
+    return [
+        html.heading("True against predicted"),
+        html.paragraph(
+            "Normalised parameters of the test samples; a point on the dashed line is exact."
+        ),
+        html.figures((scatter(n, run.predictions, errors[n]) for n in errors), size="small"),
+        html.heading("Residuals"),
+        html.figures(
+            (residuals(n, run.predictions, errors[n], reach=reach) for n in errors), size="small"
+        ),
+    ]
+
+
+def _name(name: str, *, unit: bool = False) -> str:
+    symbol = label(name)
+    remark = UNITS.get(name, "") if unit else name if symbol != name else ""
+    return html.named(symbol, f"[{remark}]" if unit and remark else remark)
+
+
+def _cell(key: str, row: Errors) -> str:
+    value = row.get(key)
+    if key == "ratio" and value is not None:
+        return html.bar(value, number(value))
+    return number(value)
+
+
+def _percent(row: Errors) -> str:
+    value = row.get("relative_error")
+    return f"{number(100 * value)} %" if value is not None else number(None)

@@ -1,0 +1,108 @@
+"""The top of the page: which run this is, and its most important numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hyperslab.report.chapters.accuracy import best_ratio
+from hyperslab.report.chapters.segmentation import dice_of
+from hyperslab.report.figures import timeline
+from hyperslab.report.number_format import TIMES, duration, label, number, product, size
+from hyperslab.report.page import html
+from hyperslab.report.run_folder import Run
+
+Fact = tuple[str, str]
+SETTINGS = {
+    "model": "model.name",
+    "variant": "model.variant",
+    "channels": "model.channels",
+    "levels": "model.levels",
+    "batch norm": "model.batch_norm",
+    "loss": "loss",
+    "data": "data.path",
+    "batch size": "data.batch_size",
+    "optimizer": "optimizer.name",
+    "learning rate": "optimizer.learning_rate",
+    "precision": "precision",
+    "device": "device",
+    "seed": "seed",
+}
+
+
+def lede(run: Run) -> str:
+    """The run in one sentence."""
+    grid = product(f"{axis} {n}" for axis, n in run.grid.items() if n > 1)
+    ranks = int(np.prod(list(run.grid.values()) or [1]))
+    parts = [
+        " ".join(str(run.setting(k)) for k in ("model.name", "model.variant") if run.setting(k)),
+        f"{ranks} ranks: {grid}" if ranks > 1 else "one rank",
+        f"{len(run.epochs.get('epoch', ()))} epochs",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def tiles(run: Run) -> str:
+    """The numbers one looks for first; those that are not there yet are left out."""
+    return html.tiles([*_learnt(run), *_measured(run)])
+
+
+def facts(run: Run) -> list[Fact]:
+    """Everything that says where the numbers come from."""
+    found = [(what, run.setting(key)) for what, key in SETTINGS.items()]
+    found += [("grid", product(f"{axis} {n}" for axis, n in run.grid.items()))]
+    if run.started is not None:
+        found.append(("training started", f"{run.started:%Y-%m-%d %H:%M} UTC"))
+    if run.epochs:
+        found.append(("training took", duration(float(np.nansum(run.epochs["seconds"])))))
+    found += _evaluated(run)
+    return [(what, _words(value)) for what, value in found if value is not None]
+
+
+def _words(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _evaluated(run: Run) -> list[tuple[str, object]]:
+    of = run.evaluation
+    weights, seconds, versions = of.get("weights"), of.get("seconds"), of.get("versions", {})
+    return [
+        ("weights", f"{weights:,}" if isinstance(weights, int) else None),
+        ("evaluated", str(of["date"])[:16].replace("T", " ") + " UTC" if "date" in of else None),
+        ("evaluation took", duration(seconds) if isinstance(seconds, float) else None),
+        ("evaluated on", of.get("device")),
+        ("versions", ", ".join(f"{k} {v}" for k, v in versions.items()) or None),
+    ]
+
+
+def _learnt(run: Run) -> list[tuple[str, str, str]]:
+    found = [
+        (f"Dice: {name}", number(dice), "of the test voxels") for name, dice in dice_of(run.scores)
+    ]
+    if (best := best_ratio(run)) is not None:
+        name, ratio = best
+        found.append(
+            (f"Best learnt: {label(name)}", number(ratio), f"{TIMES} the error of the mean")
+        )
+    loss = run.epochs.get("validation_loss", np.array([]))
+    if np.isfinite(loss).any():
+        at = int(np.nanargmin(loss))
+        found.append(
+            ("Best validation loss", number(loss[at]), f"epoch {run.epochs['epoch'][at] + 1:.0f}")
+        )
+    return found
+
+
+def _measured(run: Run) -> list[tuple[str, str, str]]:
+    if not run.steps:
+        return []
+    rate = float(np.nanmedian(run.steps["samples_per_second"]))
+    found = [("Throughput", number(rate), "samples/s, median")]
+    memory = run.steps.get("memory_bytes", np.array([]))
+    if np.isfinite(memory).any():
+        found.append(("Peak memory", size(float(np.nanmax(memory))), "of any one rank"))
+    waited = number(100 * timeline.waiting_share(run.steps))
+    found.append(("Waiting for data", f"{waited} %", "of all step time"))
+    if run.epochs:
+        total = float(np.nansum(run.epochs["seconds"]))
+        found.append(("Training time", duration(total), f"{len(run.epochs['epoch'])} epochs"))
+    return found

@@ -1,0 +1,97 @@
+"""Slices of scans with the true and the predicted mask drawn in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.colors import to_rgba
+
+from hyperslab.geometry import Cut
+from hyperslab.report.figures.slices import AXES, draw_cut
+from hyperslab.report.figures.svg import Canvas, Picture
+from hyperslab.report.number_format import number
+from hyperslab.report.samples.scans import Plane, Scan
+
+# On the picture itself, so the same on a light and on a dark page; none is a grey.
+COLOURS = ("#ff9d00", "#ff4fa3", "#00d6a1", "#ffe600", "#9f8bff", "#ff6b4a")
+ALPHA = 0.4
+"""Of the predicted mask, so that the scan below stays visible."""
+
+Range = tuple[float, float]
+
+
+def colour(index: int) -> str:
+    """Of class ``index``, 1 or more; beyond the last colour they begin again."""
+    return COLOURS[(index - 1) % len(COLOURS)]
+
+
+def planes(
+    scan: Scan, classes: Sequence[str], window: Range | None, cuts: Mapping[str, Cut], place: int
+) -> list[Picture]:
+    """The three planes of a scan, the ``place``-th that is shown."""
+    low, high = window or _range(scan)
+    return [_plane(scan, across, classes, (low, high), cuts, place) for across in AXES]
+
+
+def _range(scan: Scan) -> Range:
+    every = np.concatenate([plane.ravel() for plane in scan.values.values()])
+    low, high = np.percentile(every, [1, 99])
+    return float(low), float(max(high, low + 1e-6))
+
+
+def _plane(
+    scan: Scan,
+    across: str,
+    classes: Sequence[str],
+    window: Range,
+    cuts: Mapping[str, Cut],
+    place: int,
+) -> Picture:
+    rows, columns = (axis for axis in AXES if axis != across)
+    canvas = Canvas(f"mask-{place}-{across}", width=240, height=240)
+    low, high = window
+    canvas.axes.imshow(
+        scan.values[across],
+        cmap="gray",
+        vmin=low,
+        vmax=high,
+        interpolation="none",
+        origin="lower",  # up is up: the indices grow towards head, front and right
+    )
+    true, predicted = scan.true[across], scan.predicted[across]
+    canvas.axes.imshow(_tinted(predicted), interpolation="none", origin="lower")
+    for index in range(1, len(classes)):
+        if (true == index).any():
+            canvas.axes.contour(true == index, [0.5], colors=[colour(index)], linewidths=1.5)
+    for axis, along in ((rows, "y"), (columns, "x")):
+        draw_cut(canvas, cuts[axis], None, along=along)
+    canvas.axes.set(xlabel=columns, ylabel=rows)
+    canvas.axes.grid(visible=False)
+    canvas.axes.locator_params(nbins=5, integer=True)
+    extent = scan.shape[AXES.index(across)]
+    scores = [
+        f"{name} {number(dice)}"
+        for index, name in enumerate(classes)
+        if index and (dice := _dice(true == index, predicted == index)) is not None
+    ]
+    found = f"Dice here: {', '.join(scores)}." if scores else "Nothing but background here."
+    return canvas.picture(
+        title=f"Across {across}",
+        alt=f"Plane of {scan.sample} across {across} with the true and the predicted mask. {found}",
+        caption=f"Plane {scan.at[across]} of {extent}. {found}",
+    )
+
+
+def _tinted(classes: Plane) -> Plane:
+    """Each class in its colour (rows, columns, RGBA), the background transparent."""
+    picture = np.zeros((*classes.shape, 4), np.float32)
+    for index in np.unique(classes[classes > 0]):
+        picture[classes == index] = to_rgba(colour(int(index)), ALPHA)
+    return picture
+
+
+def _dice(true: Plane, predicted: Plane) -> float | None:
+    """In this plane; None where the class neither is nor is predicted."""
+    union = int(true.sum()) + int(predicted.sum())
+    return 2 * int((true & predicted).sum()) / union if union else None

@@ -1,0 +1,96 @@
+"""Scans of a run with their true and their predicted classes, read where they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.data import Source
+from hyperslab.errors import DataError
+from hyperslab.geometry import Box
+from hyperslab.report.figures.slices import AXES
+from hyperslab.report.run_folder import Run
+from hyperslab.report.samples.universe import files_of, source_of
+
+Plane = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The three planes of a scan through the centre of what is not background.
+
+    ``values`` [HU], ``true`` and ``predicted`` classes, each by the axis that the plane is across:
+    ``values["depth"]`` is (height, width), and so on. ``at`` is where the planes lie.
+    """
+
+    sample: str
+    shape: tuple[int, ...]
+    at: Mapping[str, int]
+    values: Mapping[str, Plane]
+    true: Mapping[str, Plane]
+    predicted: Mapping[str, Plane]
+
+
+def scans(run: Run) -> list[Scan]:
+    """The scans whose masks the evaluation has kept; none if it has kept none.
+
+    Raises:
+        DataError: a file is broken, or the scans are not there any more.
+    """
+    path = run.path / "evaluation" / "masks.npz"
+    if not path.exists():
+        return []
+    try:
+        with np.load(path) as file:
+            samples: list[str] = file["samples"].tolist()
+            masks: list[NDArray[np.uint8]] = list(file["masks"])
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+        raise DataError(f"{path} holds no masks: {error}") from error
+    return [_scan(run, sample, mask) for sample, mask in zip(samples, masks, strict=False)]
+
+
+def _scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
+    source = _find(run, sample)
+    try:
+        index, extents = list(source.names).index(sample), source.shape[1:]
+        true = source.labels(index, Box.whole(extents))
+        if true.shape != predicted.shape:
+            raise DataError(f"{source.where(index)}: {true.shape} voxels, a mask {predicted.shape}")
+        at = dict(zip(AXES, _centre(true), strict=True))
+        values = {}
+        for dim, axis in enumerate(AXES):
+            lo, hi = [0, 0, 0, 0], [1, *extents]
+            lo[dim + 1], hi[dim + 1] = at[axis], at[axis] + 1
+            values[axis] = source.read(index, Box(tuple(lo), tuple(hi))).squeeze((0, dim + 1))
+    finally:
+        source.close()
+    return Scan(sample, extents, at, values, _planes(true, at), _planes(predicted, at))
+
+
+def _planes(classes: Plane, at: Mapping[str, int]) -> dict[str, Plane]:
+    return {axis: classes.take(at[axis], dim) for dim, axis in enumerate(AXES)}
+
+
+def _find(run: Run, sample: str) -> Source:
+    """The file that the sample is or is a part of."""
+    folder = Path(str(run.setting("data.path")))
+    parts = run.setting("data.subvolume") is not None
+    for file in files_of(run):
+        name = file.relative_to(folder).as_posix().rpartition(".")[0]
+        if name == sample or (parts and name == sample.rsplit("_", 3)[0]):
+            return source_of(run, file)
+    raise DataError(f"{folder} has no {sample} (any more)")
+
+
+def _centre(true: NDArray[np.uint8]) -> list[int]:
+    """Of what is not background; of the whole where there is nothing else."""
+    places = np.argwhere(true > 0)
+    if not len(places):
+        return [extent // 2 for extent in true.shape]
+    return [int(place) for place in places.mean(0).round()]

@@ -1,0 +1,156 @@
+"""From a recipe to its data and its network; all commands build them alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import torch
+
+from hyperslab import data as volumes
+from hyperslab import models
+from hyperslab.checkpoint.data_card import About
+from hyperslab.comm import Grid
+from hyperslab.data.sampler import samples_of
+from hyperslab.data.store.budget import memory_budget
+from hyperslab.errors import RecipeError
+from hyperslab.parallel import parallelize
+from hyperslab.recipe.schema import CosmoFlow, Recipe, UNet3D
+from hyperslab.train.objective import Objective, Regression, Segmentation
+
+
+def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
+    """The samples that training shows, whatever split ``data`` itself is."""
+    source = data.source
+    names = [source.volume(sample) for sample in range(len(source.names))]
+    return samples_of(names, "train", recipe.data.fractions, recipe.data.seed)
+
+
+def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
+    """The SHA-256 of the names of the training split and of the seed of its order."""
+    names = [data.source.names[sample] for sample in training_split(recipe, data)]
+    return hashlib.sha256(json.dumps([recipe.data.seed, names]).encode()).hexdigest()
+
+
+def open_training(recipe: Recipe, grid: Grid) -> Iterator[volumes.Dataset]:
+    """What is shown in every epoch: training, which gets the store's budget first, and validation.
+
+    Each is opened when it is asked for.
+    """
+    data = recipe.data
+    if data.mode == "direct":
+        yield open_data(recipe, grid, split="train")
+        yield open_data(recipe, grid, split="validation")
+        return
+    budget = memory_budget(grid) if data.budget is None else data.budget
+    training = open_data(recipe, grid, split="train", budget=budget)
+    yield training
+    left = budget - training.store_room
+    yield open_data(recipe, grid, split="validation", budget=left)
+
+
+def open_data(
+    recipe: Recipe,
+    grid: Grid,
+    *,
+    split: str,
+    shuffle: bool | None = None,
+    budget: int | None = None,
+) -> volumes.Dataset:
+    """One split of the recipe's data; only training itself is shuffled and augmented.
+
+    Without a ``budget`` [B] nothing is kept, as for a single pass.
+    """
+    data = recipe.data
+    keeps = budget is not None
+    return volumes.open(
+        data.path,
+        grid,
+        batch_size=data.batch_size,
+        split=split,
+        seed=data.seed,
+        shuffle=shuffle,
+        format=data.format,
+        channels=data.channels,
+        transform=data.transform,
+        window=data.window,
+        augment=data.augment and split == "train" and shuffle is not False,
+        subvolume=data.subvolume,
+        driver=data.driver,
+        mode=data.mode if keeps else "direct",
+        budget=budget,
+        staging=data.staging if keeps else None,
+        on_error=data.on_error,
+        prefetch=data.prefetch,
+        prefetch_bytes=data.prefetch_bytes,
+        fractions=data.fractions,
+    )
+
+
+def build_model(recipe: Recipe, about: About, grid: Grid) -> torch.nn.Module:
+    """The recipe's network for such data, parallelised; its weights come from torch's generator.
+
+    Raises:
+        RecipeError: the network is for another kind of data, or for volumes of another size.
+    """
+    config = recipe.model
+    if (config.name == "unet3d") != bool(about.classes):
+        raise RecipeError(_another_kind(recipe, about))
+    model = _unet3d(config, about) if isinstance(config, UNet3D) else _cosmoflow(recipe, about)
+    return parallelize(model, grid, batch_norm=config.statistics)
+
+
+def build_objective(recipe: Recipe, about: About) -> Objective:
+    """The recipe's loss, and the measures that go with such data."""
+    if about.classes:
+        return Segmentation(recipe.loss, about.classes)
+    return Regression(recipe.loss)
+
+
+def _another_kind(recipe: Recipe, about: About) -> str:
+    found = "a class for every voxel" if about.classes else "parameters and no classes"
+    remedy = (
+        "model.name=unet3d and loss=dice_cross_entropy"
+        if about.classes
+        else "model.name=cosmoflow and loss=mse"
+    )
+    return (
+        f"data.path {recipe.data.path} holds volumes with {found}, for which "
+        f"model.name={recipe.model.name} and loss={recipe.loss} are not made\n    use {remedy}"
+    )
+
+
+def _unet3d(config: UNet3D, about: About) -> torch.nn.Module:
+    channels, *extents = about.shape
+    if min(extents) >> config.levels == 0:
+        raise RecipeError(
+            f"model.levels={config.levels} needs volumes of at least {1 << config.levels} voxels "
+            f"along each side, but they have {extents}"
+        )
+    return models.UNet3D(
+        channels, len(about.classes), channels=config.channels, levels=config.levels
+    )
+
+
+def _cosmoflow(recipe: Recipe, about: About) -> torch.nn.Module:
+    config = recipe.model
+    assert isinstance(config, CosmoFlow)
+    channels, *extents = about.shape
+    width = config.width or extents[0]
+    if extents != [width] * 3:
+        raise RecipeError(
+            f"{recipe.data.path} holds volumes of {extents} voxels but the model takes "
+            f"{[width] * 3}\n    set model.width or data.subvolume"
+        )
+    try:
+        return models.CosmoFlow(
+            width,
+            variant=config.variant,
+            in_channels=channels,
+            outputs=len(about.parameters.names),
+            batch_norm=config.batch_norm,
+            dropout=config.dropout,
+        )
+    except ValueError as error:
+        raise RecipeError(f"model.width, model.variant: {error}") from None

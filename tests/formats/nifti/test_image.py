@@ -1,0 +1,229 @@
+"""NIfTI files of every orientation, damaged ones and odd ones (tier: no process)."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hyperslab.errors import DataError, HyperslabError
+from hyperslab.formats.nifti import image as nifti
+from tests.ct.scans import ORIENTATIONS, SPACING, affine_of, classes, nib, numbers, write
+
+XYZ = (6, 5, 4)
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_every_orientation_is_the_same_volume(tmp_path: Path, orientation: str) -> None:
+    xyz = numbers(XYZ)
+    path = write(tmp_path / "v.nii", xyz, orientation)
+    volume = nifti.read(path)
+    np.testing.assert_array_equal(volume.values, xyz.transpose(2, 1, 0))
+    assert volume.values.dtype == np.int16
+    assert volume.orientation == orientation
+    np.testing.assert_allclose(volume.affine, affine_of()[:, [2, 1, 0, 3]], atol=1e-4)
+    np.testing.assert_allclose(volume.spacing, SPACING[::-1], rtol=1e-6)
+    canonical = nib.as_closest_canonical(nib.load(path))
+    np.testing.assert_array_equal(volume.values, canonical.get_fdata().transpose(2, 1, 0))
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS[::5])
+@pytest.mark.parametrize("suffix", nifti.SUFFIXES)
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
+def test_a_mask_goes_back_to_the_very_same_voxels(
+    tmp_path: Path, orientation: str, suffix: str, kind: Any
+) -> None:
+    change = {"cal_max": 400, "descrip": b"scan 7", "sform_code": 1, "qform_code": 2}
+    path = write(tmp_path / f"v{suffix}", numbers(XYZ), orientation, kind=kind, **change)
+    like = nifti.read(path)
+    mask = (like.values > 100).astype(np.uint8)
+    out = tmp_path / f"mask{suffix}"
+    nifti.write_mask(out, mask, like)
+    scan, image = nib.load(path), nib.load(out)
+    np.testing.assert_array_equal(np.asarray(image.dataobj), scan.get_fdata() > 100)
+    assert image.get_data_dtype() == np.uint8
+    assert type(image) is kind
+    np.testing.assert_array_equal(image.affine, scan.affine)
+    for key in scan.header:
+        if key not in ("datatype", "bitpix", "scl_slope", "scl_inter", "cal_max", "vox_offset"):
+            assert image.header[key].tobytes() == scan.header[key].tobytes(), key
+    assert image.header["cal_max"] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, out.name])
+
+
+def test_a_mask_of_another_lattice_is_resampled(tmp_path: Path) -> None:
+    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    mask = np.zeros((8, 10, 12), np.uint8)
+    mask[:4], mask[:, :5, :6] = 1, 2  # below; and right of the middle behind
+    nifti.write_mask(tmp_path / "m.nii", mask, like)
+    got = nifti.read(tmp_path / "m.nii").values
+    assert got.shape == (4, 5, 6)
+    assert (got[:2, 3:] == 1).all()
+    assert (got[:, :2, :3] == 2).all()
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint8", "uint16", "int32", "float32", "float64"])
+def test_slope_and_intercept(tmp_path: Path, dtype: str) -> None:
+    raw = np.random.default_rng(0).integers(0, 200, XYZ).astype(dtype)
+    path = write(tmp_path / "a.nii", raw)
+    expected = raw.transpose(2, 1, 0)
+    assert nifti.read(path).values.dtype == (np.int16 if dtype in ("int16", "uint8") else "f4")
+    np.testing.assert_array_equal(nifti.read(path).values, expected)
+    patched(path, 112, np.array([0.5, -1024], "<f4").tobytes())
+    np.testing.assert_array_equal(nifti.read(path).values, expected * 0.5 - 1024)
+
+
+def test_big_endian(tmp_path: Path) -> None:
+    header = nib.Nifti1Header(endianness=">")
+    header.set_data_dtype(">i2")
+    xyz = numbers(XYZ)
+    nib.Nifti1Image(xyz, affine_of(), header).to_filename(tmp_path / "v.nii")
+    values = nifti.read(tmp_path / "v.nii").values
+    assert values.dtype.isnative
+    np.testing.assert_array_equal(values, xyz.transpose(2, 1, 0))
+
+
+def cut(path: Path, suffix: str) -> Path:
+    path = write(path.with_name(f"bad{suffix}"), numbers((20, 20, 20)))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def patched(path: Path, start: int, data: bytes) -> Path:
+    """Other bytes in the header, which the library would put right if it wrote them."""
+    old = path.read_bytes()
+    return put(path, old[:start] + data + old[start + len(data) :])
+
+
+def spoilt(path: Path, value: float) -> Path:
+    xyz = numbers(XYZ).astype("f4")
+    xyz[3, 2, 1] = value
+    return write(path, xyz)
+
+
+def degenerate(path: Path, column: Any) -> Path:
+    """An affine whose first column is this."""
+    write(path, numbers(XYZ), sform_code=1, qform_code=0)
+    for row, number in enumerate(column):
+        patched(path, 280 + 16 * row, np.float32(number).tobytes())
+    return path
+
+
+def analyze(path: Path) -> Path:
+    nib.Spm99AnalyzeImage(numbers(XYZ), affine_of()).to_filename(path.with_suffix(".img"))
+    return path.with_suffix(".img")
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "truncated": (lambda p: cut(p, ".nii"), "truncated or foreign"),
+    "truncated gzip": (lambda p: cut(p, ".nii.gz"), "truncated or foreign"),
+    "gzip of nothing": (lambda p: put(p.with_name("bad.nii.gz"), gzip.compress(b"")), "foreign"),
+    "foreign": (lambda p: put(p, b"not an image" * 100), "foreign"),
+    "no bytes": (lambda p: put(p, b""), "foreign"),
+    "missing": (lambda p: p, "cannot be read"),
+    "analyze": (analyze, "is no NIfTI file but a Spm2AnalyzeImage"),
+    "4-D": (lambda p: write(p, numbers((*XYZ, 2))), "is 4-D, 6 x 5 x 4 x 2; needs one volume"),
+    "2-D": (lambda p: write(p, numbers((6, 5))), "is 2-D, 6 x 5"),
+    "no slices": (lambda p: write(p, numbers((6, 5, 0))), r"is empty: 6 x 5 x 0 voxels"),
+    "all zero": (lambda p: write(p, np.zeros(XYZ, "i2")), "is empty: every voxel is 0"),
+    "constant": (lambda p: write(p, np.full(XYZ, -1024, "i2")), "every voxel is -1024"),
+    "NaN": (lambda p: spoilt(p, np.nan), "NaN or infinite"),
+    "infinite": (lambda p: spoilt(p, -np.inf), "NaN or infinite"),
+    "colours": (
+        lambda p: write(p, np.zeros(XYZ, [("R", "u1"), ("G", "u1"), ("B", "u1")])),
+        "needs numbers",
+    ),
+    "no orientation": (
+        lambda p: patched(write(p, numbers(XYZ)), 252, bytes(4)),
+        "does not say where left is",
+    ),
+    "oblique": (
+        lambda p: write(p, numbers(XYZ), affine=affine_of(tilt=40)),
+        "more than 35 degrees from the patient's",
+    ),
+    "flat": (lambda p: degenerate(p, (0, 0, 0)), "has no inverse"),
+    "two axes alike": (lambda p: degenerate(p, (0, 0.8, 0)), "more than 35 degrees"),
+    "affine of NaN": (lambda p: degenerate(p, (np.nan, 0, 0)), "has no inverse"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_is_named(tmp_path: Path, kind: str) -> None:
+    make, message = BAD[kind]
+    path = make(tmp_path / "bad.nii")
+    with pytest.raises(DataError, match=f"(?s)^{path}: .*{message}"):
+        nifti.read(path)
+
+
+def test_an_oblique_scan_stays_oblique(tmp_path: Path) -> None:
+    xyz = numbers(XYZ)
+    affine = affine_of(tilt=30)
+    volume = nifti.read(write(tmp_path / "v.nii", xyz, "LPS", affine=affine))
+    np.testing.assert_array_equal(volume.values, xyz.transpose(2, 1, 0))
+    np.testing.assert_allclose(volume.affine, affine[:, [2, 1, 0, 3]], atol=1e-4)
+    np.testing.assert_allclose(volume.spacing, SPACING[::-1], rtol=1e-6)
+
+
+LABELS: dict[str, tuple[Any, str]] = {
+    "shape": (lambda p: write(p, classes((6, 5, 3))), r"has 3 x 5 x 6 voxels .* v.nii has 4 x 5 x"),
+    "place": (
+        lambda p: write(p, classes(XYZ), affine=affine_of((0.7, 0.8, 3.0))),
+        r"affine is off by 0\.6 voxels from v.nii's",
+    ),
+    "mirrored": (
+        lambda p: write(p, classes(XYZ), affine=affine_of() * [[-1], [1], [1], [1]]),
+        "affine is off by",
+    ),
+    "four classes": (lambda p: write(p, classes(XYZ) + np.uint8(1)), "labels 1 to 3; needs 0 to 2"),
+    "negative": (lambda p: write(p, classes(XYZ).astype("i2") - 1), "holds labels -1 to 1"),
+    "fractions": (lambda p: write(p, classes(XYZ) * np.float32(0.5)), "no whole numbers"),
+    "NaN": (lambda p: spoilt(p, np.nan), "no whole numbers"),
+    "missing": (lambda p: p, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_that_do_not_fit_are_named(tmp_path: Path, kind: str) -> None:
+    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ)))
+    make, message = LABELS[kind]
+    path = make(tmp_path / "s.nii")
+    with pytest.raises(DataError, match=f"^{path}: .*{message}"):
+        nifti.read_labels(path, like, 3)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", ">f4"])
+def test_labels_may_be_stored_otherwise(tmp_path: Path, dtype: str) -> None:
+    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    affine = affine_of()
+    affine[0, 3] += 0.3 * SPACING[0]  # the headers of a pair are not always rounded alike
+    path = write(tmp_path / "s.nii.gz", classes(XYZ).astype(dtype), "PIR", affine=affine)
+    got = nifti.read_labels(path, like, 3)
+    assert got.dtype == np.uint8
+    np.testing.assert_array_equal(got, classes(XYZ).transpose(2, 1, 0))
+
+
+def test_a_mask_that_cannot_be_written(tmp_path: Path) -> None:
+    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ)))
+    mask = np.zeros((4, 5, 6), np.uint8)
+    with pytest.raises(DataError, match=r"mask.mgz: the name of a NIfTI file ends in \.nii or"):
+        nifti.write_mask(tmp_path / "mask.mgz", mask, like)
+    with pytest.raises(DataError, match=r"cannot write .*mask\.nii"):
+        nifti.write_mask(tmp_path / "nowhere/mask.nii", mask, like)
+    assert [p.name for p in tmp_path.iterdir()] == ["v.nii"]
+
+
+def test_without_the_extra_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    with pytest.raises(HyperslabError, match=r"pip install hyperslab\[medical\]"):
+        nifti.read(tmp_path / "v.nii")

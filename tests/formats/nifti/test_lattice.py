@@ -1,0 +1,70 @@
+"""Resampling, against torch's, and the place of every voxel (tier: no process)."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hyperslab.formats.nifti import lattice
+
+SHAPES = [
+    ((5, 7, 9), (5, 7, 9)),
+    ((6, 8, 10), (3, 4, 5)),
+    ((5, 7, 9), (8, 3, 20)),
+    ((1, 4, 3), (4, 1, 3)),
+    ((13, 2, 17), (4, 9, 4)),
+]
+
+
+def test_examples() -> None:
+    assert doctest.testmod(lattice).failed == 0
+
+
+@pytest.mark.parametrize(("old", "new"), SHAPES, ids=str)
+def test_linear_is_that_of_centres(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).integers(-1000, 3000, old).astype(np.int16)
+    x = torch.from_numpy(values).double()[None, None]
+    expected = F.interpolate(x, new, mode="trilinear", align_corners=False)[0, 0]
+    got = lattice.linear(values, new)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(("old", "new"), SHAPES, ids=str)
+def test_nearest_is_that_of_centres(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    labels = np.random.default_rng(1).integers(0, 3, old).astype(np.uint8)
+    x = torch.from_numpy(labels).double()[None, None]
+    expected = F.interpolate(x, new, mode="nearest-exact")[0, 0]
+    np.testing.assert_array_equal(lattice.nearest(labels, new), expected)
+
+
+@pytest.mark.parametrize(("old", "new"), SHAPES, ids=str)
+def test_every_voxel_stays_where_it_is(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    """A linear field of the place in millimetres is resampled to itself, but at the rim."""
+    affine = np.eye(4)
+    affine[:3] = [[0, 0.5, 2, -30], [0, 3, 0, 4], [1.5, 0, 0.25, 9]]
+    place = np.moveaxis(np.indices(old), 0, -1) @ affine[:3, :3].T + affine[:3, 3]
+    there = lattice.resampled(affine, old, new)
+    expected = np.moveaxis(np.indices(new), 0, -1) @ there[:3, :3].T + there[:3, 3]
+    centres = np.moveaxis(np.indices(new), 0, -1) + 0.5
+    ratio = np.array(old) / np.array(new)
+    inside = ((centres * ratio >= 0.5) & (centres * ratio <= np.array(old) - 0.5)).all(-1)
+    for k in range(3):
+        got = lattice.linear(place[..., k], new)
+        np.testing.assert_allclose(got[inside], expected[inside][:, k], atol=1e-4)
+    np.testing.assert_allclose(lattice.spacing(there), lattice.spacing(affine) * ratio)
+    np.testing.assert_allclose(  # the outer corner of the first voxel, and of the last
+        [there @ [-0.5, -0.5, -0.5, 1], there @ [*(np.array(new) - 0.5), 1]],
+        [affine @ [-0.5, -0.5, -0.5, 1], affine @ [*(np.array(old) - 0.5), 1]],
+    )
+
+
+def test_finer_and_back_is_the_same() -> None:
+    labels = np.random.default_rng(2).integers(0, 3, (7, 5, 6)).astype(np.uint8)
+    for finer in [(7, 10, 18), (8, 9, 11), (20, 13, 7)]:
+        back = lattice.nearest(lattice.nearest(labels, finer), labels.shape)
+        np.testing.assert_array_equal(back, labels)

@@ -1,0 +1,247 @@
+"""What is no such file, or not one data set, is named (tier: no process)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import hyperslab as hs
+from hyperslab.data import open
+from hyperslab.formats.registry import find_format, source_of
+from hyperslab.geometry import Box
+from tests.formats.scans import hu, labels
+from tests.formats.universes import Seat, counts, public, unit, write
+from tests.formats.writers import (
+    AXES,
+    CUBE,
+    SCAN,
+    nifti,
+    niftis,
+    npy,
+    split,
+    tfrecords,
+    zarr_scans,
+    zarrs,
+)
+
+Spoil = Callable[[Path], Any]
+
+
+def cut(path: Path, count: int = 300) -> None:
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+ARRAYS: dict[str, tuple[str, Spoil, str]] = {
+    "cut short": ("first", lambda d: cut(d / "v1.npy"), "v1.npy: cannot be read as npy"),
+    "text": ("first", lambda d: (d / "v1.npy").write_text("no array"), "v1.npy: cannot be read"),
+    "objects": (
+        "first",
+        lambda d: np.save(d / "v1.npy", np.array([{}]), allow_pickle=True),
+        "v1.npy: is object",
+    ),
+    "float64": ("first", lambda d: np.save(d / "v0.npy", np.zeros(CUBE)), "v0.npy: is float64"),
+    "two dims": ("first", lambda d: np.save(d / "v0.npy", np.zeros((4, 4), "f4")), r"\(4, 4\)"),
+    "other shape": (
+        "first",
+        lambda d: np.save(d / "v1.npy", counts(1, (4, 7, 7, 6))),
+        r"v1.npy: is int16 \(4, 7, 7, 6\) but v0.npy is int16 \(4, 7, 7, 7\)",
+    ),
+    "unclear": (
+        "none",
+        lambda d: [np.save(p, counts(0, (4,) * 4)) for p in d.glob("v*.npy")],
+        r'v0.npy.*channels="first"',
+    ),
+    "no target": ("first", lambda d: (d / "v1.target.npy").unlink(), "v1.target.npy"),
+    "target of two dims": (
+        "first",
+        lambda d: np.save(d / "v1.target.npy", np.zeros((2, 2))),
+        "v1.target.npy.*vector",
+    ),
+    "target not finite": (
+        "first",
+        lambda d: np.save(d / "v2.target.npy", np.full(4, np.inf)),
+        "v2.target.npy.*finite",
+    ),
+    "both": ("first", lambda d: (d / "targets.csv").touch(), "keep one of the two"),
+    "no line": ("last", lambda d: cut(d / "targets.csv", 90), "targets.csv.*(v2|one line)"),
+    "no number": (
+        "last",
+        lambda d: (d / "targets.csv").write_text("name,a\nv0,big"),
+        "sample 'v0'.*'big'",
+    ),
+    "no header": ("last", lambda d: (d / "targets.csv").write_text(""), r"starts with \[\]"),
+    "twice": ("last", lambda d: (d / "targets.csv").write_text("name,a\nv0,1\nv0,2"), "one line"),
+    "targets only": (
+        "first",
+        lambda d: [(d / f"v{i}.npy").unlink() for i in range(3)],
+        "no vol",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_a_bad_array(tmp_path: Path, kind: str) -> None:
+    order, spoil, words = ARRAYS[kind]
+    npy(order)(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(hs.DataError, match=f"(?s){words}"):
+        source_of(tmp_path, Seat())
+
+
+def unlabelled(path: Path) -> None:
+    group = zarr.open_group(path, mode="a")
+    del group["segmentation"]
+
+
+GROUPS: dict[str, tuple[Spoil, str]] = {
+    "no group": (lambda p: (p / "zarr.json").unlink(), "cannot be read as Zarr"),
+    "spoilt": (lambda p: (p / "zarr.json").write_text("{"), "cannot be read as Zarr"),
+    "version 2": (
+        lambda p: (shutil.rmtree(p), zarr.create_group(p, zarr_format=2)),
+        "cannot be read as Zarr",
+    ),
+    "no labels": (unlabelled, "no data set 'segmentation'"),
+    "other shape": (
+        lambda p: zarr.open_group(p, mode="a").create_array(
+            "volume", data=hu(0, (1, 7, 6, 4)), overwrite=True
+        ),
+        r"segmentation' has shape \(1, 7, 6, 5\) but 'volume' has \(1, 7, 6, 4\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_bad_group(tmp_path: Path, kind: str) -> None:
+    spoil, words = GROUPS[kind]
+    zarr_scans(tmp_path)
+    spoil(tmp_path / "volume-1.zarr")
+    with pytest.raises(hs.DataError, match=f"(?s)volume-1.zarr.*{words}"):
+        source_of(tmp_path, Seat())
+
+
+def test_a_damaged_chunk(tmp_path: Path) -> None:
+    zarrs(tmp_path)
+    (chunk,) = (tmp_path / "univ_1.zarr/full/c/0/0/0").glob("*")
+    chunk.write_bytes(b"no chunk")
+    source = source_of(tmp_path, Seat())
+    with pytest.raises(hs.DataError, match=r"univ_1\.zarr: cannot be read as Zarr"):
+        source.read(1, Box.whole(source.shape))
+
+
+def mask(path: Path, shape: tuple[int, ...] = SCAN, affine: Any = AXES[1]) -> None:
+    nifti(path, labels(1, shape, 3)[0], affine)
+
+
+SCANS: dict[str, tuple[Spoil, str]] = {
+    "foreign": (lambda d: (d / "volume-1.nii").write_text("no NIfTI"), "volume-1.nii: cannot be"),
+    "no labels": (lambda d: (d / "segmentation-1.nii").unlink(), "volume-1.nii: has no labels"),
+    "labels of another shape": (
+        lambda d: mask(d / "segmentation-1.nii", (1, 7, 6, 4)),
+        r"segmentation-1.nii: has \(7, 6, 4\) voxels .* volume-1.nii has \(7, 6, 5\)",
+    ),
+    "labels elsewhere": (
+        lambda d: mask(d / "segmentation-1.nii", affine=AXES[0]),
+        "segmentation-1.nii.*is off by",
+    ),
+    "other shape": (
+        lambda d: [
+            nifti(d / "volume-1.nii", hu(1, (1, 8, 6, 5))[0], AXES[1]),
+            mask(d / "segmentation-1.nii", (1, 8, 6, 5)),
+        ],
+        r"volume-1.nii: is int16 \(8, 6, 5\) but volume-0.nii .*hyperslab convert lits",
+    ),
+    "other type": (
+        lambda d: nifti(d / "volume-1.nii", np.float32(hu(1, SCAN)[0]), AXES[1]),
+        "volume-1.nii: is float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SCANS)
+def test_a_bad_scan(tmp_path: Path, kind: str) -> None:
+    spoil, words = SCANS[kind]
+    niftis(".nii", False)(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(hs.DataError, match=f"(?s){words}"):
+        source_of(tmp_path, Seat())
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_a_scan_that_is_cut_short(tmp_path: Path, suffix: str) -> None:
+    shape = (1, 30, 20, 10)  # more than what is read of a file to know that it is one
+    for i in range(3):
+        nifti(tmp_path / f"volume-{i}{suffix}", hu(i, shape)[0], AXES[0])
+        mask(tmp_path / f"segmentation-{i}{suffix}", shape, AXES[0])
+    cut(tmp_path / f"volume-1{suffix}", 60)
+    cut(tmp_path / f"segmentation-2{suffix}", 60)
+    source = source_of(tmp_path, Seat())
+    with pytest.raises(hs.DataError, match=f"volume-1{suffix}: cannot be read as NIfTI"):
+        source.read(1, Box.whole(shape))
+    with pytest.raises(hs.DataError, match=f"segmentation-2{suffix}: cannot be read as NIfTI"):
+        source.labels(2, Box.whole(shape[1:]))
+
+
+def test_two_formats_side_by_side(tmp_path: Path) -> None:
+    npy("first")(tmp_path)
+    tfrecords(False)(tmp_path)
+    words = r'two formats, 6 of npy and 3 of tfrecord; say format="npy"'
+    with pytest.raises(hs.DataError, match=words):
+        source_of(tmp_path, Seat())
+    assert open(tmp_path, Seat(), batch_size=1, format="npy").source.names[0] == "v0"
+    assert open(tmp_path, Seat(), batch_size=1, format="tfrecord").source.names[0] == "univ_0"
+    with pytest.raises(hs.DataError, match=r"format='jpeg': choose from hdf5, lbann, npy"):
+        open(tmp_path, Seat(), batch_size=1, format="jpeg")  # type: ignore[arg-type]
+
+
+def test_the_files_at_the_top_decide(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    niftis(".nii", False)(tmp_path / "nifti")
+    npy("first")(tmp_path)
+    caplog.set_level(logging.INFO)
+    assert source_of(tmp_path, Seat()).names[0] == "v0"
+    assert "read as npy; files of nifti are left out" in caplog.text
+    assert source_of(tmp_path, Seat(), format="nifti").names[0] == "volume-0"
+
+
+def test_nothing_that_is_known(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(hs.DataError, match=r"no file \*\.hdf5, .*\*\.nii\.gz in it or below"):
+        find_format(tmp_path)
+    with pytest.raises(hs.DataError, match="nowhere: does not exist"):
+        find_format(tmp_path / "nowhere")
+    with pytest.raises(hs.DataError, match="jpg: is not a folder"):
+        find_format(tmp_path / "a.jpg")
+
+
+def test_the_order_of_lbanns_axes_is_said_and_can_be_chosen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = split(tmp_path)
+    caplog.set_level(logging.INFO)
+    source = source_of(tmp_path, Seat())
+    assert "reversed spatial dims (C, W, H, D) are read as (C, D, H, W)" in caplog.text
+    whole = Box.whole(source.shape)
+    np.testing.assert_array_equal(source.read(1, whole), parts[1])
+    forced = source_of(tmp_path, Seat(), format="lbann")
+    np.testing.assert_array_equal(forced.read(1, whole), parts[1])
+    stored = source_of(tmp_path, Seat(), format="hdf5")
+    np.testing.assert_array_equal(stored.read(1, whole), parts[1].transpose(0, 3, 2, 1))
+    write(tmp_path / "whole.hdf5", full=parts[0], unitPar=unit(0))
+    with pytest.raises(hs.DataError, match=r"whole.hdf5: reversed is False but True in univ_a0"):
+        source_of(tmp_path, Seat())
+
+
+def test_lbanns_axes_are_not_those_of_the_public_files(tmp_path: Path) -> None:
+    public(tmp_path / "u_0_0_0.hdf5", counts(0, (7, 7, 7, 4)))
+    source = source_of(tmp_path, Seat())
+    np.testing.assert_array_equal(
+        source.read(0, Box.whole(CUBE)), np.moveaxis(counts(0, (7, 7, 7, 4)), -1, 0)
+    )
+    with pytest.raises(hs.DataError, match=r'stores channels last.*say format="hdf5"'):
+        source_of(tmp_path, Seat(), format="lbann")

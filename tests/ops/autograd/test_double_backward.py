@@ -1,0 +1,262 @@
+"""Gradients of gradients equal the serial ones (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.comm import plan_exchange
+from hyperslab.comm.exchange import fetch
+from tests.ops.convolution import test_conv, test_conv_transpose
+from tests.ops.serial import RANKS, Example, average, compare, distance, draw_examples
+from tests.ranks import run_ranks
+
+COVERS = {"autograd": {"grad"}}
+
+
+def penalised(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """The squared gradients of a function of an operator's output, which is not linear in it."""
+
+    def op(x: Any, *weights: Any, **options: Any) -> Any:
+        y = operator(x, *weights, **options)
+        (gradient,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+        return gradient**2
+
+    return op
+
+
+def conv(x: Any, *weights: Any, **options: Any) -> Any:
+    return penalised(test_conv.conv)(x, *weights, **options)
+
+
+def transposed(x: Any, *weights: Any, **options: Any) -> Any:
+    return penalised(test_conv_transpose.transposed)(x, *weights, **options)
+
+
+def padded(x: Any, weight: torch.Tensor, **options: Any) -> Any:
+    return penalised(lambda x, w, **options: F.conv3d(F.pad(x, **options), w))(x, weight, **options)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_convolution(ranks: int) -> None:
+    run_ranks(ranks, compare, conv, draw_examples(test_conv.examples(ranks), 25))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_transposed_convolution(ranks: int) -> None:
+    run_ranks(ranks, compare, transposed, draw_examples(test_conv_transpose.examples(ranks), 20))
+
+
+def check_fetch() -> list[bool]:
+    """The gradient of a fetch's gradient with respect to what came in is the fetch itself."""
+    grid = hs.Grid(depth=3)
+    partition = grid.partition((1, 1, 7, 2, 2))
+    cover = partition.without(["depth"]).cover  # everybody asks for everything
+    plan = plan_exchange(partition, cover, grid)
+    x = torch.randn(partition.box(grid.coords).shape, dtype=torch.float64, requires_grad=True)
+    v = torch.randn((1, 1, 7, 2, 2), dtype=torch.float64, requires_grad=True)
+    u = torch.randn_like(x)
+    (xt,) = torch.autograd.grad(fetch(x, plan, what="test"), x, v, create_graph=True)
+    (back,) = torch.autograd.grad(xt, v, u)
+    return [torch.equal(back, fetch(u, plan, what="test"))]
+
+
+def test_the_adjoint_of_the_adjoint() -> None:
+    assert run_ranks(3, check_fetch) == [[True]] * 3
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_padding(mode: str) -> None:
+    cases = [
+        Example(
+            grid=grid,
+            shape=(2, 2, 7, 5, 4),
+            weights=((2, 2, 3, 2, 3),),
+            options={"pad": (1, 1, 0, 2, 2, 1), "mode": mode},
+        )
+        for grid in ({"depth": 4}, {"data": 2, "height": 2}, {"depth": 2, "width": 2})
+    ]
+    run_ranks(4, compare, padded, cases)
+
+
+class Critic(nn.Module):
+    """Strides, a bias, an activation with a second derivative; a score per sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv3d(2, 4, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv3d(4, 4, 3, stride=2, padding=1),
+            nn.LeakyReLU(0.2),
+            nn.AvgPool3d(2),
+            nn.Conv3d(4, 4, 3, padding=1),
+            nn.Tanh(),
+        )
+        self.score = nn.Linear(4 * 2 * 2 * 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.score(self.layers(x).flatten(1))
+
+
+def penalty_by_grad(critic: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """As in Gulrajani et al. 2017 and the many copies of its code."""
+    x = x.requires_grad_(True)
+    score = critic(x)
+    gradients = torch.autograd.grad(
+        outputs=score,
+        inputs=x,
+        grad_outputs=torch.ones_like(score),
+        create_graph=True,
+        retain_graph=True,
+        only_inputs=True,
+    )[0]
+    gradients = gradients.view(gradients.size(0), -1)
+    return (((gradients**2).sum(1) + 1e-12).sqrt() - 1).pow(2).mean()
+
+
+def penalty_of_sum(critic: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Of one number and one input; the squares are added without leaving the cut."""
+    x = x.requires_grad_(True)
+    (gradients,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    return gradients.square().sum((1, 2, 3, 4)).mean()
+
+
+PENALTIES = [penalty_by_grad, penalty_of_sum]
+
+
+def step(axes: dict[str, int] | None, penalty: Callable[..., Any]) -> list[torch.Tensor]:
+    """One critic step of a Wasserstein GAN: loss and gradients."""
+    torch.manual_seed(0)
+    real, fake = (torch.randn(4, 2, 9, 8, 8, dtype=torch.float64) for _ in range(2))
+    critic = Critic().double()
+    if axes is not None:
+        grid = hs.Grid(**axes)
+        critic = hs.parallelize(critic, grid)  # type: ignore[assignment]
+        real, fake = hs.shard(real, grid), hs.shard(fake, grid)
+    mix = torch.linspace(0.1, 0.9, 4, dtype=torch.float64).view(4, 1, 1, 1, 1)
+    between = (mix * real + (1 - mix) * fake).detach()
+    loss = critic(fake).mean() - critic(real).mean() + 10 * penalty(critic, between)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in critic.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("axes", [{"depth": 4}, {"data": 2, "width": 2}, {"depth": 2, "height": 2}])
+def test_a_gradient_penalty_is_the_serial_one(
+    axes: dict[str, int], penalty: Callable[..., Any]
+) -> None:
+    expected = step(None, penalty)
+    for found in run_ranks(4, step, axes, penalty):
+        assert len(found) == len(expected)
+        errors = [distance(a, b) for a, b in zip(found, expected, strict=True)]
+        assert max(errors) <= 1e-10
+
+
+def by_backward() -> list[float]:
+    """backward(create_graph=True), x.grad, and then a second backward; without averaging."""
+    torch.manual_seed(0)
+    full = torch.randn(2, 2, 9, 8, 8, dtype=torch.float64)
+    found = []
+    for grid in (None, hs.Grid(depth=2)):
+        torch.manual_seed(1)
+        critic = Critic().double()
+        x = full.clone() if grid is None else hs.shard(full, grid)
+        x.requires_grad_(True)
+        critic(x).sum().backward(create_graph=True)
+        gradient, x.grad = x.grad, None
+        critic.zero_grad()
+        gradient.square().sum().backward()
+        found.append([p.grad if grid is None else average(p.grad) for p in critic.parameters()])
+    return [distance(a, b) for a, b in zip(*found, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_the_gradient_of_a_leaf_keeps_its_graph() -> None:
+    assert max(map(max, run_ranks(2, by_backward))) <= 1e-10
+
+
+def mixed() -> list[float]:
+    """Several outputs and inputs, ordinary and cut, some not used."""
+    grid, full = hs.Grid(data=2, depth=2), torch.randn(2, 1, 6, 4, 4, dtype=torch.float64)
+    found = []
+    for cut in (torch.clone, lambda x: hs.shard(x, grid)):
+        weight = torch.full((2, 1, 3, 3, 3), 0.3, dtype=torch.float64, requires_grad=True)
+        x, unused = cut(full).requires_grad_(True), cut(full).requires_grad_(True)
+        y = F.conv3d(x, weight, padding=1)
+        outputs = [y, (y**2).mean(), y.sum((2, 3, 4))]
+        weights = [torch.sin(y).detach(), None, torch.full((2, 2), 1.5, dtype=torch.float64)]
+        got = torch.autograd.grad(outputs, [x, weight, unused], weights, allow_unused=True)
+        assert got[2] is None
+        found.append([g.full() if isinstance(g, hs.Sharded) else g for g in got[:2]])
+    return [distance(a, b) for a, b in zip(*found, strict=True)]
+
+
+def test_several_outputs_and_inputs() -> None:
+    assert max(map(max, run_ranks(4, mixed))) <= 1e-10
+
+
+def derivatives() -> bool:
+    """What torch computes with nothing but its own grad."""
+    full = torch.randn(2, 2, 3, 1, 1, dtype=torch.float64)
+    cut = hs.shard(full, hs.Grid(depth=2))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x**3).sum() + 5 * x.mean() ** 2
+
+    found = torch.autograd.functional.hessian(function, cut)
+    return torch.allclose(found.full(), torch.autograd.functional.hessian(function, full))
+
+
+def test_hessian() -> None:
+    assert run_ranks(2, derivatives) == [True, True]
+
+
+def cut() -> Any:
+    return hs.shard(torch.randn(2, 2, 6, 6, 6), hs.Grid(depth=2)).requires_grad_(True)
+
+
+def twice() -> None:
+    """A graph of gradients that DistributedDataParallel would average."""
+    model = hs.parallelize(nn.Conv3d(2, 1, 3), hs.Grid(depth=2))
+    model(cut()).square().sum().backward(create_graph=True)
+
+
+def penalty_alone() -> None:
+    """The last bias has no part in it, and DistributedDataParallel waits for it."""
+    grid = hs.Grid(depth=2)
+    critic = hs.parallelize(Critic(), grid)
+    penalty_of_sum(critic, hs.shard(torch.randn(2, 2, 9, 8, 8), grid)).backward()
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: torch.autograd.grad(cut() * 2, cut()), "only for scalar outputs"),
+    (
+        lambda: torch.autograd.grad(cut() * 2, cut(), torch.ones(2, 2, 3, 6, 6)),
+        "the global shapes of an output",
+    ),
+    (
+        lambda: torch.autograd.grad(cut() * 2, cut(), torch.ones(1), is_grads_batched=True),
+        "grad has no rule for a cut tensor",
+    ),
+    (lambda: cut().sum(1).backward(torch.ones(2, 6, 6, 6)), "backward has no rule"),
+    (penalty_alone, "brought no gradient to 1 of its 8 parameters"),
+    (twice, r"backward\(create_graph=True\) through Conv3d"),
+]
+
+
+def refused(case: int) -> None:
+    REFUSED[case][0]()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_what_is_refused(case: int) -> None:
+    with pytest.raises((RuntimeError, hs.UnsupportedOp, hs.LayoutError), match=REFUSED[case][1]):
+        run_ranks(2, refused, case)

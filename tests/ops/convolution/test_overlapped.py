@@ -1,0 +1,45 @@
+"""Both ways of a cut convolution on the same blocks, also on blocks that would take the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hyperslab as hs
+from hyperslab.ops.convolution import conv
+from tests.ranks import run_ranks
+
+SHAPES = {(2, 1, 1): (7, 5, 6), (2, 2, 1): (6, 7, 5), (2, 2, 2): (6, 7, 5), (3, 2, 1): (9, 5, 4)}
+
+
+def errors(axes: tuple[int, int, int], stride: int, thin: bool) -> list[float]:
+    """Relative differences of output and gradients from the serial convolution, in float64."""
+    kept = conv.thin
+    conv.thin = lambda spec: thin
+    try:
+        grid = hs.Grid(depth=axes[0], height=axes[1], width=axes[2])
+        x = torch.randn(2, 3, *SHAPES[axes], dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(4, 3, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+        want = F.conv3d(x, weight, None, stride, 1)
+        factor = torch.randn_like(want)
+        want_dx, want_dw = torch.autograd.grad((want * factor).sum(), (x, weight))
+        cut = hs.shard(x, grid)
+        y = F.conv3d(cut, weight, None, stride, 1)
+        part = factor[y.box.slices()]
+        dx, dw = torch.autograd.grad((y.local * part).sum(), (x, weight))
+        torch.distributed.all_reduce(dw)
+        # The adjoint of shard averages: see the note on gradients.
+        pairs = [(y.full(), want), (dx * grid.size, want_dx), (dw, want_dw)]
+        return [((a - b).norm() / b.norm()).item() for a, b in pairs]
+    finally:
+        conv.thin = kept
+
+
+@pytest.mark.parametrize("thin", [False, True], ids=["slabs", "buffer"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("axes", SHAPES, ids=str)
+def test_equals_serial(axes: tuple[int, int, int], stride: int, thin: bool) -> None:
+    size = axes[0] * axes[1] * axes[2]
+    for per_rank in run_ranks(size, errors, axes, stride, thin):
+        assert max(per_rank) <= 1e-12

@@ -1,0 +1,279 @@
+"""Every pointwise rule against plain torch, with all arguments that torch takes (tier: a few
+gloo ranks).
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.geometry import Cut, Partition
+from hyperslab.tensor.dispatch import RULES, op_name
+from tests.ops.serial import average
+from tests.ranks import run_ranks
+
+SHAPE = (4, 3, 5, 4, 3)
+UNCHECKED = {"torch.Tensor.cuda", "torch.detach_", "torch.Tensor.detach_"}
+"""Needs a device which this tier has not; torch detaches no view in place."""
+
+
+def operands() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+
+    def floats() -> torch.Tensor:
+        return torch.rand(SHAPE, generator=generator, dtype=torch.float64) * 0.8 + 0.1
+
+    def integers() -> torch.Tensor:
+        return torch.randint(1, 5, SHAPE, generator=generator)
+
+    return {
+        "x": floats(),
+        "y": floats() - 0.5,
+        "n": floats(),
+        "z": floats(),
+        "i": integers(),
+        "j": integers(),
+        "mask": integers() > 2,
+        "channels": torch.rand(3, 1, 1, 1, generator=generator, dtype=torch.float64),
+        "slopes": torch.rand(3, generator=generator, dtype=torch.float64),
+    }
+
+
+CALLS: list[tuple[Any, ...]] = [
+    ("x",),
+    ("n",),
+    ("i",),
+    ("x", "y"),
+    ("i", "j"),
+    ("x", 0.5),
+    ("x", "channels"),
+    ("y", "slopes"),
+    ("x", "y", "z"),
+    ("x", "y", 0.3),
+    ("y", -0.2, 0.2),
+    ("x", "mask", 0.5),
+    ("mask", "x", "y"),
+]
+TIGHT = {True: {"rtol": 1e-11, "atol": 1e-13}, False: {"rtol": 1e-6, "atol": 1e-7}}
+OTHER_CUT = Partition(SHAPE, (None, None, None, Cut("depth", (0, 1, 4)), None))
+
+
+def cut_first(grid: hs.Grid, index: int, value: torch.Tensor) -> torch.Tensor:
+    """The first operand is cut, the others are ordinary tensors."""
+    return hs.shard(value, grid) if index == 0 else value
+
+
+def cut_differently(grid: hs.Grid, index: int, value: torch.Tensor) -> torch.Tensor:
+    """All are cut, the later ones along another dim."""
+    if value.dim() < len(SHAPE):
+        return value
+    x = hs.shard(value, grid)
+    return x.redistribute(OTHER_CUT) if index else x
+
+
+def call(
+    function: Callable[..., Any],
+    names: tuple[Any, ...],
+    options: dict[str, Any],
+    cut: Callable[[int, torch.Tensor], torch.Tensor],
+) -> list[torch.Tensor]:
+    """The result, what an operator in place made of its operand, and the operands' gradients."""
+    values, leaves = operands(), []
+    args = list(names)
+    for index, name in enumerate(names):
+        if isinstance(name, str):
+            value = values[name]
+            if value.is_floating_point() and name != "n":
+                leaves.append(value.requires_grad_())
+                value = value * 1  # not a leaf: operators in place are allowed
+            args[index] = cut(index, value)
+    result = function(*args, **options)
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"{type(result)} is no tensor")
+    found = [result, args[0]] if options or "_" in function.__name__ else [result]
+    found = [v.full() if isinstance(v, hs.Sharded) else v for v in found]
+    if found[0].requires_grad:
+        weights = torch.linspace(-1, 1, found[0].numel(), dtype=found[0].dtype)
+        (found[0] * weights.view(found[0].shape)).sum().backward()
+        found += [torch.zeros(()) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return found
+
+
+def accepted(function: Callable[..., Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Any]]:
+    """The calls that plain torch takes, and what it makes of them."""
+    options_of = [{}, {"inplace": True}] if "functional" in op_name(function) else [{}]
+    for names in CALLS:
+        for options in options_of:
+            try:
+                expected = call(function, names, options, lambda _, value: value)
+            except (TypeError, RuntimeError, ValueError, AttributeError, IndexError):
+                continue
+            yield names, options, expected
+
+
+def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.allclose(a, b, **TIGHT[a.dtype == torch.float64], equal_nan=True)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def pointwise() -> list[Callable[..., Any]]:
+    rules = (f for f, rule in RULES.items() if rule.family == "pointwise")
+    return [f for f in rules if op_name(f) not in UNCHECKED]
+
+
+def check(part: int, parts: int) -> dict[str, int]:
+    """How many calls of each rule were equal; the ones that were not are an error."""
+    warnings.simplefilter("ignore")
+    grid, checked = hs.Grid(depth=2), {}
+    for function in pointwise()[part::parts]:
+        name, equal_calls = op_name(function), 0
+        for names, options, expected in accepted(function):
+            several = sum(isinstance(name, str) for name in names) > 1
+            for cut in (cut_first, cut_differently) if several else (cut_first,):
+                try:
+                    found = call(function, names, options, lambda i, v, c=cut: c(grid, i, v))
+                except (hs.UnsupportedOp, hs.LayoutError):
+                    continue
+                found = [average(v) if v.is_floating_point() else v for v in found]
+                assert equal(found, expected), (name, names, options, cut.__name__)
+                equal_calls += 1
+        checked[name] = equal_calls
+    return checked
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_rule_equals_torch(part: int) -> None:
+    checked = run_ranks(2, check, part, 4)[0]
+    never = {name for name, calls in checked.items() if calls == 0}
+    assert len(checked) > 50
+    assert not never
+
+
+def broadcasts() -> None:
+    """By global shapes, from the right."""
+    grid = hs.Grid(data=2, depth=2)
+    full, row = torch.randn(4, 3, 6, 5, 5), torch.randn(4, 1, 6, 1, 1)
+    x, cut_row = hs.shard(full, grid), hs.shard(row, grid)
+    plane, scalar = torch.randn(6, 1, 1), torch.tensor(2.0)
+    for value in (row, plane, scalar, torch.randn(1, 3, 1, 1, 1), torch.randn(5)):
+        assert torch.equal((x + value).full(), full + value)
+        assert torch.equal((value - x).full(), value - full)
+    assert torch.equal((x * cut_row).full(), full * row)
+    assert torch.equal((cut_row * x).full(), full * row)
+    assert torch.equal((cut_row * full).full(), full * row)
+    assert torch.equal((2 ** x.abs()).full(), 2 ** full.abs())
+    larger = torch.randn(2, 4, 3, 6, 5, 5)
+    assert torch.equal((x * larger).full(), full * larger)
+
+
+def test_broadcasting() -> None:
+    run_ranks(4, broadcasts)
+
+
+def in_place() -> None:
+    grid, full = hs.Grid(depth=2), torch.randn(2, 3, 6, 4, 4)
+    x = hs.shard(full.clone(), grid)
+    before = x.local.data_ptr()
+    y = x
+    y += 1
+    y *= torch.full((3, 1, 1, 1), 2.0)
+    F.relu(y, inplace=True)
+    assert y is x
+    assert x.local.data_ptr() == before
+    assert torch.equal(x.full(), F.relu((full + 1) * 2))
+
+
+def in_place_with_another_cut() -> None:
+    """The first operand keeps its cut, whether it is cut more, less or along another dim."""
+    grid = hs.Grid(depth=2, height=2)
+    full, other = torch.randn(2, 3, 5, 4, 6), torch.randn(2, 3, 5, 4, 6)
+    more, less = hs.shard(full, grid).partition, Partition(full.shape, (None,) * 5)
+    moved = Partition(full.shape, (None, Cut("height", (0, 1, 3)), None, None, None))
+    for mine, its in itertools.permutations((more, less, moved, more.without("depth")), 2):
+        a, b = full.clone().requires_grad_(), other.clone().requires_grad_()
+        x, y = (hs.shard(v, grid).redistribute(p) for v, p in ((a * 1, mine), (b, its)))
+        z = x
+        z *= y
+        assert z is x
+        assert x.partition == mine
+        assert torch.equal(x.full(), full * other)
+        (x.full() * full).sum().backward()
+        assert torch.allclose(a.grad, other * full)
+        assert torch.allclose(b.grad, full * full)
+
+
+def test_in_place_with_another_cut() -> None:
+    run_ranks(4, in_place_with_another_cut)
+
+
+def in_place_modules() -> None:
+    """Modules say ``inplace`` by position or by name: the cut tensor itself comes back."""
+    grid, full = hs.Grid(depth=2), torch.randn(2, 3, 6, 4, 4, dtype=torch.float64)
+    for kind in (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Hardtanh, nn.ReLU6, nn.SiLU, nn.CELU):
+        leaf, serial = full.clone().requires_grad_(), full.clone().requires_grad_()
+        x = hs.shard(leaf, grid) * 2
+        assert kind(inplace=True)(x) is x
+        x.full().sum().backward()
+        expected = kind()(serial * 2)
+        expected.sum().backward()
+        assert torch.allclose(x.full(), expected, rtol=1e-12)
+        assert torch.allclose(leaf.grad, serial.grad, rtol=1e-12)
+
+
+def test_modules_in_place() -> None:
+    run_ranks(2, in_place_modules)
+
+
+def test_in_place() -> None:
+    run_ranks(2, in_place)
+
+
+def refused(case: str) -> None:
+    grid = hs.Grid(depth=2)
+    x = hs.shard(torch.randn(2, 3, 6, 4, 4), grid)
+    if case == "shapes":
+        x + torch.randn(5)
+    elif case == "local shape":
+        x + torch.randn(2, 3, 3, 4, 4)
+    elif case == "out":
+        torch.add(x, x, out=x)
+    elif case == "ordinary in place":
+        torch.randn(2, 3, 6, 4, 4).add_(x)
+    elif case == "growing in place":
+        x.add_(torch.randn(4, 2, 3, 6, 4, 4))
+    elif case == "grids":
+        x + hs.shard(torch.randn(2, 3, 6, 4, 4), hs.Grid(height=2))
+    elif case == "rrelu":
+        F.rrelu(x, training=True)
+    elif case == "slopes of a cut dim":
+        F.prelu(x[:, 0], torch.ones(6))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("shapes", "do not broadcast"),
+        ("local shape", "do not broadcast"),
+        ("out", r"add\(out=...\) has no rule"),
+        ("ordinary in place", "in place would change the cut"),
+        ("growing in place", "in place would change the cut"),
+        ("grids", "operands on two grids"),
+        ("rrelu", "random slopes"),
+        ("slopes of a cut dim", "takes dim 1 for the channels, but it is cut"),
+    ],
+)
+def test_what_is_refused(case: str, message: str) -> None:
+    with pytest.raises(hs.LayoutError, match=message):
+        run_ranks(2, refused, case)

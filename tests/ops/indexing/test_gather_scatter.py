@@ -1,0 +1,214 @@
+"""Reading and writing by positions equals the serial one (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+import hyperslab as hs
+from tests.ops.recut import recut
+from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
+from tests.ranks import run_ranks
+
+COVERS = {
+    "lookup": {"gather", "take_along_dim", "index_select", "embedding", "one_hot"},
+    "scatter": {
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "scatter_reduce",
+        "scatter_reduce_",
+        "index_add",
+        "index_add_",
+        "index_copy",
+        "index_copy_",
+        "index_fill",
+        "index_fill_",
+    },
+}
+
+
+def positions(shape: tuple[int, ...], dim: int, extent: int) -> torch.Tensor:
+    """Distinct along ``dim``, so that it does not matter which one is written last."""
+    draws = torch.rand((*shape[:dim], extent, *shape[dim + 1 :]), generator=_generator())
+    return draws.argsort(dim).narrow(dim, 0, shape[dim])
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def by_positions(
+    x: Any, source: Any, *, how: str, dim: int, cut: int, method: bool, seeds: tuple[int, int]
+) -> Any:
+    """Bit 0 of ``cut``: the index is cut; bit 1: the source is."""
+    index = positions(tuple(source.shape), dim % source.dim(), x.shape[dim])
+    y = recut(x * 2, seeds[0])
+    if isinstance(x, hs.Sharded):
+        index = recut(hs.shard(index, x.grid), seeds[1]) if cut & 1 else index
+        source = hs.shard(source, x.grid) if cut & 2 else source
+    flat = torch.arange(source.shape[dim])
+    args = {
+        "gather": (dim, index),
+        "take_along_dim": (index, dim),
+        "scatter": (dim, index, source),
+        "scatter_": (dim, index, source),
+        "scatter value": (dim, index, 1.5),
+        "scatter_add": (dim, index, source),
+        "scatter_add_": (dim, index, source),
+        "scatter_reduce": (dim, index, source, "amax"),
+        "scatter_reduce_": (dim, index, source, "sum"),
+        "index_add": (dim, flat, source),
+        "index_add_": (dim, flat, source),
+        "index_copy": (dim, flat, source),
+        "index_copy_": (dim, flat, source),
+        "index_fill": (dim, flat, 0.5),
+        "index_fill_": (dim, flat, 0.5),
+        "index_select": (dim, flat),
+    }[how]
+    name = how.split()[0]
+    found = getattr(y, name)(*args) if method else getattr(torch, name)(y, *args)
+    if name.endswith("_"):
+        assert found is y
+    return found
+
+
+WAYS = """gather take_along_dim scatter scatter_ scatter_add scatter_add_ scatter_reduce
+scatter_reduce_ index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_select"""
+
+
+@st.composite
+def writings(draw: st.DrawFn, ranks: int) -> Example:
+    n = draw(st.sampled_from([0, 1, 2, 3]))
+    grid = draw(grids(ranks))
+    least = [grid["data"], 1, *(parts_of(grid, n) if n else ())]
+    shape = tuple(draw(st.integers(low, low + 3)) for low in least)
+    free = [d for d, ways in enumerate(least) if ways == 1]
+    dim = draw(st.sampled_from(free))
+    fewer = draw(st.integers(1, shape[dim]))
+    how = draw(st.sampled_from([*WAYS.split(), "scatter value"]))
+    return Example(
+        grid=grid,
+        shape=shape,
+        weights=((*shape[:dim], fewer, *shape[dim + 1 :]),),
+        options={
+            "how": how,
+            "dim": draw(st.sampled_from([dim, dim - len(shape)])),
+            "cut": draw(st.integers(0, 3)),
+            "method": how.endswith("_") or draw(st.booleans()),
+            "seeds": (draw(st.integers(0, 5)), draw(st.integers(0, 5))),
+        },
+        dtype=draw(dtypes),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_writing(ranks: int) -> None:
+    run_ranks(ranks, compare, by_positions, draw_examples(writings(ranks), 28))
+
+
+def looked_up(x: Any, table: torch.Tensor, *, how: str) -> Any:
+    """Rows of a table, one for each of the classes that a volume of labels names."""
+    labels = (x.detach() * 3).abs().long().clamp(max=4).squeeze(1)
+    if how == "embedding":
+        return F.embedding(labels, table) * x.squeeze(1)[..., None]
+    if how == "table":
+        return table[labels] * x.squeeze(1)[..., None]
+    return F.one_hot(labels, 5) * x.mean() * table[:, 0]
+
+
+@pytest.mark.parametrize("how", ["embedding", "table", "one_hot"])
+def test_tables(how: str) -> None:
+    cases = [
+        Example(grid=grid, shape=(3, 1, 5, 4, 6), weights=((5, 2),), options={"how": how})
+        for grid in ({"data": 2, "depth": 2}, {"depth": 2, "width": 2})
+    ]
+    run_ranks(4, compare, looked_up, cases)
+
+
+def one_hot_of_zeros(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """As segmentation libraries write it: zeros of the whole shape, then ones in place."""
+    zeros = torch.zeros(size=[labels.shape[0], classes, *labels.shape[2:]])
+    found = zeros.scatter_(dim=1, index=labels.long(), value=1)
+    assert found is zeros
+    return zeros * 2
+
+
+def written_into_ordinary() -> None:
+    grid = hs.Grid(depth=2)
+    full = torch.randint(0, 4, (2, 1, 5, 4, 4)).float()
+    labels = hs.shard(full, grid)
+    found = one_hot_of_zeros(labels, 4)
+    assert isinstance(found, hs.Sharded)
+    assert found.partition.axes == ("depth",)
+    assert torch.equal(found.full(), one_hot_of_zeros(full, 4))
+    zeros = torch.zeros(2, 4, 5, 4, 4)
+    zeros.scatter_(1, labels.long(), 1)
+    zeros.mul_(3)[:, 1:].add_(1)
+    assert zeros.local.untyped_storage().nbytes() == zeros.local.numel() * 4
+    view = torch.zeros(2, 4, 5, 4, 4)
+    part = view[0]
+    for other in (
+        view,
+        torch.zeros(2, 8, 5, 4, 4)[:, :4],
+        torch.zeros(2, 4, 5, 4, 4).requires_grad_(),
+    ):
+        with pytest.raises(hs.LayoutError, match="use scatter, which returns a new tensor"):
+            other.scatter_(1, labels.long(), 1)
+    assert part.abs().sum() == 0
+    assert torch.equal(torch.scatter(view, 1, labels.long(), 1).full() * 2, found.full())
+
+
+def test_an_ordinary_tensor_becomes_cut() -> None:
+    run_ranks(2, written_into_ordinary)
+
+
+def refused(case: str) -> None:
+    grid = hs.Grid(depth=2)
+    x = hs.shard(torch.randn(2, 3, 6, 4, 4), grid)
+    index = hs.shard(torch.zeros(2, 3, 6, 4, 4, dtype=torch.int64), grid)
+    table = torch.randn(4, 2)
+    {
+        "cut": lambda: x.gather(2, index),
+        "cut scatter": lambda: x.scatter(2, index, 1.0),
+        "cut select": lambda: x.index_select(2, torch.tensor([0])),
+        "cut positions": lambda: x.index_add(1, hs.shard(torch.tensor([0, 1]), grid), x),
+        "shape": lambda: x.scatter(1, torch.zeros(2, 3, 5, 4, 4, dtype=torch.int64), 1.0),
+        "larger": lambda: x.gather(1, torch.zeros(3, 1, 6, 4, 4, dtype=torch.int64)),
+        "copy": lambda: x.flatten(1).scatter_(1, torch.zeros(2, 1, dtype=torch.int64), 1.0),
+        "out": lambda: torch.scatter(x, 1, index, 1.0, out=torch.empty(0)),
+        "sparse": lambda: torch.gather(x, 1, index, sparse_grad=True),
+        "no dim": lambda: torch.take_along_dim(x, index),
+        "table": lambda: F.embedding(index, table, max_norm=1.0),
+        "positions": lambda: torch.index_select(table, 0, hs.shard(torch.tensor([0, 1]), grid)),
+        "classes": lambda: F.one_hot(index),
+    }[case]()
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "message"),
+    [
+        ("cut", hs.LayoutError, r"dim 2, which is cut.*\n.*hyperslab.gather\(x, \('depth',\)\)"),
+        ("cut scatter", hs.LayoutError, "scatter along dim 2, which is cut"),
+        ("cut select", hs.LayoutError, "index_select along dim 2, which is cut"),
+        ("cut positions", hs.LayoutError, r"use index.full\(\)"),
+        ("shape", hs.LayoutError, "the other dims of the global shapes differ"),
+        ("larger", hs.LayoutError, "the index is larger"),
+        ("copy", hs.LayoutError, "scatter in place, on a copy"),
+        ("out", hs.LayoutError, r"scatter\(out=...\) has no rule"),
+        ("sparse", hs.UnsupportedOp, "sparse_grad"),
+        ("no dim", hs.UnsupportedOp, "needs a dim"),
+        ("table", hs.UnsupportedOp, "without max_norm"),
+        ("positions", hs.UnsupportedOp, "ordinary positions"),
+        ("classes", hs.UnsupportedOp, "give num_classes"),
+    ],
+)
+def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run_ranks(2, refused, case)

@@ -1,0 +1,184 @@
+"""Square brackets equal the serial ones, reading and writing (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import hyperslab as hs
+from tests.ops.recut import recut
+from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
+from tests.ranks import run_ranks
+
+COVERS = {"indexing": {"__getitem__", "__setitem__"}}
+
+
+def read(x: Any, *, index: Any, seed: int) -> Any:
+    return recut(x * 2, seed)[index]
+
+
+def write(x: Any, value: torch.Tensor, *, index: Any, seed: int, cut: bool) -> Any:
+    """A value that broadcasts to the part, an ordinary one or a cut one."""
+    y = recut(x * 2, seed)
+    if cut and isinstance(x, hs.Sharded):
+        value = hs.shard(value, hs.Grid()) if x.grid.size == 1 else as_cut(x, value)
+    y[index] = value
+    return y * y
+
+
+def as_cut(x: hs.Sharded, value: torch.Tensor) -> Any:
+    """An ordinary tensor as a cut one, of which every rank happens to hold all."""
+    whole = hs.geometry.Partition.whole(value.shape)
+    return hs.Sharded.from_local(value, whole, x.grid)
+
+
+@st.composite
+def items(draw: st.DrawFn, extent: int, whole: bool) -> Any:
+    kind = draw(st.sampled_from(["int", "slice", "slice", "slice", "all"]))
+    if whole and draw(st.integers(0, 4)) == 0:
+        return draw(
+            st.sampled_from([[0], [extent - 1, 0, 0], torch.tensor([0, -1]), np.array([0])])
+        )
+    if kind == "int":
+        value = draw(st.integers(-extent, extent - 1))
+        return draw(st.sampled_from([value, value, torch.tensor(value), np.int64(value)]))
+    if kind == "all":
+        return slice(None)
+    bound = st.one_of(st.none(), st.integers(-extent - 1, extent + 1))
+    return slice(draw(bound), draw(bound), draw(st.sampled_from([None, 1, 2, 3])))
+
+
+@st.composite
+def subscripts(draw: st.DrawFn, ranks: int, write: bool) -> Example:
+    n = draw(st.sampled_from([0, 1, 2, 3, 3]))
+    grid = draw(grids(ranks))
+    ways = [grid["data"], 1, *(parts_of(grid, n) if n else ())]
+    shape = tuple(draw(st.integers(low, low + 5)) for low in ways)
+    index: list[Any] = []
+    for extent, cut in zip(shape, ways, strict=True):
+        free = cut == 1 and not any(isinstance(i, list | torch.Tensor | np.ndarray) for i in index)
+        index.append(draw(items(extent, free)))
+    some = draw(st.integers(0, len(index)))
+    if draw(st.booleans()):
+        index = [*index[:some], ..., *index[draw(st.integers(some, len(index))) :]]
+    else:
+        index = index[:some]
+    if not write and draw(st.booleans()):
+        index.insert(draw(st.integers(0, len(index))), None)
+    given: Any = tuple(index) if len(index) != 1 or draw(st.booleans()) else index[0]
+    options = {"index": given, "seed": draw(st.integers(0, 5))}
+    weights: tuple[tuple[int, ...], ...] = ()
+    if write:
+        part = torch.empty(shape)[given].shape
+        value = [e if draw(st.booleans()) else 1 for e in part][draw(st.integers(0, len(part))) :]
+        weights = (tuple(value),)
+        options["cut"] = draw(st.booleans())
+    return Example(
+        grid=grid,
+        shape=shape,
+        weights=weights,
+        options=options,
+        dtype=draw(dtypes),
+        channels_last=n > 1 and draw(st.booleans()),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_reading(ranks: int) -> None:
+    run_ranks(ranks, compare, read, draw_examples(subscripts(ranks, False), 28))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_writing(ranks: int) -> None:
+    run_ranks(ranks, compare, write, draw_examples(subscripts(ranks, True), 28))
+
+
+def beside() -> None:
+    """Masks, tables, iteration, no-grad mode, integers; a view's base changes."""
+    grid, full = hs.Grid(depth=2, data=2), torch.randn(4, 3, 6, 4, 4)
+    x, y = hs.shard(full.clone(), grid), full.clone()
+    for z in (x, y):
+        z[z > 1] = 0.5
+        z[z < -1] = torch.tensor(-0.5)
+        z[:, [2, 0]] = 3.0
+        z[:, 1, 2:5][..., 0] += 1
+        z[:, :, 1:5] *= 2
+        z[1:, :, ::2, 1:] = z[1:, :, 1::2, 1:] * 2
+    assert torch.equal(x.full(), y)
+    mask = torch.tensor([True, False, True])
+    assert torch.equal(x[:, mask].full(), y[:, mask])
+    labels, table = torch.randint(0, 5, (4, 6, 4, 4)), torch.randn(5, 2)
+    cut = hs.shard(labels, grid, channels=False)
+    assert torch.equal(table[cut].full(), table[labels])
+    for part, expected in zip(x, y, strict=True):
+        assert torch.equal(part.full(), expected)
+    assert torch.equal(x[:, None, :, 1:3].full(), y[:, None, :, 1:3])
+    assert x[:, :, 3:3].shape == (4, 3, 0, 4, 4)
+    with torch.no_grad():
+        assert torch.equal(x[..., 1:5, :].full(), y[..., 1:5, :])
+
+
+def test_beside() -> None:
+    run_ranks(4, beside)
+
+
+def refused(case: str) -> None:
+    grid = hs.Grid(depth=2)
+    x = hs.shard(torch.randn(2, 3, 6, 4, 4), grid)
+    labels = hs.shard(torch.zeros(2, 3, 6, 4, 4, dtype=torch.int64), grid)
+    ordinary = torch.zeros(2, 3, 6, 4, 4)
+    {
+        "mask": lambda: x[x > 0],
+        "cut index": lambda: x[labels],
+        "cut dim": lambda: x[:, :, [0, 1]],
+        "two lists": lambda: x[[0, 1], [0, 1]],
+        "matrix": lambda: x[:, torch.zeros(2, 2, dtype=torch.int64)],
+        "bool": lambda: x[True],
+        "many": lambda: x[0, 0, 0, 0, 0, 0],
+        "ordinary mask": lambda: ordinary[x > 0],
+        "ordinary tuple": lambda: ordinary[0, labels],
+        "cut value": lambda: ordinary.__setitem__(0, x),
+        "mask and tensor": lambda: x.__setitem__(x > 0, torch.zeros(3)),
+        "new": lambda: x.__setitem__((0, None), 1.0),
+        "copy": lambda: x.flatten(1).__setitem__((slice(None), 0), 1.0),
+        "writing a copy": lambda: x[:, :, 4:].add_(1),
+    }[case]()
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "message"),
+    [
+        ("mask", hs.UnsupportedOp, "torch.where or masked_fill"),
+        ("cut index", hs.UnsupportedOp, "the index is itself cut"),
+        ("cut dim", hs.UnsupportedOp, r"dim 2 is cut; use hyperslab.gather\(x, 'depth'\)"),
+        ("two lists", hs.UnsupportedOp, "index one at a time"),
+        ("matrix", hs.UnsupportedOp, "one-dimensional lists"),
+        ("bool", hs.UnsupportedOp, "a lone bool"),
+        ("many", hs.UnsupportedOp, "6 indices for 5 dims"),
+        ("ordinary mask", hs.UnsupportedOp, "one cut tensor of integers"),
+        ("ordinary tuple", hs.UnsupportedOp, "one cut tensor of integers"),
+        ("cut value", hs.UnsupportedOp, "cannot be given a cut value"),
+        ("mask and tensor", hs.UnsupportedOp, "a mask takes one number"),
+        ("new", hs.UnsupportedOp, "reshape the value"),
+        ("copy", hs.LayoutError, "in place"),
+        ("writing a copy", hs.LayoutError, "in place"),
+    ],
+)
+def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run_ranks(2, refused, case)
+
+
+def test_what_torch_refuses_too() -> None:
+    x = hs.shard(torch.randn(2, 3), hs.Grid())
+    with pytest.raises(IndexError, match="index 3 is out of bounds for dim 1 with size 3"):
+        x[0, 3]
+    with pytest.raises(ValueError, match="step must be greater than zero"):
+        x[:, ::-1]
+    with pytest.raises(ValueError, match="shape mismatch"):
+        x[:, 1:] = torch.zeros(3)

@@ -1,0 +1,176 @@
+"""Joined tensors equal the serial ones, however the operands are cut (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import hyperslab as hs
+from hyperslab.geometry import Cut
+from tests.ops.recut import recut
+from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
+from tests.ranks import run_ranks
+
+COVERS = {
+    "joining": {
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "vstack",
+        "row_stack",
+        "hstack",
+        "dstack",
+    }
+}
+
+
+def joined(
+    x: Any, *others: Any, kind: str, cut: int, recuts: tuple[int, ...], **options: Any
+) -> Any:
+    """``x`` and others; bit i of ``cut`` says whether the i-th of the others is cut too."""
+    operands = [recut(x * 2, recuts[0])]
+    for i, other in enumerate(others):
+        y = hs.shard(other, x.grid) if isinstance(x, hs.Sharded) and cut >> i & 1 else other
+        operands.append(recut(y, recuts[i + 1]))
+    operands = operands[::-1] if cut & 4 else operands
+    return getattr(torch, kind)(operands, **options)
+
+
+@st.composite
+def joins(draw: st.DrawFn, ranks: int) -> Example:
+    """One to three operands, any dim, other extents along it, other cuts, some of them ordinary."""
+    n = draw(st.sampled_from([0, 1, 2, 3, 3]))
+    grid = draw(grids(ranks))
+    least = [grid["data"], 1, *(parts_of(grid, n) if n else ())]
+    shape = [draw(st.integers(low, low + 4)) for low in least]
+    dim = draw(st.integers(0, n + 1))
+    count = draw(st.integers(0, 2))
+    kind = draw(st.sampled_from(["cat", "cat", "cat", "stack"]))
+    others = []
+    for _ in range(count):
+        other = list(shape)
+        if kind == "cat":
+            other[dim] = draw(st.integers(least[dim], least[dim] + 4))
+        others.append(tuple(other))
+    place = draw(st.sampled_from([dim, dim - len(shape)]))
+    return Example(
+        grid=grid,
+        shape=tuple(shape),
+        weights=tuple(others),
+        options={
+            "kind": kind,
+            "dim": draw(st.integers(-len(shape) - 1, len(shape))) if kind == "stack" else place,
+            "cut": draw(st.integers(0, 7)),
+            "recuts": tuple(draw(st.integers(0, 9)) for _ in range(3)),
+        },
+        dtype=draw(dtypes),
+        channels_last=n > 1 and draw(st.booleans()),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_any_join(ranks: int) -> None:
+    run_ranks(ranks, compare, joined, draw_examples(joins(ranks), 28))
+
+
+def test_other_names() -> None:
+    cases = [
+        Example(
+            grid={"data": 2, "depth": 2},
+            shape=(3, 2, 5, 4),
+            weights=((3, 2, 5, 4),),
+            options={"kind": kind, "cut": 1, "recuts": (0, 3)},
+        )
+        for kind in ("concat", "concatenate", "vstack", "row_stack", "hstack", "dstack")
+    ]
+    run_ranks(4, compare, joined, cases)
+
+
+def skip_connection() -> Any:
+    """An up-sampled map that is cut unevenly, and a skip that is balanced: the skip stays."""
+    grid = hs.Grid(depth=2)
+    skip = hs.shard(torch.randn(1, 8, 6, 4, 4), grid)
+    up = hs.shard(torch.randn(1, 2, 6, 4, 4), grid)
+    up = up.redistribute(up.partition.with_dim(2, 6, Cut("depth", (0, 4, 6))))
+    both, turned = torch.cat([up, skip], 1), torch.cat([skip, up], 1)
+    assert torch.equal(both.full(), torch.cat([up.full(), skip.full()], 1))
+    whole = hs.gather(up, "depth")
+    assert torch.cat([whole, skip], 1).partition.axes == ("depth",)
+    return [y.partition.cuts[2].bounds for y in (both, turned)]
+
+
+def test_the_larger_operand_stays() -> None:
+    assert run_ranks(2, skip_connection) == [[(0, 3, 6)] * 2] * 2
+
+
+def what_torch_does_beside() -> None:
+    grid, full = hs.Grid(depth=2), torch.randn(2, 3, 5, 4, 4)
+    x = hs.shard(full, grid)
+    for legacy in ([torch.empty(0), x], [torch.empty(0, dtype=torch.float64), x, x]):
+        expected = torch.cat([t.full() if isinstance(t, hs.Sharded) else t for t in legacy], 1)
+        found = torch.cat(legacy, 1)
+        assert torch.equal(found.full(), expected)
+        assert found.dtype == expected.dtype
+    mixed = torch.cat([x, x.double().redistribute(x.partition.without(["depth"]))], 2)
+    assert mixed.dtype == torch.float64
+    assert torch.equal(mixed.full(), torch.cat([full, full], 2).double())
+    single = torch.cat([x])
+    single.mul_(2)  # a copy, as it is serially
+    assert torch.equal(x.full(), full)
+    last = x.to(memory_format=torch.channels_last_3d)
+    joined = torch.cat([last, last], 1)
+    assert joined.is_contiguous(memory_format=torch.channels_last_3d)
+    with torch.no_grad():
+        assert torch.equal(torch.cat([x, x], dim=-1).full(), torch.cat([full, full], -1))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.cat([x, x.bfloat16()], 1)
+        assert found.dtype == torch.cat([full, full.bfloat16()], 1).dtype
+    assert torch.cat([x[:, :0], x], 1).shape == x.shape
+    assert torch.equal(torch.cat((x, torch.zeros(2, 3, 0, 4, 4)), 2).full(), full)
+
+
+def test_what_torch_does_beside() -> None:
+    run_ranks(2, what_torch_does_beside)
+
+
+def refused(case: str) -> None:
+    grid = hs.Grid(depth=2)
+    x = hs.shard(torch.randn(2, 3, 6, 4, 4), grid)
+    if case == "shapes":
+        torch.cat([x, hs.shard(torch.randn(2, 3, 7, 4, 4), grid)], 1)
+    elif case == "dims":
+        torch.cat([x, torch.randn(2, 3, 6, 4)], 1)
+    elif case == "grids":
+        torch.cat([x, hs.shard(torch.randn(2, 3, 6, 4, 4), hs.Grid(height=2))], 1)
+    elif case == "out":
+        torch.cat([x, x], 1, out=torch.empty(0))
+    elif case == "dstack":
+        torch.dstack([hs.shard(torch.randn(2, 3), grid)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("shapes", r"the other dims of the global shapes differ"),
+        ("dims", r"the other dims of the global shapes differ"),
+        ("grids", "operands on two grids"),
+        ("out", r"cat\(out=...\) of cut tensors has no rule"),
+        ("dstack", "use stack"),
+    ],
+)
+def test_what_is_refused(case: str, message: str) -> None:
+    with pytest.raises(hs.LayoutError, match=message):
+        run_ranks(2, refused, case)
+
+
+def test_no_such_dim() -> None:
+    x = hs.shard(torch.randn(2, 3), hs.Grid())
+    with pytest.raises(IndexError, match="dim 2 of tensors of 2 dims"):
+        torch.cat([x, x], 2)
+    with pytest.raises(IndexError, match="stack: dim 3"):
+        torch.stack([x, x], 3)

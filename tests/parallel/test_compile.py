@@ -1,0 +1,133 @@
+"""torch.compile and parallelised modules: the same result, or an error (tier: a few gloo ranks).
+
+Nothing is compiled, so no test needs a compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+from tests.ops.serial import distance
+from tests.ranks import run_ranks
+
+GRIDS = [{}, {"depth": 2}, {"data": 2, "height": 2}]
+HOW = ["afterwards", "afterwards in place", "before", "before in place", "parts"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv3d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm3d(4)
+        self.b = nn.Conv3d(4, 4, 4, stride=2, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        y = F.leaky_relu(self.b(F.relu(self.norm(self.a(x)))))
+        if y.shape[2] == 4:  # a global extent, of which dynamo would make a guard
+            y = y * 2
+        return self.head(y.mean((2, 3, 4)))
+
+
+def never(_graph: Any, _inputs: Any) -> Any:
+    raise AssertionError("a graph was compiled")
+
+
+def size(axes: dict[str, int]) -> int:
+    return math.prod(axes.values())
+
+
+def compiled(model: nn.Module, grid: hs.Grid, how: str, **options: Any) -> nn.Module:
+    options |= {"backend": never}
+    if how == "afterwards":
+        return torch.compile(hs.parallelize(model, grid), **options)
+    if how == "afterwards in place":
+        hs.parallelize(model, grid).compile(**options)
+        return model
+    if how == "before":
+        return hs.parallelize(torch.compile(model, **options), grid)
+    if how == "before in place":
+        model.compile(**options)
+    else:
+        model.a.compile(**options)
+        model.norm = torch.compile(model.norm, **options)
+    return hs.parallelize(model, grid)
+
+
+def three_steps(axes: dict[str, int], how: str) -> float:
+    """Differences of outputs, losses and gradients."""
+    serial, parallel = Net().double(), Net().double()
+    parallel.load_state_dict(serial.state_dict())
+    grid = hs.Grid(**axes)
+    module = compiled(parallel, grid, how)
+    x = torch.randn(3, 2, 2, 9, 8, 7, dtype=torch.float64)
+    y = torch.randn(3, 2, 3, dtype=torch.float64)
+    errors = []
+    for data, target in zip(x, y, strict=True):
+        expected, found = serial(data), module(hs.shard(data, grid))
+        errors.append(distance(found.full(), expected))
+        for model, output in ((serial, expected), (parallel, found)):
+            model.zero_grad()
+            F.mse_loss(output, target).backward()
+        for p, q in zip(parallel.parameters(), serial.parameters(), strict=True):
+            errors.append(distance(p.grad, q.grad))
+            with torch.no_grad():
+                p -= 0.1 * p.grad
+                q -= 0.1 * q.grad
+    with torch.no_grad():
+        expected = serial.eval()(x[0])
+        parallel.eval()
+        errors.append(distance(module(hs.shard(x[0], grid)).full(), expected))
+    return max(errors)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("axes", GRIDS, ids=str)
+def test_the_same_result(axes: dict[str, int], how: str) -> None:
+    assert max(run_ranks(size(axes), three_steps, axes, how)) <= 1e-10
+
+
+def whole_graph() -> None:
+    """Who asks for one graph is told that there is none."""
+    grid, model = hs.Grid(depth=2), Net()
+    module = compiled(model, grid, "afterwards", fullgraph=True)
+    with pytest.raises(RuntimeError, match="no compiled frames"):
+        module(hs.shard(torch.randn(2, 2, 8, 4, 4), grid))
+
+
+def test_one_graph_is_refused() -> None:
+    run_ranks(2, whole_graph)
+
+
+def other_functions() -> None:
+    """A compiled function of the user's: refused; on ordinary tensors it compiles as ever."""
+    grid, seen = hs.Grid(depth=2), []
+    x = hs.shard(torch.randn(2, 2, 8, 4, 4), grid)
+    model = hs.parallelize(Net(), grid)
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        seen.append(graph)
+        return graph.forward
+
+    double = torch.compile(lambda v: v * 2, backend=backend)
+    step = torch.compile(lambda v: model(v).sum(), backend=backend)
+    for function in (double, step):
+        with pytest.raises(Exception, match="compile cannot trace a cut tensor") as caught:
+            function(x)
+        assert "2 x 2 x 8 x 4 x 4 (dim 2 in 2 by depth)" in str(caught.value)
+        assert "torch.compiler.disable" in str(caught.value)
+    assert not seen
+    model(x)
+    assert torch.equal(double(torch.ones(3)), torch.full((3,), 2.0))
+    assert len(seen) == 1
+
+
+def test_other_compiled_functions() -> None:
+    run_ranks(2, other_functions)

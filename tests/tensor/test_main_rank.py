@@ -1,0 +1,41 @@
+"""Dealing a volume out and collecting it again (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hyperslab as hs
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.main_rank import collect, deal
+from tests.ranks import run_ranks
+
+SHAPE = (1, 2, 5, 7, 6)
+GRIDS: list[dict[str, int]] = [{}, {"depth": 2}, {"depth": 3, "width": 2}, {"data": 2, "height": 2}]
+
+
+def whole(dtype: str) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 100, SHAPE).astype(dtype)
+
+
+def there_and_back(axes: dict[str, int], dtype: str) -> np.ndarray[Any, Any] | None:
+    grid = hs.Grid(**axes)
+    partition = grid.partition(SHAPE)  # one sample is not cut by data: replicas hold copies
+    volume = whole(dtype) if grid.is_main else None
+    block = deal(volume, partition, np.dtype(dtype), grid)
+    np.testing.assert_array_equal(block, whole(dtype)[partition.box(grid.coords).slices()])
+    return collect(Sharded.from_local(torch.from_numpy(block), partition, grid))
+
+
+@pytest.mark.parametrize("axes", GRIDS, ids=str)
+@pytest.mark.parametrize("dtype", ["int16", "uint8", "float32"])
+def test_there_and_back(axes: dict[str, int], dtype: str) -> None:
+    main, *others = run_ranks(math.prod(axes.values()), there_and_back, axes, dtype)
+    np.testing.assert_array_equal(main, whole(dtype))
+    assert main is not None
+    assert main.dtype == dtype
+    assert others == [None] * len(others)

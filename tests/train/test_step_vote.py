@@ -1,0 +1,62 @@
+"""What all ranks know about a step (tiers: no process; a few gloo ranks)."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from hyperslab.comm import Grid
+from hyperslab.train.step_vote import SIGNALS, StopRequest, Verdict, Vote
+from tests.ranks import run_ranks
+
+
+def vote(stops: dict[int, int], bad: dict[int, float], loss: float) -> Verdict:
+    grid = Grid(depth=3)
+    prediction = torch.tensor([[0.5, bad.get(grid.rank, 0.0)]])
+    stop, wait = stops.get(grid.rank, 0), 0.25 * (grid.rank + 1)
+    return Vote(grid, torch.tensor(loss), prediction, stop=stop, wait=wait).result()
+
+
+def test_a_good_step() -> None:
+    first, *others = run_ranks(3, vote, {}, {}, -0.5)
+    assert (first.loss, first.finite, first.signal) == (-0.5, True, 0)
+    assert first.wait_seconds == 0.75
+    assert first.memory_bytes > 2**20
+    assert others == [first, first]
+
+
+def test_one_signal_reaches_all() -> None:
+    for verdict in run_ranks(3, vote, {1: signal.SIGTERM}, {}, 0.5):
+        assert verdict.signal == signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("bad", "culprit"), [({2: math.nan}, 2), ({1: math.inf, 2: math.nan}, 1), ({0: -math.inf}, 0)]
+)
+def test_the_first_rank_without_a_number_is_named(bad: dict[int, float], culprit: int) -> None:
+    for verdict in run_ranks(3, vote, {}, bad, math.nan):
+        assert not verdict.finite
+        assert verdict.culprit == culprit
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number(loss: float) -> None:
+    verdict = Vote(Grid(), torch.tensor(loss), torch.zeros(2, 3), stop=0, wait=0.0).result()
+    assert not verdict.finite
+    assert verdict.culprit is None
+    assert math.isnan(verdict.loss)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_signals_are_noted_and_then_handled_as_before(number: signal.Signals) -> None:
+    before = {n: signal.getsignal(n) for n in SIGNALS}
+    stop = StopRequest()
+    with stop.listening():
+        assert stop.signal == 0
+        os.kill(os.getpid(), number)
+        assert stop.signal == number
+    assert {n: signal.getsignal(n) for n in SIGNALS} == before
