@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hyperslab.ops  # noqa: F401 - enters the rules of torch's operators
 from hyperslab import losses, models
 from hyperslab.checkpoint.save_load import load, save
 from hyperslab.comm import Grid
