@@ -25,3 +25,22 @@ class RecipeError(HyperslabError, ValueError):
 
 class CommError(HyperslabError, RuntimeError):
     """Another rank died, timed out or disagrees."""
+
+
+class CheckpointError(HyperslabError, OSError):
+    """A checkpoint cannot be written or read; names it and says why."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DivergedError(HyperslabError, ArithmeticError):
+    """The loss is not a finite number."""
+
+
+class Stopped(HyperslabError):
+    """A signal ended the run after a checkpoint; ``code`` is the process's exit code."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.code = 128 + number

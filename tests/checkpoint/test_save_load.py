@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperslab.checkpoint.retention import folder_of, latest, save_step
-from hyperslab.checkpoint.save_load import CheckpointError, load, save, verify
+from hyperslab.checkpoint.save_load import load, save, verify
+from hyperslab.errors import CheckpointError
 from tests.ranks import run_ranks
 
 

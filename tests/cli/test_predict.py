@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.cli.predict import _split, be_rank
+from hyperslab.cli.predict import _split, predict_as_rank
 from hyperslab.errors import DataError, LayoutError
 from tests.ct.scans import nib, numbers, write
 from tests.predict.runs import write_segmentation
@@ -41,7 +41,7 @@ def test_what_was_done_is_said(
     write(tmp_path / "in" / "a.nii", numbers((9, 8, 7)))
     out = tmp_path / "out"
     for words in ("(1 predicted, 0 kept)", "(0 predicted, 1 kept)"):
-        be_rank.__wrapped__(  # torch's wrapper around it wants a real standard error
+        predict_as_rank.__wrapped__(  # torch's wrapper around it wants a real standard error
             run, [str(tmp_path / "in")], [], out=out, checkpoint="best", native=False
         )
         assert f"1 of 1 inputs in {out} {words}" in capsys.readouterr().out

@@ -16,11 +16,11 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hyperslab.checkpoint.retention import latest
-from hyperslab.cli.train import check_ranks
-from hyperslab.errors import CommError, DataError, HyperslabError, LayoutError
-from hyperslab.launch.launcher import adopt_slurm, explain, first_host, settle_environment
+from hyperslab.cli.rank import check_ranks
+from hyperslab.errors import CommError, DataError, HyperslabError, LayoutError, Stopped
+from hyperslab.launch.launcher import explain, settle_environment
+from hyperslab.launch.slurm import adopt_slurm, first_host
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.step_vote import Stopped
 from tests.train.universes import losses, write_recipe
 
 PATIENCE = 200  # [s]

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from hyperslab.checkpoint.retention import latest
-from hyperslab.checkpoint.save_load import CheckpointError
-from hyperslab.errors import HyperslabError, RecipeError
+from hyperslab.errors import CheckpointError, DivergedError, HyperslabError, RecipeError
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import Table
-from hyperslab.train.step_vote import DivergedError
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run, write_recipe

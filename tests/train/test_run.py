@@ -13,12 +13,10 @@ import yaml
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hyperslab.checkpoint.retention import folder_of, latest
-from hyperslab.checkpoint.save_load import CheckpointError
-from hyperslab.errors import RecipeError
+from hyperslab.errors import CheckpointError, RecipeError, Stopped
 from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run_lock import hold
-from hyperslab.train.step_vote import Stopped
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run, write_recipe

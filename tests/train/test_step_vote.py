@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.train.step_vote import SIGNALS, StopRequest, Verdict, Vote
+from hyperslab.train.step_vote import Verdict, Vote
+from hyperslab.train.stop_request import SIGNALS, StopRequest
 from tests.ranks import run_ranks
 
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hyperslab.cli.simulate import simulate as command
+from hyperslab.cli.simulate import simulate_command as command
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.universe import simulate as api
 from hyperslab.universe.nbody import Nbody

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from hyperslab.checkpoint.save_load import CheckpointError, save, verify
+from hyperslab.checkpoint.save_load import save, verify
 from hyperslab.comm.bootstrap import on_main
+from hyperslab.errors import CheckpointError
 
 log = logging.getLogger("hyperslab")
 

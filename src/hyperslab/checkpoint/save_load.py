@@ -19,20 +19,13 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.bootstrap import on_main, reason
-from hyperslab.errors import HyperslabError
+from hyperslab.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 EXTRA = "extra.pt"
 
 FULL = 16 << 20
 """A disk with less space [B] than this is why a checkpoint could not be written."""
-
-
-class CheckpointError(HyperslabError, OSError):
-    """A checkpoint cannot be written or read; names it and says why."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def save(

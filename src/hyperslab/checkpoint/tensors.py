@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from hyperslab.checkpoint.save_load import CheckpointError
 from hyperslab.comm.bootstrap import reason
+from hyperslab.errors import CheckpointError
 
 Optimizer = torch.optim.Optimizer | None
 

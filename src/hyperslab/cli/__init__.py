@@ -9,12 +9,12 @@ import typer
 
 from hyperslab.cli.convert import convert
 from hyperslab.cli.errors import DEBUG, clean_errors, leave
-from hyperslab.cli.evaluate import evaluate
+from hyperslab.cli.evaluate import evaluate_command
 from hyperslab.cli.inspect import inspect
-from hyperslab.cli.predict import predict
-from hyperslab.cli.report import report
-from hyperslab.cli.simulate import simulate
-from hyperslab.cli.train import train
+from hyperslab.cli.predict import predict_command
+from hyperslab.cli.report import report_command
+from hyperslab.cli.simulate import simulate_command
+from hyperslab.cli.train import train_command
 
 app = typer.Typer(
     help="Train 3D CNNs on volumes larger than one device.",
@@ -32,8 +32,12 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-for command in (simulate, inspect, train, evaluate, predict, report):
-    app.command()(command)
+app.command("simulate")(simulate_command)
+app.command("inspect")(inspect)
+app.command("train")(train_command)
+app.command("evaluate")(evaluate_command)
+app.command("predict")(predict_command)
+app.command("report")(report_command)
 app.add_typer(convert, name="convert")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,14 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from hyperslab.cli.train import check_ranks
-from hyperslab.comm.mpi import adopt_mpi
-from hyperslab.evaluate.evaluate import evaluate as evaluate_rank
-from hyperslab.evaluate.evaluate import recipe_for
+from hyperslab.cli.rank import (
+    adopt_rank,
+    become_rank,
+    check_ranks,
+    exit_when_stopped,
+    is_rank,
+    launch_command,
+)
+from hyperslab.evaluate.evaluate import evaluate, recipe_for
 from hyperslab.evaluate.regression import Evaluation
 from hyperslab.evaluate.segmentation import ClassEvaluation
-from hyperslab.launch.launcher import adopt_slurm, end_with_parent, launch, settle_environment
-from hyperslab.train.step_vote import Stopped
 
 COLUMNS = {
     "ratio": "ratio",
@@ -42,7 +44,7 @@ OF_CLASSES = {
 }
 
 
-def evaluate(
+def evaluate_command(
     run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value; grid.depth=2 is a grid of its own.")
@@ -57,31 +59,25 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test, validation, train or all.")] = "test",
 ) -> None:
     """Measure a network on the test split; also under torchrun and srun, on any grid."""
-    adopt_mpi(os.environ)
-    adopt_slurm(os.environ)
+    adopt_rank()
     overrides = overrides or []
-    config = recipe_for(run, overrides, ranks=ranks)
-    check_ranks(config, ranks)
-    try:
-        if "RANK" in os.environ or config.grid.size == 1:
-            be_rank(run, overrides, checkpoint=checkpoint, split=split)
+    recipe = recipe_for(run, overrides, ranks=ranks)
+    check_ranks(recipe, ranks)
+    with exit_when_stopped():
+        if is_rank(recipe):
+            evaluate_as_rank(run, overrides, checkpoint=checkpoint, split=split)
             return
-        settle_environment(os.environ, config.grid.size)
-        arguments = ["-m", "hyperslab", "evaluate", str(run), *overrides]
-        arguments += ["--checkpoint", checkpoint, "--split", split]
-        launch(config.grid.size, arguments, run / "logs")
-    except Stopped as stopped:
-        raise SystemExit(stopped.code) from None
+        options = ["--checkpoint", checkpoint, "--split", split]
+        launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 
 @record
-def be_rank(run: Path, overrides: Sequence[str], *, checkpoint: str, split: str) -> None:
+def evaluate_as_rank(run: Path, overrides: Sequence[str], *, checkpoint: str, split: str) -> None:
     """Evaluate as one rank; the main one prints."""
-    if "RANK" in os.environ:
-        end_with_parent()
+    is_main = become_rank()
     logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
-    result = evaluate_rank(run, checkpoint=checkpoint, split=split, overrides=overrides)
-    if os.environ.get("RANK", "0") == "0":
+    result = evaluate(run, checkpoint=checkpoint, split=split, overrides=overrides)
+    if is_main:
         show(result, run, Console(soft_wrap=True))
 
 

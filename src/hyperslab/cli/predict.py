@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import re
 import sys
 from collections import Counter
@@ -17,19 +16,22 @@ from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.progress import progress
-from hyperslab.cli.train import check_ranks
-from hyperslab.comm.mpi import adopt_mpi
+from hyperslab.cli.rank import (
+    adopt_rank,
+    become_rank,
+    check_ranks,
+    exit_when_stopped,
+    is_rank,
+    launch_command,
+)
 from hyperslab.errors import DataError
-from hyperslab.launch.launcher import adopt_slurm, end_with_parent, launch, settle_environment
-from hyperslab.predict import Outcome
-from hyperslab.predict import predict as predict_rank
+from hyperslab.predict import Outcome, predict
 from hyperslab.predict.run import recipe_of
-from hyperslab.train.step_vote import Stopped
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
 
-def predict(
+def predict_command(
     run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
     inputs: Annotated[
         list[str],
@@ -56,25 +58,21 @@ def predict(
     row of OUT/parameters.csv. What cannot be read is named, the others are predicted, and the
     command exits with 1. Run it again to go on after a stop.
     """
-    adopt_mpi(os.environ)
-    adopt_slurm(os.environ)
+    adopt_rank()
     files, overrides = _split(inputs)
-    config = recipe_of(run, overrides, ranks=ranks)
-    check_ranks(config, ranks)
+    recipe = recipe_of(run, overrides, ranks=ranks)
+    check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
-    try:
-        if "RANK" in os.environ or config.grid.size == 1:
-            be_rank(run, files, overrides, out=out, checkpoint=checkpoint, native=native)
+    with exit_when_stopped():
+        if is_rank(recipe):
+            predict_as_rank(run, files, overrides, out=out, checkpoint=checkpoint, native=native)
             return
-        settle_environment(os.environ, config.grid.size)
-        arguments = ["-m", "hyperslab", "predict", *options, "--", str(run), *files, *overrides]
-        launch(config.grid.size, arguments, out / "logs")
-    except Stopped as stopped:
-        raise SystemExit(stopped.code) from None
+        arguments = ["predict", *options, "--", str(run), *files, *overrides]
+        launch_command(recipe, arguments, out / "logs")
 
 
 @record
-def be_rank(
+def predict_as_rank(
     run: Path,
     files: Sequence[str],
     overrides: Sequence[str],
@@ -88,14 +86,12 @@ def be_rank(
     Raises:
         DataError: names the inputs that failed; the others are done.
     """
-    if "RANK" in os.environ:
-        end_with_parent()
+    is_main = become_rank()
     logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
-    main = os.environ.get("RANK", "0") == "0"
-    shown = Console() if main else Console(file=io.StringIO())  # standard error goes to a log
+    shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
     with progress(shown) as bar:
         task = bar.add_task("predict", total=None)
-        outcomes = predict_rank(
+        outcomes = predict(
             run,
             files,
             out,
@@ -104,7 +100,7 @@ def be_rank(
             overrides=overrides,
             done=lambda _, total: bar.update(task, advance=1, total=total),
         )
-    if main:
+    if is_main:
         print(_summary(outcomes, out), flush=True)
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if failed:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-def report(
+def report_command(
     run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
 ) -> None:
     """Write the figures and tables of a run as one page that needs nothing else."""

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from hyperslab.cli.progress import progress
-from hyperslab.universe import NAMES
-from hyperslab.universe import simulate as make
+from hyperslab.universe import NAMES, simulate
 
 
-def simulate(
+def simulate_command(
     out: Annotated[Path, typer.Argument(help="Folder of the universes; made if missing.")],
     count: Annotated[int, typer.Option(help="Universes in the folder, those there included.")],
     size: Annotated[int, typer.Option(help="Voxels per side.")],
@@ -32,7 +31,7 @@ def simulate(
     """Make N-body universes in the public HDF5 layout; run it again to go on after a stop."""
     with progress() as bar:
         task = bar.add_task("universes", total=count)
-        make(
+        simulate(
             out,
             count=count,
             size=size,

@@ -12,17 +12,21 @@ from typing import Annotated
 import typer
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from hyperslab.comm.mpi import adopt_mpi
-from hyperslab.errors import LayoutError
-from hyperslab.launch.launcher import adopt_slurm, end_with_parent, launch, settle_environment
+from hyperslab.cli.rank import (
+    adopt_rank,
+    become_rank,
+    check_ranks,
+    exit_when_stopped,
+    is_rank,
+    launch_command,
+)
+from hyperslab.errors import Stopped
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.schema import Places, Recipe
-from hyperslab.train.run import prepare_folder
-from hyperslab.train.run import train as train_rank
-from hyperslab.train.step_vote import Stopped
+from hyperslab.recipe.schema import Recipe
+from hyperslab.train.run import prepare_folder, train
 
 
-def train(
+def train_command(
     recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has some.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, such as grid.depth=2 epochs=10.")
@@ -42,39 +46,35 @@ def train(
     config = load_recipe(recipe, overrides or [])
     if output is not None:
         config = config.model_copy(update={"output": output})
-    adopt_mpi(os.environ)
-    adopt_slurm(os.environ)
+    adopt_rank()
     check_ranks(config, ranks)
-    try:
-        if "RANK" in os.environ or config.grid.size == 1:
-            be_rank(config, resume=resume)
+    with exit_when_stopped():
+        if is_rank(config):
+            train_as_rank(config, resume=resume)
             return
         with ExitStack() as stack:  # the ranks hold the folder afterwards
             prepare_folder(config, stack, resume=resume)
-        settle_environment(os.environ, config.grid.size, config.timeout)
-        arguments = ["-m", "hyperslab", "train", str(recipe), *(overrides or [])]
+        arguments = ["train", str(recipe), *(overrides or [])]
         arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
-        launch(config.grid.size, arguments, config.output / "logs")
-    except Stopped as stopped:
-        raise SystemExit(stopped.code) from None
+        launch_command(config, arguments, config.output / "logs", patience=config.timeout)
 
 
 @record
-def be_rank(config: Recipe, *, resume: bool) -> None:
+def train_as_rank(recipe: Recipe, *, resume: bool) -> None:
     """Train as one rank; what goes wrong is also written down for the process that started it."""
-    if "RANK" in os.environ:
-        end_with_parent()
-    main = os.environ.get("RANK", "0") == "0"
+    is_main = become_rank()
+    log = logging.getLogger("hyperslab")
     handler = _Terminal()
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logging.getLogger("hyperslab").addHandler(handler)
-    logging.getLogger("hyperslab").setLevel(logging.INFO if main else logging.WARNING)
-    try:
-        train_rank(config, resume=resume)
-    except Stopped as stopped:
-        if main:
-            logging.getLogger("hyperslab").info("%s", stopped)
-        raise SystemExit(stopped.code) from None
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if is_main else logging.WARNING)
+    with exit_when_stopped():
+        try:
+            train(recipe, resume=resume)
+        except Stopped as stopped:
+            if is_main:
+                log.info("%s", stopped)
+            raise
 
 
 class _Terminal(logging.Handler):
@@ -90,30 +90,3 @@ class _Terminal(logging.Handler):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)
-
-
-def check_ranks(config: Recipe, ranks: int | None) -> None:
-    """Compare the grid with the ranks that there are or shall be, before any work is done.
-
-    Raises:
-        LayoutError: with both numbers.
-    """
-    grid, world = config.grid, os.environ.get("WORLD_SIZE")
-    places = " x ".join(f"{axis} {extent}" for axis, extent in grid.model_dump().items())
-    wanted = [
-        ("--ranks", ranks, f"use --ranks {grid.size}"),
-        ("WORLD_SIZE", int(world) if world else None, f"start {grid.size} ranks"),
-    ]
-    for name, count, remedy in wanted:
-        if count is not None and count != grid.size:
-            raise LayoutError(
-                f"{name} is {count} but the grid has {grid.size} places ({places})\n"
-                f"    {remedy}, or change the grid, such as {_grid_of(count, grid)}"
-            )
-
-
-def _grid_of(count: int, grid: Places) -> str:
-    """Overrides that give a grid this many places, along the depth."""
-    extents = grid.model_dump()
-    others = [f"{axis}=1" for axis, extent in extents.items() if axis != "depth" and extent > 1]
-    return " ".join(f"grid.{override}" for override in [*others, f"depth={count}"])

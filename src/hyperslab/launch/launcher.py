@@ -1,4 +1,4 @@
-"""Start the ranks of one machine and end them all; take a rank's place from Slurm's variables."""
+"""Start the ranks of one machine and end them all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import datetime
 import logging
 import math
 import os
-import re
 import signal
 import socket
 import sys
@@ -18,16 +17,29 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from hyperslab import errors
 from hyperslab.comm.bootstrap import reason
-from hyperslab.errors import CommError, HyperslabError, RecipeError
-from hyperslab.train.step_vote import SIGNALS, Stopped
+from hyperslab.errors import (
+    CommError,
+    DataError,
+    HyperslabError,
+    LayoutError,
+    RecipeError,
+    Stopped,
+    UnsupportedOp,
+)
+from hyperslab.train.stop_request import SIGNALS
 
 TAIL = 12
 """Lines of a rank's error output that an error quotes."""
 
 CODES = {128 + number: number for number in SIGNALS}
 """Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
+
+RAISED: dict[str, type[HyperslabError]] = {
+    kind.__name__: kind
+    for kind in (HyperslabError, UnsupportedOp, LayoutError, DataError, RecipeError, CommError)
+} | dict.fromkeys(("CheckpointError", "DivergedError"), HyperslabError)
+"""What an error that a rank raised becomes in the process that started it, by its name."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -83,7 +95,8 @@ def explain(failures: dict[int, ProcessFailure], output: dict[int, Path]) -> Hyp
         number = CODES[next(iter(failures.values())).exitcode]
         return Stopped(number, f"stopped by {number.name}")
     rank = min(failures, key=lambda rank: _order(failures[rank]))
-    failure, quote = failures[rank], _quote(output.get(rank))
+    failure = failures[rank]
+    quote = _quote(output.get(rank))
     if failure.exitcode < 0 and not _said(failure):
         return CommError(
             f"rank {rank} (process {failure.pid}) was killed by {failure.signal_name()} and the "
@@ -91,10 +104,9 @@ def explain(failures: dict[int, ProcessFailure], output: dict[int, Path]) -> Hyp
             f"    go on from the last checkpoint with --resume{quote}"
         )
     name, _, words = _message(failure).partition(": ")
-    kind = getattr(errors, name, None)
-    if _said(failure):
+    if name in RAISED:
         alone = sum(_message(other).endswith(words) for other in failures.values()) == 1
-        return (kind or HyperslabError)(f"{words}\n    (rank {rank})" if alone else words)
+        return RAISED[name](f"{words}\n    (rank {rank})" if alone else words)
     return HyperslabError(f"rank {rank} failed with exit code {failure.exitcode}{quote}")
 
 
@@ -102,9 +114,6 @@ KILLED = {
     -signal.SIGKILL: "\n    SIGKILL comes from the system where memory runs out, and from here "
     "for a rank that does not answer"
 }
-
-OURS = ("CheckpointError", "DivergedError")
-"""Errors of this package beside those in `hyperslab.errors`."""
 
 
 def _order(failure: ProcessFailure) -> tuple[bool, bool, int]:
@@ -124,7 +133,7 @@ def _follows(failure: ProcessFailure) -> bool:
 def _said(failure: ProcessFailure) -> bool:
     """Whether a rank raised an error of this package."""
     name = _message(failure).partition(":")[0]
-    return hasattr(errors, name) or name in OURS
+    return name in RAISED
 
 
 def _message(failure: ProcessFailure) -> str:
@@ -150,31 +159,6 @@ def settle_environment(environ: MutableMapping[str, str], ranks: int, timeout: f
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback:
         environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
-
-
-def adopt_slurm(environ: MutableMapping[str, str]) -> None:
-    """Under ``srun`` with several tasks, set the variables that torchrun would."""
-    if "RANK" in environ or "SLURM_STEP_NODELIST" not in environ:
-        return  # a batch script has some of Slurm's variables too, but is no rank
-    ranks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))
-    if ranks == "1":
-        return
-    environ["RANK"], environ["WORLD_SIZE"] = environ["SLURM_PROCID"], ranks
-    environ["LOCAL_RANK"] = environ["SLURM_LOCALID"]
-    environ.setdefault("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
-    job = int(environ.get("SLURM_JOB_ID", "0"))
-    environ.setdefault("MASTER_PORT", str(20000 + job % 10000))
-
-
-def first_host(nodes: str) -> str:
-    """The first name in Slurm's list of nodes.
-
-    >>> first_host("gpu[007-012,020],login1")
-    'gpu007'
-    """
-    match = re.match(r"([^,\[]*)(?:\[([^-,\]]*)[^\]]*\])?([^,]*)", nodes)
-    assert match is not None
-    return "".join(part or "" for part in match.groups())
 
 
 def end_with_parent() -> None:

@@ -93,7 +93,7 @@ class Data(Section):
         return self
 
 
-class Places(Section):
+class GridAxes(Section):
     """The grid of ranks."""
 
     data: PositiveInt = 1
@@ -165,7 +165,7 @@ class Recipe(Section):
 
     model: Annotated[CosmoFlow | UNet3D, Field(discriminator="name")] = CosmoFlow()
     data: Data
-    grid: Places = Places()
+    grid: GridAxes = GridAxes()
     optimizer: Annotated[Adam | SGD, Field(discriminator="name")] = Adam()
     loss: Literal[OfNumbers, OfClasses] = "mse"
     epochs: PositiveInt = 130

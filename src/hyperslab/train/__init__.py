@@ -1,10 +1,5 @@
-"""From a recipe to a trained network: the loop, its history, its checkpoints, its ranks.
+"""From a recipe to a trained network: the loop, in reading order.
 
-The way of a run: `recipe` reads what to do (`config` says what may be said), `launch` starts the
-ranks, `run` builds everything (with `setup` and `optim`), `trainer` steps through the data, `agree`
-lets the ranks agree on each step, `reporter` writes the history, `checkpoints` keeps the way back.
+`run` builds everything (with `build` and `optimizers`), `trainer` steps through the data, the ranks
+agree on each step by `step_vote` and end at a `stop_request`, `reporter` writes the `history`.
 """
-
-from hyperslab.checkpoint.save_load import CheckpointError, load, save
-
-__all__ = ["CheckpointError", "load", "save"]

@@ -17,7 +17,7 @@ from hyperslab.checkpoint.run_state import Position, restore
 from hyperslab.comm import Grid
 from hyperslab.comm.bootstrap import on_main, reason, start_ranks
 from hyperslab.data import Dataset
-from hyperslab.errors import CommError, HyperslabError, RecipeError
+from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped
 from hyperslab.recipe.load import save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import build_model, build_objective, open_training, training_digest
@@ -25,7 +25,6 @@ from hyperslab.train.objective import Objective
 from hyperslab.train.optimizers import build_optimizer, build_schedule
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.run_lock import hold
-from hyperslab.train.step_vote import Stopped
 from hyperslab.train.trainer import Trainer
 
 log = logging.getLogger("hyperslab")

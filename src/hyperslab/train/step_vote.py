@@ -4,51 +4,12 @@ from __future__ import annotations
 
 import math
 import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 
 import torch
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
-from hyperslab.errors import HyperslabError
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class DivergedError(HyperslabError, ArithmeticError):
-    """The loss is not a finite number."""
-
-
-class Stopped(HyperslabError):
-    """A signal ended the run after a checkpoint; ``code`` is the process's exit code."""
-
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
-        self.code = 128 + number
-
-
-class StopRequest:
-    """Remembers that a signal arrived; the step that it arrived in ends first."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-
-    @contextmanager
-    def listening(self) -> Iterator[StopRequest]:
-        """Inside, SIGINT, SIGTERM and SIGHUP are only noted; outside they do what they did."""
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.signal = number
 
 
 @dataclass(frozen=True, slots=True)

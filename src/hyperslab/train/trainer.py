@@ -18,11 +18,13 @@ from hyperslab.checkpoint.data_card import About
 from hyperslab.checkpoint.retention import folder_of, save_step
 from hyperslab.checkpoint.run_state import Position, state_of
 from hyperslab.comm import Grid
+from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
 from hyperslab.train.objective import Objective
 from hyperslab.train.reporter import Reporter
-from hyperslab.train.step_vote import DivergedError, Stopped, StopRequest, Verdict, Vote
+from hyperslab.train.step_vote import Verdict, Vote
+from hyperslab.train.stop_request import StopRequest
 
 Batch = tuple[Sharded, Sharded]
 Batches = Iterator[Batch]

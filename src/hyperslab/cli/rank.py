@@ -1,0 +1,92 @@
+"""What the commands that run on several ranks share: `train`, `evaluate`, `predict`.
+
+Such a command is either the launcher, which starts one process a rank with the same command line,
+or one of the ranks: one that its launcher, torchrun, srun or mpirun has started, or the only one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hyperslab.comm.mpi import adopt_mpi
+from hyperslab.errors import LayoutError, Stopped
+from hyperslab.launch.launcher import end_with_parent, launch, settle_environment
+from hyperslab.launch.slurm import adopt_slurm
+from hyperslab.recipe.schema import GridAxes, Recipe
+
+PATIENCE = 60.0
+"""How long [s] ranks that write no checkpoint have to end after a signal."""
+
+
+def adopt_rank() -> None:
+    """Where mpirun or srun has started this process, take its rank from their variables."""
+    adopt_mpi(os.environ)
+    adopt_slurm(os.environ)
+
+
+def is_started() -> bool:
+    """Whether this process is one of several ranks that something has started."""
+    return "RANK" in os.environ
+
+
+def is_rank(recipe: Recipe) -> bool:
+    """Whether this process does the work itself; if not, it starts the ranks that do."""
+    return is_started() or recipe.grid.size == 1
+
+
+def become_rank() -> bool:
+    """Begin the work of a rank; returns whether it is the main one."""
+    if is_started():
+        end_with_parent()
+    return os.environ.get("RANK", "0") == "0"
+
+
+def launch_command(
+    recipe: Recipe, arguments: Sequence[str], logs: Path, *, patience: float = PATIENCE
+) -> None:
+    """Run ``hyperslab arguments...`` on every rank of the recipe's grid, on this machine.
+
+    After a signal the ranks have ``patience`` [s] to end. Raises what `launch` does.
+    """
+    settle_environment(os.environ, recipe.grid.size, patience)
+    launch(recipe.grid.size, ["-m", "hyperslab", *arguments], logs)
+
+
+@contextmanager
+def exit_when_stopped() -> Iterator[None]:
+    """Leave with the signal's exit code where a signal ended the work."""
+    try:
+        yield
+    except Stopped as stopped:
+        raise SystemExit(stopped.code) from None
+
+
+def check_ranks(recipe: Recipe, ranks: int | None) -> None:
+    """Compare the grid with the ranks that there are or shall be, before any work is done.
+
+    Raises:
+        LayoutError: with both numbers.
+    """
+    grid = recipe.grid
+    world = os.environ.get("WORLD_SIZE")
+    places = " x ".join(f"{axis} {extent}" for axis, extent in grid.model_dump().items())
+    wanted = [
+        ("--ranks", ranks, f"use --ranks {grid.size}"),
+        ("WORLD_SIZE", int(world) if world else None, f"start {grid.size} ranks"),
+    ]
+    for name, count, remedy in wanted:
+        if count is not None and count != grid.size:
+            raise LayoutError(
+                f"{name} is {count} but the grid has {grid.size} places ({places})\n"
+                f"    {remedy}, or change the grid, such as {_grid_of(count, grid)}"
+            )
+
+
+def _grid_of(count: int, grid: GridAxes) -> str:
+    """Overrides that give a grid this many places, along the depth."""
+    extents = grid.model_dump()
+    others = [f"{axis}=1" for axis, extent in extents.items() if axis != "depth" and extent > 1]
+    return " ".join(f"grid.{override}" for override in [*others, f"depth={count}"])
