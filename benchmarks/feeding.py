@@ -90,8 +90,8 @@ class Fed:
         """What is asked for data, and the mini-batches."""
         return {
             "device": lambda: (self.store, self.kept),
-            "device, decoded": lambda: (self.store, self._decoded()),
             "store": lambda: self._epoch(self.store),
+            "device, int16": lambda: (self.store, self._decoded()),
             "store, epoch 0": lambda: self._epoch(self.opened("store"), drop),
             "direct, cold": lambda: self._epoch(self.direct, drop),
             "direct, warm": lambda: self._epoch(self.direct, warm),
@@ -116,33 +116,32 @@ class Fed:
 def feed(folder: str, width: int, turns: int) -> dict[str, Any]:
     """Epochs of CosmoFlow fed in each way, in turn; on every rank.
 
+    A turn is the device, the store and another way, for each of the others.
+
     Raises:
         AssertionError: the store, which holds every sample, has read from a file after epoch 0.
     """
     grid = hs.Grid(depth=dist.get_world_size())
     torch.manual_seed(0)
     training, fed = Training(hs.models.CosmoFlow(width), grid), Fed(folder, width, grid)
-    rows = []
-    for _ in range(1 + turns):
-        row = {}
-        for name, way in fed.ways().items():
-            data, batches = way()
-            row[name] = training.timed(batches, data)
-            if data not in (fed.store, fed.direct):
-                data.close()
-        assert row["store"]["program"] == 0, row["store"]
-        assert row["store"]["system"] * len(fed.kept) < ASKING * grid.size, row["store"]
-        rows.append(row)
+    ways = fed.ways()
+    turn = [name for other in list(ways)[2:] for name in ("device", "store", other)]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for name in [*ways, *turn * turns]:  # the first ones also get their memory
+        data, batches = ways[name]()
+        row = training.timed(batches, data)
+        if data not in (fed.store, fed.direct):
+            data.close()
+        if name == "store":
+            assert row["program"] == 0, row
+            assert row["system"] * len(fed.kept) < ASKING * grid.size, row
+        found[name].append(row)
+        row["ratio"] = row["seconds"] / found["device"][-1]["seconds"]
     fed.direct.close()
     fed.store.close()
-    return {"box": fed.blocks[0][0].nbytes, "steps": len(fed.kept), "ways": _report(rows[1:])}
-
-
-def _report(turns: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """What is counted of each way, and its ratio to data on the device in the same turn."""
-    result = {}
-    for name in turns[0]:
-        counts = {count: summary([turn[name][count] for turn in turns]) for count in COUNTS}
-        ratios = [turn[name]["seconds"] / turn["device"]["seconds"] for turn in turns]
-        result[name] = {**counts, "ratio": summary(ratios)}
-    return result
+    counts = (*COUNTS, "ratio")
+    rows = {
+        name: {count: summary([row[count] for row in of[1:]]) for count in counts}
+        for name, of in found.items()
+    }
+    return {"box": fed.blocks[0][0].nbytes, "steps": len(fed.kept), "ways": rows}
