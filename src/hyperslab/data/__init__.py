@@ -1,10 +1,10 @@
-"""From files to `Sharded`: what exists, who needs which box, reading ahead, decoding.
+"""From a `Source` to mini-batches of `Sharded`, each rank with its own boxes.
 
-The way of a voxel: `catalog` lists the files, `schedule` says which samples make a mini-batch,
-`owners` which replica keeps which of them. `supply` puts this rank's block together: of what
-`reader` reads from a `Source` (of files: `formats`), what `store` keeps, and what `courier` brings
-from other ranks. `prefetch` does so ahead of the step, `device` moves the block in its storage
-type, `decode` makes the network's input of it.
+The way of a voxel, in reading order: `open_dataset` finds the files and `build` wires what follows;
+`dataset` shows mini-batches; `sampler` says which samples make one; `batch_assembler` puts this
+rank's part of it together, sample by sample (`sample_assembly`), of what `reader` reads from the
+`Source` and of what `store` keeps or brings from other ranks. `prefetch` does so ahead of the step,
+`to_device` copies it in its storage type, and `transforms` makes the network's input of it.
 """
 
 from hyperslab.data.dataset import Dataset

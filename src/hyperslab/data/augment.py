@@ -18,8 +18,8 @@ class Symmetry:
     Axis k of the augmented volume (0 depth, 1 height, 2 width) is axis ``order[k]`` of the stored
     one, backwards where ``flipped[k]``.
 
-    >>> turn = Symmetry((1, 0, 2), (True, False, False))
-    >>> turn.stored(Box((0, 0, 2, 0), (4, 1, 5, 6)), (4, 5, 5, 6))
+    >>> augmentation = Symmetry((1, 0, 2), (True, False, False))
+    >>> augmentation.stored(Box((0, 0, 2, 0), (4, 1, 5, 6)), (4, 5, 5, 6))
     Box(lo=(0, 2, 4, 0), hi=(4, 5, 5, 6))
     """
 
@@ -55,5 +55,5 @@ class Symmetry:
         return turned[(slice(None), *(slice(None, None, -1 if f else 1) for f in self.flipped))]
 
 
-STILL = Symmetry((0, 1, 2), (False, False, False))
+IDENTITY = Symmetry((0, 1, 2), (False, False, False))
 """The one that changes nothing."""

@@ -17,7 +17,7 @@ from hyperslab.geometry import Box, Partition
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LocalBatch:
     """This rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
 
     These are numbers (b, P) or the classes of the voxels (b, d, h, w) as uint8. ``kept``: the
@@ -33,7 +33,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class BoxMap:
     """Who holds what of the samples of ``source`` on ``grid``; boxes are (C, d, h, w)."""
 
     source: Source
@@ -41,11 +41,11 @@ class Places:
     _home: dict[int, Box] = field(default_factory=dict)
 
     @property
-    def here(self) -> Box:
+    def own(self) -> Box:
         """This rank's box of every sample."""
-        return self.home(self.grid.rank)
+        return self.of(self.grid.rank)
 
-    def home(self, rank: int) -> Box:
+    def of(self, rank: int) -> Box:
         """The box of a rank, which is that of the ranks of the same position in other replicas."""
         if rank not in self._home:
             whole = self.grid.partition((self.grid.data, *self.source.shape))
@@ -60,19 +60,19 @@ class Places:
             coords = dict(zip(AXES[1:], place, strict=True))
             yield grid.rank_of({"data": replica, **coords})
 
-    def twin(self, replica: int) -> int:
+    def peer(self, replica: int) -> int:
         """The rank of a replica at this rank's position."""
         return self.grid.rank_of({**self.grid.coords, "data": replica})
 
-    def mine(self, count: int) -> list[int]:
-        """The places of a mini-batch of ``count`` samples that this rank computes."""
+    def local_slots(self, count: int) -> list[int]:
+        """The boxes of a mini-batch of ``count`` samples that this rank computes."""
         found = consumers(count, self.grid.data)
         return [place for place in range(count) if self.grid.coords["data"] in found[place]]
 
     @property
     def sample_bytes(self) -> int:
         """Of one sample the most that a rank holds, labels or targets included [B]."""
-        most = max(self.home(rank).size for rank in self.ranks(0))
+        most = max(self.of(rank).size for rank in self.ranks(0))
         size = most * np.dtype(self.source.dtype).itemsize
         if self.source.classes:
             return size + most // self.source.shape[0]
@@ -85,7 +85,7 @@ class Places:
 
     def empty(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for the values and labels of so many samples; on CUDA, page-locked."""
-        box = self.here
+        box = self.own
         values = self._empty((count, *box.shape), self.source.dtype)
         if self.source.classes:
             return values, self._empty((count, *box.shape[1:]), np.dtype(np.uint8))
@@ -104,7 +104,7 @@ class Places:
         dtype: torch.dtype,
         *,
         kept: bool = False,
-    ) -> Block:
+    ) -> LocalBatch:
         """The block of a mini-batch; targets that are numbers become ``dtype``."""
         count, shape = len(samples), self.source.shape
         if self.source.classes:
@@ -113,4 +113,4 @@ class Places:
             targets = targets.to(dtype, copy=kept)
             cut = self.grid.partition((count, *targets.shape[1:]))
         partition = self.grid.partition((count, *shape))
-        return Block(values, targets, partition, cut, tuple(samples), kept)
+        return LocalBatch(values, targets, partition, cut, tuple(samples), kept)

@@ -1,4 +1,4 @@
-"""`Supply`: the block of every mini-batch, from files or from the ranks that keep its boxes.
+"""`BatchAssembler`: the local part of every mini-batch, from files or from ranks that keep it.
 
 Legend: a *home* box is the one that a rank holds of every sample on the grid. Augmentation wants
 another box of the file, the one that becomes it. Without augmentation the two are the same, and a
@@ -11,59 +11,59 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from hyperslab.data.augment import STILL, Symmetry
-from hyperslab.data.batch import Block, Places
+from hyperslab.data.augment import IDENTITY, Symmetry
+from hyperslab.data.batch import BoxMap, LocalBatch
 from hyperslab.data.reader import Reader
-from hyperslab.data.sample_assembly import Assembly, part_of, send
+from hyperslab.data.sample_assembly import SampleAssembly, part_of, send
 from hyperslab.data.sampler import Schedule
 from hyperslab.data.skip import Reasons, Skipped
-from hyperslab.data.store.boxes import Piece, Store
-from hyperslab.data.store.ownership import Owners, consumers
-from hyperslab.data.store.transport import Courier
+from hyperslab.data.store.boxes import SampleBox, Store
+from hyperslab.data.store.ownership import Ownership, consumers
+from hyperslab.data.store.transport import BoxTransport
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 
-Read = dict[int, Piece]
+Read = dict[int, SampleBox]
 """By sample, the wanted box, read before it was agreed that it can be."""
 
 
-class Supply:
+class BatchAssembler:
     """Blocks for one rank; all its calls come from one thread, in the same order on all ranks.
 
-    What the ``owners`` keep is read once and sent to where it is wanted. Everything else is read
+    What has an owner is read once and sent to where it is wanted. Everything else is read
     each time. With ``skipped``, what any rank cannot read is left out by all of them.
     """
 
     def __init__(
         self,
         reader: Reader,
-        places: Places,
+        boxes: BoxMap,
         schedule: Schedule,
         *,
         augment: bool,
         dtype: torch.dtype,
-        owners: Owners,
+        ownership: Ownership,
         store: Store,
         room: int,
-        courier: Courier | None,
+        transport: BoxTransport | None,
         skipped: Skipped | None,
     ) -> None:
-        self.reader, self.places, self.schedule = reader, places, schedule
+        self.reader, self.boxes, self.schedule = reader, boxes, schedule
         self.augment, self.dtype = augment, dtype
-        self.owner, self.store, self.room = owners.replica, store, room
-        self.courier, self.skipped = courier, skipped
-        self._replica = places.grid.coords["data"]
+        self.owner, self.store, self.room = ownership.replica, store, room
+        self.transport, self.skipped = transport, skipped
+        self._replica = boxes.grid.coords["data"]
         self._failed: Exception | None = None
         self._batches: tuple[int, list[list[int]]] = (-1, [])
 
-    def load(self, epoch: int, step: int) -> Block | None:
+    def load(self, epoch: int, step: int) -> LocalBatch | None:
         """The block of a step; None if all of its samples are skipped.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
             CommError: another rank died or did not answer in time.
         """
-        if self._failed is not None and self.courier is not None:
+        if self._failed is not None and self.transport is not None:
             raise self._failed  # the others wait for what this rank has not sent
         try:
             return self._load(epoch, step)
@@ -71,7 +71,7 @@ class Supply:
             self._failed = error
             raise
 
-    def _load(self, epoch: int, step: int) -> Block | None:
+    def _load(self, epoch: int, step: int) -> LocalBatch | None:
         """See `load`.
 
         Distribution scheme: 1. where samples may be skipped, read what this rank has to and agree
@@ -82,31 +82,31 @@ class Supply:
         samples = self._batch(epoch, step)
         read: Read = {}
         if self.skipped is not None:
-            samples = self.skipped.agree(samples, lambda left: self._try(epoch, left, read))
+            samples = self.skipped.agree(samples, lambda left: self._read_ahead(epoch, left, read))
             if len(self.skipped.samples) == len(self.schedule.samples):
                 raise DataError("no sample of this split can be read: all were left out")
             if not samples:
                 return None
-        mine = self.places.mine(len(samples))
-        lone = self._lone(epoch, samples, mine)
-        values, targets = self.places.empty(0 if lone is not None else len(mine))
+        mine = self.boxes.local_slots(len(samples))
+        zero_copy = self._zero_copy_sample(epoch, samples, mine)
+        values, targets = self.boxes.empty(0 if zero_copy is not None else len(mine))
         assemblies = []
-        for slot, place in enumerate(mine if lone is None else ()):
-            turn = self._turn(epoch, samples[place])
-            room = Piece(values.numpy()[slot], targets.numpy()[slot])
-            box = turn.stored(self.places.here, self.places.source.shape)
-            assemblies.append(Assembly(box, turn, room))
+        for slot, place in enumerate(mine if zero_copy is None else ()):
+            augmentation = self._augmentation(epoch, samples[place])
+            room = SampleBox(values.numpy()[slot], targets.numpy()[slot])
+            box = augmentation.stored(self.boxes.own, self.boxes.source.shape)
+            assemblies.append(SampleAssembly(box, augmentation, room))
             self._expect(assemblies[-1], (epoch, step, place), samples[place])
         self._send(epoch, step, samples)
         for place, assembly in zip(mine, assemblies, strict=False):
             self._complete(assembly, samples[place], read)
         for assembly in assemblies:
             assembly.finish()
-        if lone is not None:
-            values, targets = (torch.from_numpy(part)[None] for part in self._home(lone))
-        if self.courier is not None:
-            self.courier.settle()
-        return self.places.block(values, targets, samples, self.dtype, kept=lone is not None)
+        if zero_copy is not None:
+            values, targets = (torch.from_numpy(part)[None] for part in self._home(zero_copy))
+        if self.transport is not None:
+            self.transport.settle()
+        return self.boxes.block(values, targets, samples, self.dtype, kept=zero_copy is not None)
 
     def fill(self) -> None:
         """Read all that this rank keeps.
@@ -130,87 +130,96 @@ class Supply:
             self._batches = (epoch, self.schedule.batches(epoch))
         return self._batches[1][step]
 
-    def _turn(self, epoch: int, sample: int) -> Symmetry:
+    def _augmentation(self, epoch: int, sample: int) -> Symmetry:
         """Drawn from (seed, epoch, sample), so all ranks draw the same; labels are only flipped."""
         if not self.augment:
-            return STILL
-        source = self.places.source
+            return IDENTITY
+        source = self.boxes.source
         turns = not source.classes
         return Symmetry.draw(source.shape, self.schedule.seed, epoch, sample, turns=turns)
 
-    def _home(self, sample: int) -> Piece:
+    def _home(self, sample: int) -> SampleBox:
         """This rank's home box of a sample that its replica keeps; read if it is not here yet."""
-        piece = self.store.get(sample)
-        if piece is None:
-            piece = self.store.put(sample, self._read(sample, self.places.here))
-        return piece
+        sample_box = self.store.get(sample)
+        if sample_box is None:
+            sample_box = self.store.put(sample, self._read(sample, self.boxes.own))
+        return sample_box
 
-    def _read(self, sample: int, box: Box) -> Piece:
+    def _read(self, sample: int, box: Box) -> SampleBox:
         voxels = Box(box.lo[1:], box.hi[1:])
-        return Piece(self.reader.values(sample, box), self.reader.rest(sample, voxels))
+        return SampleBox(self.reader.values(sample, box), self.reader.target(sample, voxels))
 
-    def _try(self, epoch: int, samples: Sequence[int], read: Read) -> Reasons:
+    def _read_ahead(self, epoch: int, samples: Sequence[int], read: Read) -> Reasons:
         """Read what this rank has to of a mini-batch, and say of which samples it cannot."""
-        mine = {samples[place] for place in self.places.mine(len(samples))}
+        mine = {samples[place] for place in self.boxes.local_slots(len(samples))}
 
         def attempt(sample: int) -> None:
             self._keep(sample)
             if sample in mine and sample not in self.owner and sample not in read:
-                box = self._turn(epoch, sample).stored(self.places.here, self.places.source.shape)
+                box = self._augmentation(epoch, sample).stored(
+                    self.boxes.own, self.boxes.source.shape
+                )
                 read[sample] = self._read(sample, box)
 
         return _reasons(samples, attempt)
 
-    def _lone(self, epoch: int, samples: Sequence[int], mine: Sequence[int]) -> int | None:
+    def _zero_copy_sample(
+        self, epoch: int, samples: Sequence[int], mine: Sequence[int]
+    ) -> int | None:
         """The only sample that this rank computes, if it has it as it is wanted: no copy then."""
-        if len(mine) != 1 or self.places.grid.device.type != "cpu":
+        if len(mine) != 1 or self.boxes.grid.device.type != "cpu":
             return None
         sample = samples[mine[0]]
-        here = self.owner.get(sample) == self._replica and self._turn(epoch, sample) == STILL
+        here = (
+            self.owner.get(sample) == self._replica
+            and self._augmentation(epoch, sample) == IDENTITY
+        )
         return sample if here else None
 
-    def _others(self, replica: int, turn: Symmetry) -> Iterator[int]:
+    def _holders(self, replica: int, augmentation: Symmetry) -> Iterator[int]:
         """The ranks of a replica that may have, or want, a part of this rank's box."""
-        if turn == STILL:
-            yield self.places.twin(replica)
+        if augmentation == IDENTITY:
+            yield self.boxes.peer(replica)
         else:
-            yield from self.places.ranks(replica)
+            yield from self.boxes.ranks(replica)
 
-    def _expect(self, assembly: Assembly, key: tuple[int, ...], sample: int) -> None:
+    def _expect(self, assembly: SampleAssembly, key: tuple[int, ...], sample: int) -> None:
         replica = self.owner.get(sample)
         if replica is None:
             return
-        for rank in self._others(replica, assembly.turn):
-            part = self.places.home(rank).intersect(assembly.box)
-            if rank != self.places.grid.rank and not part.empty:
-                assert self.courier is not None
-                assembly.expect(part, rank, self.courier, key)
+        for rank in self._holders(replica, assembly.augmentation):
+            part = self.boxes.of(rank).intersect(assembly.box)
+            if rank != self.boxes.grid.rank and not part.empty:
+                assert self.transport is not None
+                assembly.expect(part, rank, self.transport, key)
 
     def _send(self, epoch: int, step: int, samples: Sequence[int]) -> None:
-        here, me = self.places.here, self.places.grid.rank
-        computed = consumers(len(samples), self.places.grid.data)
+        here, me = self.boxes.own, self.boxes.grid.rank
+        computed = consumers(len(samples), self.boxes.grid.data)
         for place, (sample, replicas) in enumerate(zip(samples, computed, strict=True)):
             if self.owner.get(sample) != self._replica:
                 continue
-            turn, piece = self._turn(epoch, sample), self._home(sample)
-            for rank in (rank for replica in replicas for rank in self._others(replica, turn)):
-                wanted = turn.stored(self.places.home(rank), self.places.source.shape)
+            augmentation, sample_box = self._augmentation(epoch, sample), self._home(sample)
+            for rank in (
+                rank for replica in replicas for rank in self._holders(replica, augmentation)
+            ):
+                wanted = augmentation.stored(self.boxes.of(rank), self.boxes.source.shape)
                 part = wanted.intersect(here)
                 if rank != me and not part.empty:
-                    assert self.courier is not None
+                    assert self.transport is not None
                     what = f"epoch {epoch}, step {step}, sample {sample}"
-                    send(piece, here, part, rank, self.courier, (epoch, step, place), what)
+                    send(sample_box, here, part, rank, self.transport, (epoch, step, place), what)
 
-    def _complete(self, assembly: Assembly, sample: int, read: Read) -> None:
+    def _complete(self, assembly: SampleAssembly, sample: int, read: Read) -> None:
         """Fill in what is here, or has to be read for this step alone."""
         replica = self.owner.get(sample)
         if replica is None:
             ready = read.pop(sample, None)
             assembly.fill(self._read(sample, assembly.box) if ready is None else ready)
         elif replica == self._replica:
-            part = self.places.here.intersect(assembly.box)
+            part = self.boxes.own.intersect(assembly.box)
             if not part.empty:
-                assembly.put(part, part_of(self._home(sample), self.places.here, part))
+                assembly.put(part, part_of(self._home(sample), self.boxes.own, part))
 
 
 def _reasons(samples: Sequence[int], attempt: Callable[[int], None]) -> Reasons:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.data.batch_assembler import Supply
-from hyperslab.data.prefetch import Line
+from hyperslab.data.batch_assembler import BatchAssembler
+from hyperslab.data.prefetch import BackgroundQueue
 from hyperslab.data.sampler import Schedule
 from hyperslab.data.store.transport import GRACE
-from hyperslab.data.to_device import Mover, Moving
+from hyperslab.data.to_device import DeviceCopy, InFlight
 from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
 from hyperslab.formats.parameters import Parameters
@@ -27,7 +27,7 @@ from hyperslab.formats.source import Source
 from hyperslab.tensor import Sharded
 
 Batches = Generator[tuple[Sharded, Sharded], None, None]
-Waiting = deque[tuple[int, Future[Moving | None]]]
+Waiting = deque[tuple[int, Future[InFlight | None]]]
 """The steps that were asked for."""
 
 
@@ -36,7 +36,7 @@ class Dataset:
 
     def __init__(
         self,
-        supply: Supply,
+        assembler: BatchAssembler,
         *,
         transform: Transform,
         prefetch: int,
@@ -49,9 +49,11 @@ class Dataset:
         """Steps of the epoch under way up to the mini-batch last shown, skipped ones too."""
         self.shown: tuple[int, ...] = ()
         """The samples of that mini-batch, by their place in `source.names`."""
-        self._supply = supply
-        self._mover = Mover(self.grid.device)
-        self._line: Line[Moving | None] = Line(inline=self.source.collective)
+        self._assembler = assembler
+        self._copy = DeviceCopy(self.grid.device)
+        self._queue: BackgroundQueue[InFlight | None] = BackgroundQueue(
+            inline=self.source.collective
+        )
         self._onward: tuple[int, Waiting] = (-1, deque())  # what was asked for of the next epoch
         self._closed = False
         self._at_exit = functools.partial(_leave, weakref.ref(self))
@@ -60,15 +62,15 @@ class Dataset:
 
     @property
     def source(self) -> Source:
-        return self._supply.places.source
+        return self._assembler.boxes.source
 
     @property
     def grid(self) -> Grid:
-        return self._supply.places.grid
+        return self._assembler.boxes.grid
 
     @property
     def schedule(self) -> Schedule:
-        return self._supply.schedule
+        return self._assembler.schedule
 
     def __len__(self) -> int:
         """The number of samples of this split."""
@@ -102,22 +104,24 @@ class Dataset:
     @property
     def bytes_read(self) -> int:
         """Bytes of the boxes of volumes and labels read from files so far, ahead or not [B]."""
-        return self._supply.reader.bytes_read
+        return self._assembler.reader.bytes_read
 
     @property
     def stored_bytes(self) -> int:
         """Bytes that this rank's store holds in memory now [B]."""
-        return self._supply.store.bytes
+        return self._assembler.store.bytes
 
     @property
     def store_room(self) -> int:
         """The most that a rank's store will hold in memory [B]; the same on every rank."""
-        return self._supply.room
+        return self._assembler.room
 
     @property
     def received_bytes(self) -> int:
         """Bytes of boxes that other ranks have sent to this one so far [B]."""
-        return self._supply.courier.received_bytes if self._supply.courier is not None else 0
+        return (
+            self._assembler.transport.received_bytes if self._assembler.transport is not None else 0
+        )
 
     def names(self, epoch: int = 0) -> list[str]:
         """The samples' names in the order in which the epoch shows them."""
@@ -154,19 +158,19 @@ class Dataset:
                 self._check_open()
                 self._ask(todo, waiting, 1 + self.prefetch)
                 begin = time.perf_counter()
-                moving = waiting[0][1].result()
+                in_flight = waiting[0][1].result()
                 self.wait_seconds += time.perf_counter() - begin
                 waiting.popleft()
                 self.at = step + 1
-                if moving is not None:
-                    self.shown = moving.block.samples
-                    yield self._finish(moving)
+                if in_flight is not None:
+                    self.shown = in_flight.block.samples
+                    yield self._finish(in_flight)
             self._ask(todo, waiting, self.prefetch)
             self._onward = (epoch + 1, waiting)
         except BaseException:
             self._cancel(waiting)
-            if self._supply.courier is None:
-                self._line.join(cancel=False)
+            if self._assembler.transport is None:
+                self._queue.join(cancel=False)
             raise
 
     def _begun(self, epoch: int, start: int) -> tuple[Waiting, int]:
@@ -184,14 +188,14 @@ class Dataset:
 
     def _ask(self, todo: Iterator[tuple[int, int]], waiting: Waiting, depth: int) -> None:
         while len(waiting) < depth and (key := next(todo, None)) is not None:
-            waiting.append((key[1], self._line.submit(self._load, *key)))
+            waiting.append((key[1], self._queue.submit(self._load, *key)))
 
-    def _load(self, epoch: int, step: int) -> Moving | None:
-        block = self._supply.load(epoch, step)
-        return None if block is None else self._mover.send(block)
+    def _load(self, epoch: int, step: int) -> InFlight | None:
+        block = self._assembler.load(epoch, step)
+        return None if block is None else self._copy.send(block)
 
-    def _finish(self, moving: Moving) -> tuple[Sharded, Sharded]:
-        block = self._mover.receive(moving)
+    def _finish(self, in_flight: InFlight) -> tuple[Sharded, Sharded]:
+        block = self._copy.receive(in_flight)
         x = decode(block.values, self.shape, self.grid, self.transform, self.dtype)
         if block.kept and x.data_ptr() == block.values.data_ptr():
             x = x.clone()  # nobody must change what the store keeps
@@ -203,7 +207,7 @@ class Dataset:
 
     def _cancel(self, waiting: Waiting) -> None:
         """Do not do what was asked for, unless other ranks wait for it."""
-        if self._supply.courier is None:
+        if self._assembler.transport is None:
             for _, future in waiting:
                 future.cancel()
 
@@ -215,11 +219,11 @@ class Dataset:
         """End what is under way and let go of files and memory; every rank calls this."""
         self._closed = True
         atexit.unregister(self._at_exit)
-        courier = self._supply.courier
-        self._line.join(cancel=courier is None)
-        if courier is not None:
-            courier.close()
-        self._supply.store.close()
+        transport = self._assembler.transport
+        self._queue.join(cancel=transport is None)
+        if transport is not None:
+            transport.close()
+        self._assembler.store.close()
         self.source.close()
 
     def leave(self) -> None:
@@ -229,18 +233,18 @@ class Dataset:
         interpreter goes would be aborted, and the process with it.
         """
         end = time.monotonic() + (0 if hasattr(sys, "last_value") else GRACE)
-        courier = self._supply.courier
-        self._line.join(cancel=courier is None, seconds=max(0, end - time.monotonic()))
-        if courier is not None:
-            courier.leave(end - time.monotonic())
-        self._line.join(cancel=True, seconds=1)
+        transport = self._assembler.transport
+        self._queue.join(cancel=transport is None, seconds=max(0, end - time.monotonic()))
+        if transport is not None:
+            transport.leave(end - time.monotonic())
+        self._queue.join(cancel=True, seconds=1)
 
     def __enter__(self) -> Dataset:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is not None and self._supply.courier is not None:
-            self._supply.courier.abandon()  # the other ranks may be anywhere
+        if kind is not None and self._assembler.transport is not None:
+            self._assembler.transport.abandon()  # the other ranks may be anywhere
         self.close()
 
 

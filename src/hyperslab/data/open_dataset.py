@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.data.build import Keeping, Mode, supply_of
+from hyperslab.data.build import Mode, StorePolicy, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.sampler import Schedule, samples_of
 from hyperslab.data.transforms import TRANSFORMS, Transform, Window, check_window
@@ -126,24 +126,24 @@ def open(
     _check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
     chosen = transform_of(source.classes, transform, window)
-    supply = supply_of(
+    assembler = build_assembler(
         source,
         grid,
         _schedule(source, split, fractions, batch_size, seed, shuffle),
         transform=chosen,
         augment=augment,
         dtype=dtype,
-        keeping=Keeping(mode, budget, None if staging is None else Path(staging)),
+        policy=StorePolicy(mode, budget, None if staging is None else Path(staging)),
         skip=on_error == "skip",
     )
-    block = supply.places.block_bytes(min(batch_size, len(supply.schedule.samples)))
+    block = assembler.boxes.block_bytes(min(batch_size, len(assembler.schedule.samples)))
     ahead = 0 if source.collective else min(prefetch, prefetch_bytes // block)
     if ahead < prefetch and not source.collective:
         grid.notice(
             f"{ahead} mini-batches of {block / 2**20:.1f} MiB a rank are read ahead, not "
             f"{prefetch}: more would pass prefetch_bytes={prefetch_bytes}"
         )
-    return Dataset(supply, transform=chosen, prefetch=ahead, dtype=dtype)
+    return Dataset(assembler, transform=chosen, prefetch=ahead, dtype=dtype)
 
 
 class Refused:

@@ -13,7 +13,7 @@ V = TypeVar("V")
 Job = tuple[Future[V], Callable[..., V], tuple[Any, ...]]
 
 
-class Line(Generic[V]):
+class BackgroundQueue(Generic[V]):
     """Jobs done one after the other by a thread, which ends when there are none left.
 
     With ``inline`` a job is done by the one who asks for it, when it is submitted.

@@ -48,7 +48,7 @@ class Reader:
         check_classes(labels, self.source.classes, self._where(sample, box, labels))
         return labels
 
-    def rest(self, sample: int, box: Box) -> Array:
+    def target(self, sample: int, box: Box) -> Array:
         """The labels of a box (d, h, w) where voxels have classes, else the target (P,) float64."""
         if self.source.classes:
             return self.labels(sample, box)

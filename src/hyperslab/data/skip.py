@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from hyperslab.data.store.transport import Courier
+from hyperslab.data.store.transport import BoxTransport
 from hyperslab.formats.source import Source
 
 log = logging.getLogger("hyperslab")
@@ -17,8 +17,8 @@ Reasons = dict[int, str]
 class Skipped:
     """The samples that are left out from when on they could not be read."""
 
-    def __init__(self, source: Source, courier: Courier | None) -> None:
-        self.source, self.courier = source, courier
+    def __init__(self, source: Source, transport: BoxTransport | None) -> None:
+        self.source, self.transport = source, transport
         self.samples: set[int] = set()
 
     def agree(self, samples: Sequence[int], attempt: Callable[[list[int]], Reasons]) -> list[int]:
@@ -32,12 +32,12 @@ class Skipped:
         while True:
             left = [sample for sample in samples if sample not in self.samples]
             reasons = attempt(left)
-            if self.courier is not None and self.courier.any(bool(reasons)):
-                reasons = {k: v for part in self.courier.gather(reasons) for k, v in part.items()}
+            if self.transport is not None and self.transport.any(bool(reasons)):
+                reasons = {k: v for part in self.transport.gather(reasons) for k, v in part.items()}
             if not reasons:
                 return left
             for sample, reason in reasons.items():
                 self.samples.add(sample)
-                if self.courier is None or self.courier.rank == 0:
+                if self.transport is None or self.transport.rank == 0:
                     name = self.source.names[sample]
                     log.warning("sample %r is left out from here on: %s", name, reason)

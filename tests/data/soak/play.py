@@ -24,8 +24,8 @@ import torch.distributed as dist
 import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
 from hyperslab.data import Dataset
-from hyperslab.data.augment import STILL, Symmetry
-from hyperslab.data.batch import Places
+from hyperslab.data.augment import IDENTITY, Symmetry
+from hyperslab.data.batch import BoxMap
 from tests.data.soak.made import Made, rest, volume
 from tests.data.soak.plan import AXES, Part, Plan, Visit
 
@@ -137,7 +137,7 @@ def budget(part: Part, grid: hs.Grid) -> int | None:
     if part.kept < 0:
         return None
     mine = -(-part.count // grid.data)
-    return int(part.kept * mine * Places(_shape(part), grid).sample_bytes)
+    return int(part.kept * mine * BoxMap(_shape(part), grid).sample_bytes)
 
 
 def _shape(part: Part) -> Made:
@@ -229,7 +229,7 @@ def _check(part: Part, data: Dataset, epoch: int, x: hs.Sharded, y: hs.Sharded) 
     for sample in data.shown:
         key = part.how["seed"], epoch, sample
         drawn = Symmetry.draw(part.shape, *key, turns=not part.labelled)
-        turn = drawn if part.how["augment"] else STILL
+        turn = drawn if part.how["augment"] else IDENTITY
         volumes.append(turn.apply(volume(part, sample)))
         aim = rest(part, sample)
         found.append(turn.apply(aim[None])[0] if part.labelled else aim)

@@ -27,7 +27,7 @@ def test_two_data_sets_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> No
             stack.enter_context(data)
             list(data.epoch(0))
             kept.append(data.stored_bytes)
-            data._supply.store.bytes = 0  # as if it had not been filled yet
+            data._assembler.store.bytes = 0  # as if it had not been filled yet
     assert kept == [4 * size, 2 * size]
     assert sum(store.room for store in stores(seat)) == 0
 

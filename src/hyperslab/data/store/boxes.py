@@ -15,14 +15,14 @@ from hyperslab.errors import DataError
 from hyperslab.formats.source import Array
 
 
-class Piece(NamedTuple):
+class SampleBox(NamedTuple):
     """Of one sample a box in its storage type (C, d, h, w), and what is to be found there.
 
     ``rest``: labels (d, h, w) uint8 where voxels have classes, else the target (P,) float64.
     """
 
     values: Array
-    rest: Array
+    target: Array
 
 
 class Store:
@@ -40,7 +40,7 @@ class Store:
         Raises:
             DataError: the staging folder cannot be written, or has too little space.
         """
-        self._kept: dict[int, Piece] = {}
+        self._kept: dict[int, SampleBox] = {}
         self._places = {sample: place for place, sample in enumerate(samples[in_memory:])}
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._file: mmap.mmap | None = None
@@ -49,18 +49,18 @@ class Store:
         self.bytes = 0  # in memory
         self.room = min(in_memory, len(samples)) * size  # what that may become
 
-    def get(self, sample: int) -> Piece | None:
+    def get(self, sample: int) -> SampleBox | None:
         """What is kept of a sample."""
         return self._kept.get(sample)
 
-    def put(self, sample: int, piece: Piece) -> Piece:
+    def put(self, sample: int, sample_box: SampleBox) -> SampleBox:
         """Keep a copy; returns it."""
         place = self._places.get(sample)
         if place is None:
-            kept = Piece(*(np.array(part, order="C") for part in piece))
+            kept = SampleBox(*(np.array(part, order="C") for part in sample_box))
             self.bytes += sum(part.nbytes for part in kept)
         else:
-            kept = self._write(place * self._size, piece)
+            kept = self._write(place * self._size, sample_box)
         self._kept[sample] = kept
         return kept
 
@@ -70,17 +70,17 @@ class Store:
         self._file = None
         self.bytes = self.room = 0
 
-    def _write(self, offset: int, piece: Piece) -> Piece:
+    def _write(self, offset: int, sample_box: SampleBox) -> SampleBox:
         """A copy in the file: the part of larger items first, so that both are aligned."""
         assert self._file is not None
         copies = {}
-        for number in sorted((0, 1), key=lambda number: -piece[number].itemsize):
-            part = piece[number]
+        for number in sorted((0, 1), key=lambda number: -sample_box[number].itemsize):
+            part = sample_box[number]
             flat: Array = np.frombuffer(self._file, part.dtype, part.size, offset)
             copies[number] = flat.reshape(part.shape)
             copies[number][...] = part
             offset += part.nbytes
-        return Piece(copies[0], copies[1])
+        return SampleBox(copies[0], copies[1])
 
 
 def _reserve(folder: Path, size: int) -> mmap.mmap:

@@ -27,7 +27,7 @@ def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
+class Ownership:
     """The samples that each replica keeps, in the order in which it gets them.
 
     A sample that none keeps is read again each time by the replica that computes it.
@@ -36,7 +36,7 @@ class Owners:
     kept: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def deal(cls, schedule: Schedule, replicas: int, capacity: int) -> Owners:
+    def deal(cls, schedule: Schedule, replicas: int, capacity: int) -> Ownership:
         """Deal out the samples, at most ``capacity`` to each replica.
 
         A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
@@ -63,6 +63,6 @@ class Owners:
         return max(map(len, self.kept))
 
 
-def missing(samples: Sequence[int], owners: Owners) -> int:
+def missing(samples: Sequence[int], ownership: Ownership) -> int:
     """How many of the samples no replica keeps."""
-    return len(samples) - sum(map(len, owners.kept))
+    return len(samples) - sum(map(len, ownership.kept))

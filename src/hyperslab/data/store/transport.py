@@ -32,7 +32,7 @@ Message = tuple[int, dist.Work, Array]
 """To whom, what is under way, and what must not change until it has arrived."""
 
 
-class Courier:
+class BoxTransport:
     """Sends and receives for one data set; every rank makes one at the same time.
 
     A message is known by its tag, so that ranks which are not at the same step never take one for
@@ -140,8 +140,8 @@ class Courier:
 class Receiving:
     """A message that is on its way."""
 
-    def __init__(self, courier: Courier, peer: int, work: dist.Work) -> None:
-        self._courier, self._peer, self._work = courier, peer, work
+    def __init__(self, transport: BoxTransport, peer: int, work: dist.Work) -> None:
+        self._transport, self._peer, self._work = transport, peer, work
 
     def wait(self) -> None:
         """Until it is there.
@@ -149,7 +149,7 @@ class Receiving:
         Raises:
             CommError: the other rank died or did not answer in time.
         """
-        with self._courier.naming(self._peer):
+        with self._transport.naming(self._peer):
             self._work.wait()
 
 
