@@ -249,7 +249,7 @@ def test_two_runs_at_once(source: Path, tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-import hyperslab.convert.work as work
+import hyperslab.convert.worker as work
 from hyperslab.convert import Request, convert
 
 verify = work.verify

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from hyperslab import Grid, open
-from hyperslab.ct import Outcome, convert, find, scan_file
+from hyperslab.ct import Outcome, convert, find
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.nifti import image as nifti
@@ -48,10 +47,6 @@ def run(source: Path, out: Path, shape: Any = SHAPE, **how: Any) -> dict[str, Ou
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def test_examples() -> None:
-    assert doctest.testmod(scan_file).failed == 0
 
 
 def test_what_is_in_a_file(source: Path, tmp_path: Path) -> None:

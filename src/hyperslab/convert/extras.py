@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperslab.formats.keyed.header import kind_of, naming, opened
+from hyperslab.formats.keyed.header import kind_of, opened
 from hyperslab.formats.keyed.source import KeyedFolder
 from hyperslab.formats.nifti.source import NiftiFolder, affine_of
+from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.labels import KEYS
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from hyperslab.errors import DataError
-from hyperslab.formats.shared.manifest import RECORD, Entry, read_record
+from hyperslab.formats.shared.manifest import RECORD, Entry, append, read_record
 
 REMEDY = "convert into another folder"
 
@@ -66,24 +65,6 @@ def held(folder: Path, asked: Entry) -> Iterator[Record]:
                     f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
                 )
         yield Record(folder, entries)
-
-
-def append(path: Path, data: bytes) -> None:
-    """Add whole lines to a file, or, if that cannot be, nothing.
-
-    Raises:
-        OSError: it cannot be.
-    """
-    with path.open("ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise
 
 
 def _check_empty(folder: Path) -> None:

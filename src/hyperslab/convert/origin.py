@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyperslab.formats.keyed.header import naming
 from hyperslab.formats.keyed.source import KeyedFolder
 from hyperslab.formats.nifti.source import NiftiFolder
 from hyperslab.formats.npy.source import TABLE, TARGET, NpyFolder
+from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.source import Source
 from hyperslab.formats.tfrecord.source import TfRecordFolder
 

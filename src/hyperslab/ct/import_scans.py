@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hyperslab.ct import library, scan_file
+from hyperslab.ct import scan_file
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.pairs import Pair
+from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.labels import LIVER
 from hyperslab.worker_pool import each
 
@@ -43,7 +44,7 @@ def convert(
             volume that it would be (before anything is converted), or cannot be written.
         HyperslabError: if the extra ``medical`` is not installed, or a worker process dies.
     """
-    library.load()
+    optional.nibabel()
     if min(shape) < 1 or workers < 1:
         raise DataError(f"size {shape}, {workers} workers: need at least 1")
     scan_file.make_folder(folder)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperslab.ct import anatomy, library, scan_file
+from hyperslab.ct import anatomy, scan_file
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.pairs import Pair
-from hyperslab.formats.nifti.source import naming
+from hyperslab.formats.nifti.source import NIFTI
+from hyperslab.formats.shared import optional
+from hyperslab.formats.shared.checks import ANY, naming
 
 LETTERS = ("RL", "AP", "SI")
 
@@ -69,8 +71,8 @@ def _is(path: Path, words: str) -> bool:
     """
     if not path.exists():
         return False
-    with naming(path):
-        found = bytes(library.load().load(path).header["descrip"]).rstrip(b"\0")
+    with naming(path, NIFTI, ANY):
+        found = bytes(optional.nibabel().load(path).header["descrip"]).rstrip(b"\0")
     if found != words.encode():
         raise DataError(
             f"{path} is {found.decode('ascii', 'replace')!r}, not {words!r}: "
@@ -81,7 +83,7 @@ def _is(path: Path, words: str) -> bool:
 
 def _write(pair: Pair, words: str, rng: np.random.Generator, slices: int, width: int) -> None:
     """One phantom: drawn in RAS+, then stored with its axes as they happen to be."""
-    nibabel = library.load()
+    nibabel = optional.nibabel()
     hu, classes, affine = anatomy.draw(rng, slices, width)
     header = nibabel.Nifti1Header()
     header["descrip"] = words

@@ -25,20 +25,12 @@ from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
 from hyperslab.formats.nifti.image import CtVolume
 from hyperslab.formats.nifti.pairs import Pair
+from hyperslab.formats.shared.chunking import chunk_side
 from hyperslab.formats.shared.labels import LIVER
 
 Shape = tuple[int, int, int]
 
 SOURCE = ("source", "source_bytes", "label_bytes")
-
-
-def chunk(extent: int) -> int:
-    """The side of a chunk: a power of two that is at most a quarter of the extent and at most 32.
-
-    >>> [chunk(extent) for extent in (1, 6, 32, 100, 512)]
-    [1, 1, 8, 16, 32]
-    """
-    return 1 << (max(1, min(extent // 4, 32)).bit_length() - 1)
 
 
 def as_hu(values: NDArray[np.float32]) -> NDArray[np.int16]:
@@ -112,7 +104,7 @@ def _image(
 ) -> bytes:
     """The file's bytes, made in memory: what fails later is one plain write."""
     affine = lattice.resampled(scan.affine, scan.values.shape, shape)
-    chunks = (1, *(chunk(extent) for extent in shape))
+    chunks = (1, *(chunk_side(extent) for extent in shape))
     with h5py.File("image", "w", driver="core", backing_store=False) as file:
         volume = as_hu(lattice.linear(scan.values, shape))
         file.create_dataset("volume", data=volume[None], chunks=chunks)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.checks import check_finite
 from hyperslab.formats.source import Array
 
 TRANSFORMS = ("log1p", "mean", None)
@@ -45,10 +45,7 @@ def check(values: Array, transform: Transform, where: str, *, signed: bool = Fal
         DataError: NaN or infinite; negative integers, for they are counts if not ``signed``; for
             ``"log1p"`` a value at or below -1.
     """
-    with np.errstate(invalid="ignore"):
-        low, high = values.min(), values.max()
-    if values.dtype.kind == "f" and not (math.isfinite(low) and math.isfinite(high)):
-        raise DataError(f"{where} holds NaN or infinite values")
+    low, _ = check_finite(values, where)
     if not signed and values.dtype.kind == "i" and low < 0:
         raise DataError(f"{where} holds negative counts, down to {low}")
     if transform == "log1p" and low <= -1:

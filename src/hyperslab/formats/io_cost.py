@@ -16,11 +16,12 @@ import numpy as np
 
 from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError
-from hyperslab.formats.keyed.header import kind_of, naming, opened
+from hyperslab.formats.keyed.header import kind_of, opened
 from hyperslab.formats.keyed.source import KeyedFolder
 from hyperslab.formats.nifti.source import NiftiFolder, stored_axes
 from hyperslab.formats.npy.file import header_of
 from hyperslab.formats.npy.source import NpyFolder
+from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.strided_read import plan
 from hyperslab.formats.source import Source
 from hyperslab.formats.tfrecord.records import is_gzip

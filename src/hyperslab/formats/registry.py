@@ -9,13 +9,14 @@ from typing import Literal, get_args
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
-from hyperslab.formats.keyed.catalog import Refuse, from_main, walk
+from hyperslab.formats.keyed.catalog import from_main
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.keyed.hdf5_mpio import MpioFolder, replica_of
 from hyperslab.formats.keyed.header import Channels
 from hyperslab.formats.keyed.zarr import ZarrFolder
 from hyperslab.formats.nifti.source import NiftiFolder
 from hyperslab.formats.npy.source import NpyFolder
+from hyperslab.formats.shared.listing import Refuse, check_folder, walk
 from hyperslab.formats.shared.manifest import volumes_of
 from hyperslab.formats.source import Source
 from hyperslab.formats.tfrecord.source import TfRecordFolder
@@ -109,9 +110,7 @@ def find_format(folder: Path) -> tuple[Format, str]:
     Raises:
         DataError: see `source_of`.
     """
-    if not folder.is_dir():
-        state = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder}: {state}; give the folder that holds the data")
+    check_folder(folder)
     found = Counter((name.count("/"), kind) for name in walk(folder) if (kind := _kind(name)))
     if not found:
         known = ", ".join("*" + suffix for group in SUFFIXES.values() for suffix in group)

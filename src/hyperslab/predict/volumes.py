@@ -18,9 +18,10 @@ from hyperslab.comm.bootstrap import on_all, on_main
 from hyperslab.ct.scan_file import as_hu
 from hyperslab.data import Source
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.header import DTYPES, Channels, is_reversed, naming
+from hyperslab.formats.keyed.header import DTYPES, Channels, is_reversed
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear
+from hyperslab.formats.shared.checks import naming
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor.main_rank import deal
 
@@ -110,7 +111,7 @@ class Hdf5(Source):
             _check(path, self.shape[1:], about.whole[1:], "voxels")
 
     def _header(self) -> tuple[str, tuple[int, ...], str, Any]:
-        with naming(self.path), h5py.File(self.path, "r", locking=False) as file:
+        with naming(self.path, "HDF5"), h5py.File(self.path, "r", locking=False) as file:
             key = next((key for key in self.KEYS if isinstance(file.get(key), h5py.Dataset)), None)
             if key is None:
                 known = ", ".join(self.KEYS)
@@ -138,7 +139,7 @@ class Hdf5(Source):
         stored = Box(box.lo[1:] + box.lo[:1], box.hi[1:] + box.hi[:1]) if self.last else box
         if self.reversed:
             stored = Box(box.lo[:1] + box.lo[:0:-1], box.hi[:1] + box.hi[:0:-1])
-        with naming(self.path), h5py.File(self.path, "r", locking=False) as file:
+        with naming(self.path, "HDF5"), h5py.File(self.path, "r", locking=False) as file:
             values: Array = file[self.key][stored.slices()]
         if self.reversed:
             return values.transpose(0, 3, 2, 1)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.chunking import chunk_side
 from hyperslab.universe.parameters import NAMES, Draw
 
 Attributes = Mapping[str, int | float | str]
@@ -22,16 +23,6 @@ PARTIAL = ".partial"
 
 def path_of(folder: Path, index: int) -> Path:
     return folder / f"univ_ics_{index:06d}.hdf5"
-
-
-def chunk_side(size: int) -> int:
-    """The side of a chunk: a power of two that is at most a quarter of the cube and at most 32.
-
-    >>> [chunk_side(size) for size in (1, 6, 32, 100, 512)]
-    [1, 1, 8, 16, 32]
-    """
-    quarter = max(1, min(size // 4, 32))
-    return 1 << (quarter.bit_length() - 1)
 
 
 def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:

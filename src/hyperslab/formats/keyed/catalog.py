@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,19 +18,16 @@ from hyperslab.formats.keyed.header import (
     Header,
     Layout,
     kind_of,
-    naming,
     read_header,
 )
 from hyperslab.formats.parameters import Floats, Parameters
+from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
+from hyperslab.formats.shared.listing import Refuse, list_files, sift
 
 SUFFIXES = (".hdf5", ".h5")
 
-S = TypeVar("S")
 T = TypeVar("T")
-
-Refuse = Callable[[DataError], None]
-"""Told of each file that is left out; where there is none, the first bad file is the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +103,6 @@ def stamped(file: str, key: str) -> str:
     return f"{file}/{key}/zarr.json" if kind_of(Path(file)) == "Zarr" else file
 
 
-def sift(
-    items: Sequence[S], read: Callable[[S], T], refuse: Refuse | None = None
-) -> list[tuple[S, T]]:
-    """The items that can be read, each with what was read of it; ``refuse`` is told of the others.
-
-    Raises:
-        DataError: of the first that cannot be read, if there is no ``refuse`` or none can be.
-    """
-    found, errors = [], []
-    for item in items:
-        try:
-            found.append((item, read(item)))
-        except DataError as error:
-            if refuse is None:
-                raise
-            refuse(error)
-            errors.append(error)
-    if not found:
-        raise errors[0]
-    return found
-
-
 def from_main(grid: Grid, make: Callable[[], T]) -> T:
     """What ``make`` returns or raises on the main rank, on every rank.
 
@@ -146,48 +120,6 @@ def from_main(grid: Grid, make: Callable[[], T]) -> T:
     if isinstance(result[0], Exception):
         raise result[0]
     return cast(T, result[0])
-
-
-def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
-    """The files with one of these suffixes in a folder and below, sorted, hidden ones left out.
-
-    A ``.zarr`` counts as one, and nothing in it.
-
-    Raises:
-        DataError: the folder is missing or holds none, or a name is of no file.
-    """
-    if not folder.is_dir():
-        state = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder}: {state}; give the folder that holds the data")
-    files = [file for file in walk(folder) if file.endswith(tuple(suffixes))]
-    for file in files:
-        path = folder / file
-        if path.suffix != ".zarr" and not path.is_file():
-            raise DataError(f"{path}: {_what(path)}; mend it or take it away")
-    if not files:
-        raise DataError(f"{folder}: no file *{' or *'.join(suffixes)} in it or below")
-    return tuple(files)
-
-
-def walk(folder: Path) -> list[str]:
-    """Relative names of all that is in a folder and below, sorted; not what is hidden or in Zarr.
-
-    Names of folders are among them.
-    """
-    found: list[str] = []
-    for place, folders, files in os.walk(folder):
-        there = Path(place).relative_to(folder)
-        names = [name for name in (*folders, *files) if not name.startswith(".")]
-        found.extend((there / name).as_posix() for name in names)
-        folders[:] = [f for f in folders if not f.startswith(".") and not f.endswith(".zarr")]
-    return sorted(found)
-
-
-def _what(path: Path) -> str:
-    """What is under the name of a file that is none."""
-    if path.is_dir():
-        return "is a folder, not an ordinary file"
-    return "is a link to nowhere" if path.is_symlink() else "is no file"
 
 
 def _check_alike(folder: Path, first: str, one: Layout, file: str, other: Layout) -> None:

@@ -17,7 +17,6 @@ channels of the first two are; else the shape tells, or the user does.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ from typing import Any, Literal, get_args
 import h5py
 import numpy as np
 
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import DataError
 from hyperslab.formats.shared import labels, optional
+from hyperslab.formats.shared.checks import naming
 
 Channels = Literal["first", "last"]
 Part = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
@@ -67,19 +67,6 @@ class Header:
     layout: Layout
     unit: tuple[float, ...]
     physical: tuple[float, ...] | None
-
-
-@contextmanager
-def naming(where: Path | str, what: str = "HDF5") -> Iterator[None]:
-    """Turn what a library raises about a file into a `DataError` that names it."""
-    try:
-        yield
-    except HyperslabError:
-        raise
-    except (OSError, EOFError, RuntimeError, KeyError, ValueError, TypeError, zlib.error) as error:
-        raise DataError(
-            f"{where}: cannot be read as {what}, truncated or foreign?: {error}"
-        ) from error
 
 
 def kind_of(path: Path) -> str:

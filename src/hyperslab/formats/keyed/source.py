@@ -12,10 +12,12 @@ import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, Refuse, from_main, scan, stamped
-from hyperslab.formats.keyed.header import Channels, Part, kind_of, naming
+from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, from_main, scan, stamped
+from hyperslab.formats.keyed.header import Channels, Part, kind_of
+from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import unchanged
 from hyperslab.formats.shared.labels import KEYS, as_classes
+from hyperslab.formats.shared.listing import Refuse
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 

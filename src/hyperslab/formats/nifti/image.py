@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.ct import library
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
-from hyperslab.formats.nifti.source import dtype_of, load, naming, orientation
+from hyperslab.formats.nifti.source import NIFTI, dtype_of, load, orientation
+from hyperslab.formats.shared import optional
+from hyperslab.formats.shared.checks import ANY, naming
 
 SUFFIXES = (".nii", ".nii.gz")
 
@@ -52,7 +53,7 @@ class CtVolume:
     @property
     def orientation(self) -> str:
         """Where the file's axes i, j, k point: ``"LPS"`` is left, posterior, superior."""
-        return "".join(library.load().aff2axcodes(self.stored_affine))
+        return "".join(optional.nibabel().aff2axcodes(self.stored_affine))
 
 
 def read(path: Path) -> CtVolume:
@@ -104,7 +105,7 @@ def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
     Raises:
         DataError: the name does not end in .nii or .nii.gz, or the file cannot be written.
     """
-    orientations = library.load().orientations
+    orientations = optional.nibabel().orientations
     mask = lattice.nearest(mask.astype(np.uint8), like.values.shape).transpose(2, 1, 0)
     back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
     header = like.header.copy()
@@ -124,7 +125,7 @@ def save(
     Raises:
         DataError: see `write_mask`.
     """
-    nibabel = library.load()
+    nibabel = optional.nibabel()
     suffix = next((s for s in reversed(SUFFIXES) if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(SUFFIXES)}")
@@ -142,8 +143,8 @@ def save(
 
 
 def _load(path: Path) -> CtVolume:
-    nibabel = library.load()
-    with naming(path):
+    nibabel = optional.nibabel()
+    with naming(path, NIFTI, ANY):
         image = load(path)
         turned = orientation(path, image)
         values = nibabel.orientations.apply_orientation(_values(image), turned)

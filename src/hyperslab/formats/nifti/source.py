@@ -10,8 +10,7 @@ unpacks all that lies before its end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
-from hyperslab.errors import DataError, HyperslabError
-from hyperslab.formats.keyed.catalog import Refuse, from_main, sift
+from hyperslab.errors import DataError
+from hyperslab.formats.keyed.catalog import from_main
 from hyperslab.formats.nifti.pairs import Pair, find
 from hyperslab.formats.shared import optional
+from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.labels import LIVER, as_classes
+from hyperslab.formats.shared.listing import Refuse, sift
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 
 Header = tuple[tuple[int, ...], np.dtype[Any], int]
+
+NIFTI = "NIfTI"
 
 OBLIQUE = 35.0
 """How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
@@ -108,19 +111,6 @@ class NiftiFolder(Source):
         return as_classes(values[None], f"{path}: {box}")
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Damaged bytes can raise anything; what comes out names the file."""
-    try:
-        yield
-    except (HyperslabError, MemoryError):
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{path}: cannot be read as NIfTI, truncated or foreign?: {error}"
-        ) from error
-
-
 def load(path: Path) -> Any:
     """The file's header and a proxy of its voxels.
 
@@ -179,7 +169,7 @@ def stored_axes(source: NiftiFolder, sample: int) -> tuple[str, str, tuple[int, 
         DataError: the file cannot be read.
     """
     path = source.scans.pairs[sample].image
-    with naming(path):
+    with naming(path, NIFTI, ANY):
         image = load(path)
         turn = orientation(path, image)
     dims = "".join("WHD"[int(axis)] for axis, _ in turn)
@@ -194,14 +184,14 @@ def affine_of(source: NiftiFolder, sample: int) -> NDArray[Any]:
         DataError: the file cannot be read.
     """
     path = source.scans.pairs[sample].image
-    with naming(path):
+    with naming(path, NIFTI, ANY):
         image = load(path)
         return _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
 
 
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
     """The box (d, h, w) of a file, along the patient's axes."""
-    with naming(path):
+    with naming(path, NIFTI, ANY):
         image = load(path)
         turn = orientation(path, image)
         if _shape(image, turn) != shape:
@@ -256,17 +246,17 @@ def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
 
 
 def _stamp(path: Path) -> Stamp:
-    with naming(path):
+    with naming(path, NIFTI, ANY):
         return Stamp.of(path)
 
 
 def _header(pair: Pair) -> Header:
     """Shape (D, H, W) and type of the volume, and the bytes of a label."""
-    with naming(pair.image):
+    with naming(pair.image, NIFTI, ANY):
         image = load(pair.image)
         turn = orientation(pair.image, image)
         shape, dtype, affine = _shape(image, turn), dtype_of(image), _affine(image, turn)
-    with naming(pair.labels):
+    with naming(pair.labels, NIFTI, ANY):
         labels = load(pair.labels)
         turn = orientation(pair.labels, labels)
         if _shape(labels, turn) != shape:

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import Refuse, from_main, list_files, sift
-from hyperslab.formats.keyed.header import Channels, channel_order, naming
+from hyperslab.formats.keyed.catalog import from_main
+from hyperslab.formats.keyed.header import Channels, channel_order
 from hyperslab.formats.npy.file import Header, header_of, values
 from hyperslab.formats.parameters import Floats, Parameters
+from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
+from hyperslab.formats.shared.listing import Refuse, list_files, sift
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 

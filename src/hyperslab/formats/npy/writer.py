@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.convert.journal import append
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.header import Channels, channel_order
 from hyperslab.formats.npy.source import TABLE, TARGET
-from hyperslab.formats.shared.manifest import Entry
+from hyperslab.formats.shared.manifest import Entry, append
 from hyperslab.formats.source import Source
 from hyperslab.formats.writer import Part, Target
 

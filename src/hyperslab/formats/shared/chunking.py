@@ -60,6 +60,17 @@ def sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple[Sides
     )
 
 
+def chunk_side(extent: int) -> int:
+    """A power of two that is at most a quarter of the extent and at most 32.
+
+    For files that are written before a grid is known.
+
+    >>> [chunk_side(extent) for extent in (1, 6, 32, 100, 512)]
+    [1, 1, 8, 16, 32]
+    """
+    return 1 << (max(1, min(extent // 4, 32)).bit_length() - 1)
+
+
 def _grown(choices: Sequence[set[int]], voxel: int) -> Sides:
     """Of each dim's sides one, the chunk as equal-sided and as large as it may be.
 

@@ -8,6 +8,8 @@ of which: ``volume``. A line that was not finished is no line.
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,21 @@ def volumes_of(folder: Path) -> dict[str, str]:
     """
     _, samples, _ = read_record(folder)
     return {sample["name"]: sample["volume"] for sample in samples if "volume" in sample}
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add whole lines to a file, or, if that cannot be, nothing.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import google_crc32c
 import numpy as np
 
-from hyperslab.data.transforms import check
+from hyperslab.formats.shared.checks import check_finite
 from hyperslab.formats.shared.labels import check_classes
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
@@ -59,7 +59,7 @@ def values(source: Source, sample: int, step: int, tally: Tally, read: Read | No
     for lo in range(0, depth, step):
         box = Box((0, lo, 0, 0), (channels, min(lo + step, depth), height, width))
         slab = read(box) if read else source.read(sample, box)
-        check(slab, None, f"{source.where(sample)}: {box}", signed=True)
+        check_finite(slab, f"{source.where(sample)}: {box}")
         tally.add(np.moveaxis(slab, 0, -1))
         yield lo, slab
 

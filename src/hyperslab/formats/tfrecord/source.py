@@ -20,10 +20,12 @@ import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import Refuse, from_main, list_files, sift
-from hyperslab.formats.keyed.header import NAMES, naming
+from hyperslab.formats.keyed.catalog import from_main
+from hyperslab.formats.keyed.header import NAMES
 from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
+from hyperslab.formats.shared.listing import Refuse, list_files, sift
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.tfrecord import records
 from hyperslab.geometry import Box
