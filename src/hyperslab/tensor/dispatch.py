@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import resolve_name
 
 from hyperslab.errors import UnsupportedOp
+from hyperslab.tensor.signature import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Rule:
     run: Callable[..., Any]
     family: str
     doc: str
+    signature: Signature = field(default_factory=Signature)
 
 
 RULES: dict[Callable[..., Any], Rule] = {}
@@ -26,15 +28,25 @@ RULES: dict[Callable[..., Any], Rule] = {}
 
 
 def register(
-    *functions: Callable[..., Any], family: str = "user", doc: str | None = None
+    *functions: Callable[..., Any],
+    family: str = "user",
+    doc: str | None = None,
+    dims: Sequence[str] = (),
 ) -> Callable[..., Any]:
     """Decorator: the decorated function is the rule of these torch functions.
 
-    ``doc`` is its line in the table of ops, by default the first of its docstring.
-
     The rule has the operator's own signature and receives `Sharded` arguments; it computes with
     their ``.local`` blocks and returns `Sharded` (see `Sharded.like`) or ordinary tensors that
-    are equal on all ranks.
+    are equal on all ranks. Before it runs, NumPy's names are translated (``axis`` to ``dim``),
+    ``out=`` is refused unless the rule has an argument of that name, and so are operands on two
+    grids.
+
+    Args:
+        functions: what users' code calls, such as ``torch.heaviside``.
+        family: its heading in the table of ops.
+        doc: its line in the table of ops, by default the first of its docstring.
+        dims: the rule's arguments that are dims of its first one. The rule gets them counted from
+            the front, as numbers or tuples of numbers; one that does not exist is an IndexError.
 
     >>> import torch
     >>> @register(torch.heaviside)
@@ -44,8 +56,9 @@ def register(
 
     def add(run: Callable[..., Any]) -> Callable[..., Any]:
         line = doc or (run.__doc__ or "").strip().split("\n")[0]
+        rule = Rule(run, family, line, Signature.of(run, dims))
         for function in functions:
-            RULES[function] = Rule(run, family, line)
+            RULES[function] = rule
         return run
 
     return add

@@ -13,7 +13,7 @@ parameter's gradients, which DistributedDataParallel takes, is the serial gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -288,4 +288,27 @@ class Sharded(torch.Tensor):
         if rule is None:
             raise refuse(func, args, kwargs or {})
         with DisableTorchFunctionSubclass():
-            return rule.run(*args, **(kwargs or {}))
+            grid = check_one_grid(args)
+            if not kwargs and not rule.signature.dims:
+                return rule.run(*args)
+            args, kwargs = rule.signature.read(args, kwargs or {}, func)
+            check_one_grid(kwargs.values(), grid)
+            return rule.run(*args, **kwargs)
+
+
+def check_one_grid(values: Iterable[Any], grid: Grid | None = None) -> Grid | None:
+    """The grid of all cut tensors among the arguments of an operator; None if there are none.
+
+    Raises:
+        LayoutError: they are on two grids.
+    """
+    for value in values:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            grid = check_one_grid(value, grid)
+        elif kind is Sharded:
+            if grid is None:
+                grid = value._grid
+            elif grid is not value._grid and grid.extents != value._grid.extents:
+                raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
+    return grid

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.errors import CommError, LayoutError
-from hyperslab.ops.elementwise.pointwise import check_writable
+from hyperslab.ops.common.operands import check_writable
 from hyperslab.ops.kernels.random_bits import uniform_bits
 from hyperslab.tensor import Sharded, register
 

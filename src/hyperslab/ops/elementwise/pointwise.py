@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.common.operands import check_writable, common_partition, operand_block
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import refuse
 
@@ -84,64 +84,6 @@ def apply_pointwise(
     return like.like(result, target)
 
 
-def check_writable(x: Sharded, name: str) -> None:
-    """Refuse to change a copy where serial torch would change the tensor it is a view of."""
-    if x.is_copy:
-        raise LayoutError(
-            f"{name} in place, on a copy where serial torch has a view: its base would not change "
-            "as it does serially\n    use the operator that returns a new tensor (inplace=False)"
-        )
-
-
-def common_partition(operands: list[torch.Tensor], function: Callable[..., Any]) -> Partition:
-    """Broadcast the global shapes; each dim is cut as its first operand that is cut there."""
-    shapes = [tuple(t.shape) for t in operands]
-    try:
-        shape = tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError as error:
-        raise LayoutError(
-            f"{function.__name__}: global shapes {shapes} do not broadcast"
-        ) from error
-    cuts: list[Cut | None] = [None] * len(shape)
-    for tensor in operands:
-        if not isinstance(tensor, Sharded):
-            continue
-        shift = len(shape) - tensor.dim()
-        for dim, cut in enumerate(tensor.partition.cuts, start=shift):
-            taken = [c.axis for c in cuts if c is not None]
-            if cut is not None and cuts[dim] is None and cut.axis not in taken:
-                cuts[dim] = cut
-    return Partition(shape, tuple(cuts))
-
-
-def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
-    """This rank's part of one operand."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    shift = target.ndim - value.dim()
-    if isinstance(value, Sharded):
-        if value.grid is not like.grid and value.grid.extents != like.grid.extents:
-            raise LayoutError(f"operands on two grids: {like.grid} and {value.grid}")
-        # The block, not the cut tensor: autograd would save that one with its global shape.
-        cut = _restrict(target, value.partition, shift)
-        return value.redistribute(cut, "aligning operands").local
-    box = target.box(like.grid.coords)
-    for dim, extent in enumerate(value.shape):
-        if extent != 1 and target.cuts[dim + shift] is not None:
-            lo, hi = box.interval(dim + shift)
-            value = value.narrow(dim, lo, hi - lo)
-    return value
-
-
-def _restrict(target: Partition, own: Partition, shift: int) -> Partition:
-    """The target's cuts, where this operand has the target's extent."""
-    cuts = [
-        target.cuts[dim + shift] if extent == target.shape[dim + shift] else None
-        for dim, extent in enumerate(own.shape)
-    ]
-    return Partition(own.shape, tuple(cuts))
-
-
 def _is_in_place(function: Callable[..., Any]) -> bool:
     name = getattr(function, "__name__", "")
     if name.startswith("__"):
@@ -158,8 +100,6 @@ def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
             raise LayoutError(
                 "rrelu draws random slopes in training, which has no rule; use leaky_relu"
             )
-        if kwargs.get("out") is not None:
-            raise LayoutError(f"{function.__name__}(out=...) has no rule; use its return value")
         if len(args) > last:  # modules pass it by position
             args, kwargs = args[:last], {**kwargs, "inplace": args[last]}
         return apply_pointwise(function, args, kwargs)

@@ -2,73 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.geometry import Cut, Partition
+from hyperslab.geometry import Partition
+from hyperslab.ops.common.operands import aligned_but, check_uncut
 from hyperslab.ops.views.expand import expanded
 from hyperslab.ops.views.slicing import Span, crop, dim_of
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import describe, gather_first
-
-
-def aligned(
-    tensors: Sequence[torch.Tensor], dim: int, name: str, *, fixed: bool = False
-) -> tuple[list[torch.Tensor], tuple[Cut | None, ...], Sharded]:
-    """Blocks of tensors that agree in all dims but ``dim``; the common cuts; a cut operand.
-
-    Each dim is cut as in the first tensor that is cut there; ``fixed``: as in the first alone.
-
-    Raises:
-        LayoutError: ``dim`` is cut, or the other extents differ.
-    """
-    cut = [t for t in tensors if isinstance(t, Sharded)]
-    cuts: list[Cut | None] = [None] * cut[0].dim()
-    for tensor in tensors[:1] if fixed else cut:
-        if not isinstance(tensor, Sharded):
-            continue
-        for d, own in enumerate(tensor.partition.cuts[: len(cuts)]):
-            if own is not None and cuts[d] is None and own.axis not in _axes(cuts):
-                cuts[d] = own
-    for tensor in cut:
-        _check_dim(tensor, dim, name)
-    if any(_others(t, dim) != _others(cut[0], dim) for t in tensors):
-        raise LayoutError(
-            f"{name} along dim {dim}: the other dims of the global shapes differ\n"
-            f"{describe(tensors)}    crop or expand them to one shape"
-        )
-    blocks = [_block(t, cuts, cut[0], name) for t in tensors]
-    return blocks, tuple(cuts), cut[0]
-
-
-def _axes(cuts: Sequence[Cut | None]) -> list[str]:
-    return [cut.axis for cut in cuts if cut is not None]
+from hyperslab.tensor.dispatch import describe
 
 
 def _others(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
-    return tuple(extent for d, extent in enumerate(tensor.shape) if d != dim)
-
-
-def _check_dim(x: Sharded, dim: int, name: str) -> None:
-    cut = x.partition.cuts[dim]
-    if cut is not None:
-        raise LayoutError(
-            f"{name} along dim {dim}, which is cut: {x.partition} on {x.grid}\n"
-            f"{gather_first(cut.axis)}"
-        )
-
-
-def _block(
-    tensor: torch.Tensor, cuts: Sequence[Cut | None], like: Sharded, name: str
-) -> torch.Tensor:
-    partition = Partition(tuple(tensor.shape), tuple(cuts))
-    if isinstance(tensor, Sharded):
-        return tensor.redistribute(partition, f"aligning operands of {name}").local
-    return tensor[partition.box(like.grid.coords).slices()]
+    return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 
 def shrunk(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) -> torch.Tensor:
@@ -98,7 +47,7 @@ def gather(
         )
     d = dim_of(input, dim, "torch.gather")
     x = shrunk(input, index, d, "torch.gather")
-    blocks, cuts, like = aligned([x, index], d, "torch.gather")
+    blocks, cuts, like = aligned_but([x, index], d, "torch.gather")
     return like.like(torch.gather(blocks[0], d, blocks[1]), Partition(tuple(index.shape), cuts))
 
 
@@ -125,7 +74,7 @@ def index_select(input: Any, dim: int, index: Any, *, out: Any = None) -> Sharde
             f"{describe([input, index])}    use index.full(), or table[index] to look up rows"
         )
     d = dim_of(input, dim, "index_select")
-    _check_dim(input, d, "index_select")
+    check_uncut(input, d, "index_select")
     partition = input.partition.with_dim(d, index.numel(), None)
     return input.like(input.local.index_select(d, index), partition)
 

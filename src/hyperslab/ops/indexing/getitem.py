@@ -11,7 +11,8 @@ import torch
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.geometry import Partition
-from hyperslab.ops.elementwise.pointwise import apply_pointwise, check_writable
+from hyperslab.ops.common.operands import check_writable
+from hyperslab.ops.elementwise.pointwise import apply_pointwise
 from hyperslab.ops.views.reshape import reshape_to, unsqueeze
 from hyperslab.ops.views.slicing import Span, crop, drop_dim
 from hyperslab.tensor import Sharded, register

@@ -9,8 +9,8 @@ import torch
 
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.ops.elementwise.pointwise import check_writable
-from hyperslab.ops.indexing.gather import aligned, shrunk
+from hyperslab.ops.common.operands import aligned_but, check_writable
+from hyperslab.ops.indexing.gather import shrunk
 from hyperslab.ops.views.slicing import dim_of
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
@@ -37,7 +37,7 @@ def _written(
     if not flat and "src" in shaped:
         operands["src"] = shrunk(operands["src"], index, d, name)
     fixed = in_place and isinstance(input, Sharded)
-    blocks, cuts, like = aligned([operands[key] for key in shaped], d, name, fixed=fixed)
+    blocks, cuts, like = aligned_but([operands[key] for key in shaped], d, name, fixed=fixed)
     operands.update(zip(shaped, blocks, strict=True))
     block, positions, options = operands.pop("input"), operands.pop("index"), operands
     if fixed:

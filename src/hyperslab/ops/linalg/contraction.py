@@ -10,6 +10,7 @@ import torch
 from hyperslab.comm import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.common.operands import block_of, first_cuts
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import describe, gather_first
 
@@ -48,8 +49,9 @@ def contract(
             f"{name} needs the whole of a dim that is cut along {', '.join(inner)} of {like.grid}\n"
             f"{describe(operands)}{gather_first(*inner)}"
         )
+    what = f"aligning operands of {name}"
     blocks = [
-        _block(tensor, labels, extents, cuts, like, name)
+        block_of(tensor, _operand_partition(tensor, labels, extents, cuts), like.grid, what)
         for tensor, labels in zip(operands, inputs, strict=True)
     ]
     result = all_reduce_sum(run(*blocks), like.grid.group(inner), f"the sum of {name}")
@@ -80,40 +82,34 @@ def _extents(
 def _cuts(
     name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[Label]]
 ) -> dict[Label, Cut]:
-    cuts: dict[Label, Cut] = {}
-    for tensor, labels in zip(operands, inputs, strict=True):
-        if not isinstance(tensor, Sharded):
-            continue
-        for label, cut in zip(labels, tensor.partition.cuts, strict=True):
-            if cut is not None and list(labels).count(label) > 1:
-                raise LayoutError(
-                    f"{name}: the diagonal of a dim that is cut: {tensor.partition}\n"
-                    f"{gather_first(cut.axis)}"
-                )
-            if cut is not None and cut.axis not in [known.axis for known in cuts.values()]:
-                cuts.setdefault(label, cut)
-    return cuts
+    dims = [
+        (tensor, labels, label, cut)
+        for tensor, labels in zip(operands, inputs, strict=True)
+        if isinstance(tensor, Sharded)
+        for label, cut in zip(labels, tensor.partition.cuts, strict=True)
+    ]
+    for tensor, labels, label, cut in dims:
+        if cut is not None and list(labels).count(label) > 1:
+            raise LayoutError(
+                f"{name}: the diagonal of a dim that is cut: {tensor.partition}\n"
+                f"{gather_first(cut.axis)}"
+            )
+    return first_cuts((label, cut) for _, _, label, cut in dims)
 
 
-def _block(
+def _operand_partition(
     tensor: torch.Tensor,
     labels: Sequence[Label],
     extents: dict[Label, int],
     cuts: dict[Label, Cut],
-    like: Sharded,
-    name: str,
-) -> torch.Tensor:
+) -> Partition:
+    """The operand, cut as its labels are; not where it is broadcast."""
     own = tuple(tensor.shape)
     kept = [
         cuts.get(label) if extent == extents[label] else None
         for label, extent in zip(labels, own, strict=True)
     ]
-    partition = Partition(own, tuple(kept))
-    if not isinstance(tensor, Sharded):
-        return tensor[partition.box(like.grid.coords).slices()]
-    if tensor.grid.extents != like.grid.extents:
-        raise LayoutError(f"{name}: operands on two grids: {like.grid} and {tensor.grid}")
-    return tensor.redistribute(partition, f"aligning operands of {name}").local
+    return Partition(own, tuple(kept))
 
 
 def batch_labels(count: int) -> list[Label]:

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from hyperslab.comm import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
+from hyperslab.ops.common.operands import common_partition, operand_block
 from hyperslab.ops.common.placement import check_channels
-from hyperslab.ops.elementwise.pointwise import common_partition, operand_block
 from hyperslab.ops.losses.elementwise import add_dim, reduction_of
 from hyperslab.tensor import Sharded, register
 

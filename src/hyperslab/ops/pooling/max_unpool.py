@@ -16,6 +16,7 @@ from hyperslab.comm import Grid, plan_exchange
 from hyperslab.comm.exchange import Plan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition, TransposedWindow
+from hyperslab.ops.common.operands import operand_block
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
@@ -23,7 +24,6 @@ from hyperslab.ops.common.placement import (
     placement,
     read_cover,
 )
-from hyperslab.ops.elementwise.pointwise import operand_block
 from hyperslab.ops.pooling.flat_indices import move_indices
 from hyperslab.tensor import Sharded, register
 

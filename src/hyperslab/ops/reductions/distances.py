@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.ops.elementwise.pointwise import common_partition, operand_block
+from hyperslab.ops.common.operands import common_partition, operand_block
 from hyperslab.ops.reductions.norms import norm_block, vector_norm
 from hyperslab.ops.reductions.sums import (
     finish,

@@ -1,0 +1,144 @@
+"""How torch lets its functions be called: NumPy's names, ``out=``, dims counted from the end.
+
+Done once, before any rule runs. What a rule's signature means for that is found out when the rule
+is registered.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperslab.errors import LayoutError
+
+NUMPY_NAMES = {
+    "axis": "dim",
+    "keepdims": "keepdim",
+    "x": "input",
+    "a": "input",
+    "x1": "input",
+    "x2": "other",
+}
+"""What torch takes instead of its own names."""
+
+
+def read_dim(dim: int, ndim: int, name: str) -> int:
+    """A dim of a tensor of ``ndim`` dims, counted from the front; ``name`` is the operator's.
+
+    >>> read_dim(-1, 5, "narrow")
+    4
+
+    Raises:
+        IndexError: there is no such dim.
+    """
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"{name}: dim {dim} of a tensor of {ndim} dims")
+    return dim % ndim
+
+
+def read_dims(dims: Iterable[int], ndim: int, name: str) -> tuple[int, ...]:
+    """Several dims, counted from the front, in their order; see `read_dim`."""
+    return tuple(read_dim(dim, ndim, name) for dim in dims)
+
+
+@dataclass(frozen=True, slots=True)
+class DimArgument:
+    """An argument of a rule that is a dim, a sequence of dims, or None.
+
+    ``position``: among the positional arguments; beyond all of them if it goes by name only.
+    """
+
+    name: str
+    position: int
+    default: int | Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What has to be done to the arguments of a call before its rule runs.
+
+    ``first``: the name of the tensor whose dims are counted; ``numpy_names``: those that stand for
+    an argument of the rule; ``takes_out``: whether the rule itself has an argument ``out``.
+    """
+
+    first: str = "input"
+    numpy_names: Mapping[str, str] = field(default_factory=dict)
+    takes_out: bool = False
+    dims: tuple[DimArgument, ...] = ()
+
+    @staticmethod
+    def of(run: Callable[..., Any], dims: Sequence[str]) -> Signature:
+        """The signature of a rule whose arguments ``dims`` name dims of the first one."""
+        parameters = _parameters(run)
+        names = list(parameters)
+        other = {
+            numpy: own
+            for numpy, own in NUMPY_NAMES.items()
+            if own in parameters and numpy not in parameters
+        }
+        found = []
+        for name in dims:
+            parameter = parameters[name]
+            by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            default = None if parameter.default is parameter.empty else parameter.default
+            position = sys.maxsize if by_name else names.index(name)
+            found.append(DimArgument(name, position, default))
+        first = names[0] if names else ""
+        return Signature(first, other, "out" in parameters, tuple(found))
+
+    def read(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments as the rule takes them.
+
+        Raises:
+            LayoutError: ``out=`` is given and the rule has no such argument.
+            IndexError: there is no such dim.
+        """
+        if kwargs:
+            kwargs = self._own_names(kwargs, function)
+        if self.dims:
+            return self._from_the_front(args, kwargs, function)
+        return args, kwargs
+
+    def _own_names(
+        self, kwargs: Mapping[str, Any], function: Callable[..., Any]
+    ) -> Mapping[str, Any]:
+        if "out" in kwargs and not self.takes_out:
+            if kwargs["out"] is not None:
+                raise LayoutError(f"{function.__name__}(out=...) has no rule; use its return value")
+            kwargs = {key: value for key, value in kwargs.items() if key != "out"}
+        if self.numpy_names.keys().isdisjoint(kwargs):
+            return kwargs
+        return {self.numpy_names.get(key, key): value for key, value in kwargs.items()}
+
+    def _from_the_front(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        ndim = (args[0] if args else kwargs[self.first]).dim()
+        for dim in self.dims:
+            if dim.position < len(args):
+                value = _counted(args[dim.position], ndim, function)
+                args = (*args[: dim.position], value, *args[dim.position + 1 :])
+            elif (given := kwargs.get(dim.name, dim.default)) is not None:
+                kwargs = {**kwargs, dim.name: _counted(given, ndim, function)}
+        return args, kwargs
+
+
+def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(run).parameters
+    except ValueError:  # a method of torch, written in C, that is its own rule
+        return {}
+
+
+def _counted(value: Any, ndim: int, function: Callable[..., Any]) -> Any:
+    """A dim or a sequence of dims, from the front; what is neither is the rule's to understand."""
+    if type(value) is int:
+        return read_dim(value, ndim, function.__name__)
+    if isinstance(value, list | tuple):
+        return read_dims(value, ndim, function.__name__)
+    return value
