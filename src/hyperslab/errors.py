@@ -44,3 +44,10 @@ class Stopped(HyperslabError):
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
         self.code = 128 + number
+
+
+def reason(problem: BaseException) -> str:
+    """Why, in a few words: the operating system's where it is its error."""
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.strerror}: {problem.filename}" if problem.filename else problem.strerror
+    return f"{type(problem).__name__}: {problem}"

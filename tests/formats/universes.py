@@ -32,9 +32,6 @@ class Seat(Grid):
     def group(self, axes: Sequence[str]) -> None:
         assert self.size == 1, "a seat is alone in its process"
 
-    def agree(self, number: int) -> bool:
-        return True
-
     @classmethod
     def all(cls, **extents: int) -> list[Seat]:
         return [cls(rank, **extents) for rank in range(int(np.prod(list(extents.values()))))]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hyperslab.checkpoint.save_load import save, verify
-from hyperslab.comm.bootstrap import on_main
+from hyperslab.comm.agreement import from_main
 from hyperslab.errors import CheckpointError
 
 log = logging.getLogger("hyperslab")
@@ -41,8 +41,10 @@ def save_step(
     """
     path = folder_of(run) / f"step-{step:08d}"
     save(path, model, optimizer, **extra)
-    on_main(
-        lambda: _tidy(path, best=best, keep=keep), f"cannot tidy {path.parent}", CheckpointError
+    from_main(
+        lambda: _tidy(path, best=best, keep=keep),
+        failing=f"cannot tidy {path.parent}",
+        error=CheckpointError,
     )
     return path
 
@@ -56,7 +58,9 @@ def latest(run: str | Path) -> Path | None:
         CheckpointError: there are some, but none is intact.
     """
     folder = folder_of(Path(run))
-    return on_main(lambda: _newest_intact(folder), f"cannot read {folder}", CheckpointError)
+    return from_main(
+        lambda: _newest_intact(folder), failing=f"cannot read {folder}", error=CheckpointError
+    )
 
 
 def _newest_intact(folder: Path) -> Path | None:

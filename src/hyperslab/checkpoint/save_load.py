@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperslab.comm.bootstrap import on_main, reason
-from hyperslab.errors import CheckpointError
+from hyperslab.comm.agreement import from_main
+from hyperslab.errors import CheckpointError, reason
 
 MANIFEST = "manifest.json"
 EXTRA = "extra.pt"
@@ -52,11 +52,11 @@ def save(
     partial = path.with_name(f".{path.name}.partial")
     failing = f"cannot write the checkpoint {path}"
     try:
-        on_main(lambda: _clear(partial), failing, CheckpointError)
+        from_main(lambda: _clear(partial), failing=failing, error=CheckpointError)
         tensors.write(partial, model, optimizer, failing)
-        on_main(lambda: _finish(partial, path, extra), failing, CheckpointError)
+        from_main(lambda: _finish(partial, path, extra), failing=failing, error=CheckpointError)
     except CheckpointError as error:
-        full = on_main(lambda: _fullness(partial), failing, CheckpointError)
+        full = from_main(lambda: _fullness(partial), failing=failing, error=CheckpointError)
         if _rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         if full:
@@ -87,7 +87,9 @@ def read_extra(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file of it is missing or not what was written; on every rank.
     """
-    on_main(lambda: verify(path), f"cannot read the checkpoint {path}", CheckpointError)
+    from_main(
+        lambda: verify(path), failing=f"cannot read the checkpoint {path}", error=CheckpointError
+    )
     extra: dict[str, Any] = torch.load(path / EXTRA, map_location="cpu", weights_only=True)
     return extra
 

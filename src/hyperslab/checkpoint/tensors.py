@@ -19,8 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from hyperslab.comm.bootstrap import reason
-from hyperslab.errors import CheckpointError
+from hyperslab.errors import CheckpointError, reason
 
 Optimizer = torch.optim.Optimizer | None
 
@@ -31,13 +30,13 @@ def write(path: Path, model: torch.nn.Module, optimizer: Optimizer, failing: str
     Raises:
         CheckpointError: on every rank, with ``failing`` and what went wrong on the first one.
     """
-    _together(save, _state(model, optimizer), path, failing)
+    _on_all_ranks(save, _state(model, optimizer), path, failing)
 
 
 def read(path: Path, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
     """Fill model and optimizer from a folder that any number of ranks wrote; raises alike."""
     state = _state(model, optimizer)
-    _together(load, state, path, failing)
+    _on_all_ranks(load, state, path, failing)
     set_model_state_dict(model, state["model"])
     if optimizer is not None:
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
@@ -51,7 +50,7 @@ def _state(model: torch.nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return state
 
 
-def _together(
+def _on_all_ranks(
     function: Callable[..., Any], state: dict[str, Any], path: Path, failing: str
 ) -> None:
     try:

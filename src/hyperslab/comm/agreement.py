@@ -1,45 +1,165 @@
-"""What every rank does by itself, and what fails for all of them if it fails for one."""
+"""Agreement between ranks: who decides, who has failed, who does not answer any more.
+
+All but `lost_contact` are collective: every rank of the process group calls them in the same
+order. One rank alone, with a process group or without, agrees with itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
-from hyperslab.comm import Grid
-from hyperslab.errors import CommError, DataError
+from hyperslab.comm.bootstrap import device_of_rank
+from hyperslab.errors import CommError, HyperslabError, reason
 
 T = TypeVar("T")
 
+Group = dist.ProcessGroup | None
+"""``None`` is all ranks."""
 
-def together(grid: Grid, make: Callable[[], T]) -> T:
-    """What ``make`` returns, once all ranks have it; all ranks call this.
+Report = tuple[int, Exception | None]
+"""Of which rank, and what went wrong there."""
 
-    A rank that just went on would wait for one that has given up.
+
+def from_main(
+    make: Callable[[], T], *, failing: str = "", error: type[HyperslabError] = HyperslabError
+) -> T:
+    """The main rank decides: what ``make`` returns or raises there, on every rank.
+
+    With ``failing`` an exception of another library becomes ``error``: those words and the reason.
+    """
+    if ranks_in() == 1:
+        return _call(make, failing, error)
+    outcome: list[T | Exception | None] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = _call(make, failing, error)
+        except Exception as problem:
+            outcome[1] = _picklable(problem)
+    with _agreeing():
+        dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[1], Exception):
+        raise outcome[1]
+    return cast(T, outcome[0])
+
+
+def from_all(mine: T, group: Group = None) -> list[T]:
+    """What every rank has, by rank."""
+    size = ranks_in(group)
+    if size == 1:
+        return [mine]
+    found: list[T | None] = [None] * size
+    with _agreeing():
+        dist.all_gather_object(found, mine, group=group)
+    return cast(list[T], found)
+
+
+def all_or_raise(
+    make: Callable[[], T],
+    *,
+    failing: str = "",
+    error: type[HyperslabError] = HyperslabError,
+    gather: Callable[[Report], Sequence[Report]] = from_all,
+) -> T:
+    """All ranks succeed or none does: what ``make`` returns, once every rank has it.
+
+    A rank that just went on would wait for one that has given up. ``failing`` and ``error`` are
+    as in `from_main`; ``gather`` is how the ranks hear of each other, by default all of them.
 
     Raises:
-        DataError: ``make`` has raised one, here or on another rank, which is named.
-        CommError: another rank died meanwhile.
+        Exception: what ``make`` raised here; else what it raised on the first rank that failed,
+            with the number of that rank in front.
+        CommError: at once and without asking: this rank lost another one.
     """
-    if grid.size == 1:
-        return make()
-    failed: DataError | None = None
+    problem: Exception | None = None
     try:
-        result = make()
-    except DataError as error:
-        failed = error
-    words: list[str | None] = [None] * grid.size
-    try:
-        dist.all_gather_object(words, None if failed is None else str(failed))
-    except RuntimeError as error:
-        raise CommError(
-            f"rank {grid.rank} lost contact with another rank while a data set was opened: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-    if failed is not None:
-        raise failed
-    for rank, said in enumerate(words):
-        if said is not None:
-            raise DataError(f"rank {rank} says: {said}")
+        result = _call(make, failing, error)
+    except CommError:
+        raise
+    except Exception as caught:
+        problem = caught
+    mine = dist.get_rank() if dist.is_initialized() else 0
+    found = gather((mine, None if problem is None else _picklable(problem)))
+    if problem is not None:
+        raise problem
+    for rank, other in found:
+        if other is not None:
+            raise _said_by(rank, other)
     return result
+
+
+def any_rank(flag: bool, group: Group = None) -> bool:
+    """Whether any rank has it set."""
+    if ranks_in(group) == 1:
+        return flag
+    found = torch.tensor([flag], dtype=torch.uint8, device=device_of_rank(group))
+    with _agreeing():
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    return bool(found.item())
+
+
+def same_on_all(number: int, group: Group = None) -> bool:
+    """Whether all ranks have the same number, such as the checksum of something larger."""
+    if ranks_in(group) == 1:
+        return True
+    ends = torch.tensor([number, -number], device=device_of_rank(group))
+    with _agreeing():
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
+    return bool(ends[0] == -ends[1])
+
+
+def ranks_in(group: Group = None) -> int:
+    """How many there are; 1 without a process group."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> CommError:
+    """The error of ``rank``, to which one of ``peers`` does not answer any more during ``what``.
+
+    Without ``peers`` nobody knows which one. Of ``why``, an exception or words, the first line is
+    quoted.
+    """
+    who = f"rank {', '.join(map(str, sorted({*peers})))}" if peers else "another rank"
+    words = str(why).strip()
+    first = words.splitlines()[0] if words else type(why).__name__
+    return CommError(f"rank {rank} lost contact with {who} during {what}: {first}")
+
+
+@contextmanager
+def _agreeing() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as problem:
+        raise lost_contact(dist.get_rank(), (), "an agreement of ranks", problem) from problem
+
+
+def _call(make: Callable[[], T], failing: str, error: type[HyperslabError]) -> T:
+    try:
+        return make()
+    except HyperslabError:
+        raise
+    except Exception as problem:
+        if not failing:
+            raise
+        raise error(f"{failing}: {reason(problem)}") from problem
+
+
+def _picklable(problem: Exception) -> Exception:
+    """The same error, or one in its words if other ranks could not read it."""
+    try:
+        pickle.loads(pickle.dumps(problem))
+    except Exception:
+        return HyperslabError(reason(problem))
+    return problem
+
+
+def _said_by(rank: int, problem: Exception) -> Exception:
+    if not isinstance(problem, HyperslabError):
+        return HyperslabError(f"rank {rank} says: {reason(problem)}")
+    problem.args = (f"rank {rank} says: {problem}", *problem.args[1:])
+    return problem

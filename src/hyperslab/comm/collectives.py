@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from hyperslab.comm.agreement import lost_contact
 from hyperslab.comm.shared_memory.channels import shared_channels
-from hyperslab.errors import CommError
 
 
 def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> torch.Tensor:
@@ -22,11 +22,9 @@ def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> tor
     try:
         dist.all_reduce(x, group=group)
     except RuntimeError as error:
-        ranks = dist.get_process_group_ranks(group)
-        raise CommError(
-            f"rank {dist.get_rank()} lost contact with one of ranks {ranks} during {what}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+        me = dist.get_rank()
+        others = [rank for rank in dist.get_process_group_ranks(group) if rank != me]
+        raise lost_contact(me, others, what, error) from error
     return x
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
+from hyperslab.comm.agreement import lost_contact
 from hyperslab.comm.grid import Grid
 from hyperslab.comm.shared_memory.channels import shared_channels
 from hyperslab.errors import CommError
@@ -115,11 +116,7 @@ class Pending:
         return [buffer for _, buffer in self._receives]
 
     def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
-        names = ", ".join(str(peer) for peer in sorted(set(peers)))
-        return CommError(
-            f"rank {dist.get_rank()} lost contact with rank {names} during {self._what}: "
-            f"{str(error).splitlines()[0]}"
-        )
+        return lost_contact(dist.get_rank(), peers, self._what, error)
 
 
 def start(x: torch.Tensor, plan: Plan, what: str) -> Pending:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import math
-import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from hyperslab.comm.allocator import keep_freed_memory
-from hyperslab.comm.mpi import adopt_mpi
+from hyperslab.comm.bootstrap import device_of_rank, start_distributed
 from hyperslab.comm.shared_memory.channels import connect_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
@@ -58,7 +55,7 @@ class Grid:
                 "or change the grid"
             )
         connect_ranks()
-        self.device = _device()
+        self.device = device_of_rank()
         self.coords = self.coords_of(self.rank)
         self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
         self._noticed: set[str] = set()
@@ -160,13 +157,6 @@ class Grid:
         value: T = self._remembered[key]
         return value
 
-    def agree(self, number: int) -> bool:
-        """Whether all ranks have the same number; every rank must ask."""
-        ends = torch.tensor([number, -number], device=self.device)
-        if self.size > 1:
-            dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-        return bool(ends[0] == -ends[1])
-
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:
@@ -177,31 +167,3 @@ class Grid:
         if self.is_main and message not in self._noticed:
             log.warning(message)
         self._noticed.add(message)
-
-
-def start_distributed() -> None:
-    """Start ``torch.distributed`` from torchrun's or mpirun's environment unless it runs."""
-    if not dist.is_initialized():
-        adopt_mpi(os.environ)
-    if dist.is_initialized() or "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("nccl")
-    else:
-        dist.init_process_group("gloo")
-    atexit.register(_stop_distributed)
-
-
-def _stop_distributed() -> None:
-    """What was started here is ended here: gloo's threads abort a process that just exits."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _device() -> torch.device:
-    if dist.is_initialized() and "nccl" not in dist.get_backend():
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import together
+from hyperslab.comm.agreement import all_or_raise
 from hyperslab.data.batch import BoxMap
 from hyperslab.data.batch_assembler import BatchAssembler
 from hyperslab.data.reader import Reader
@@ -96,7 +96,7 @@ def _store(boxes: BoxMap, mine: Sequence[int], in_memory: int, staging: Path | N
     def make() -> Store:
         return Store(mine, in_memory, boxes.sample_bytes, staging)
 
-    store = make() if staging is None else together(boxes.grid, make)
+    store = make() if staging is None else all_or_raise(make)
     stores(boxes.grid).add(store)
     return store
 
@@ -122,7 +122,7 @@ def _gib(size: int) -> str:
 
 def _preload(assembler: BatchAssembler) -> None:
     begin = time.perf_counter()
-    together(assembler.boxes.grid, assembler.fill)
+    all_or_raise(assembler.fill)
     seconds = time.perf_counter() - begin
     grid, size = assembler.boxes.grid, assembler.reader.bytes_read
     grid.notice(f"the store was filled: {_gib(size)} a rank in {seconds:.1f} s")

@@ -12,12 +12,12 @@ from typing import Literal, get_args
 import torch
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.sampler import Schedule, samples_of
 from hyperslab.data.transforms import TRANSFORMS, Transform, Window, check_window
 from hyperslab.errors import DataError, LayoutError
-from hyperslab.formats.keyed.catalog import from_main
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Driver, Format, source_of
 from hyperslab.formats.source import Source
@@ -109,11 +109,10 @@ def open(
         source = source_of(os.fspath(path), grid, channels, format, refuse, driver)
         if refuse is not None:
             kept = len(source.names)
-            from_main(grid, lambda: refuse.check(kept))
+            from_main(lambda: refuse.check(kept))
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
     _check_alike(
-        grid,
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         batch_size=batch_size,
         split=(split, tuple(fractions)),
@@ -198,12 +197,12 @@ def _schedule(
     )
 
 
-def _check_alike(grid: Grid, **arguments: object) -> None:
+def _check_alike(**arguments: object) -> None:
     """Refuse a seed of each rank's own, say: it would mix boxes of different samples."""
     differ = [
         name
         for name, value in arguments.items()
-        if not grid.agree(zlib.crc32(repr(value).encode()))
+        if not same_on_all(zlib.crc32(repr(value).encode()))
     ]
     if differ:
         raise DataError(

@@ -19,7 +19,8 @@ from hyperslab.checkpoint.data_card import About
 from hyperslab.checkpoint.retention import folder_of, latest
 from hyperslab.checkpoint.save_load import load
 from hyperslab.comm import Grid
-from hyperslab.comm.bootstrap import on_main, start_ranks
+from hyperslab.comm.agreement import from_main
+from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import DataError
 from hyperslab.evaluate import regression, segmentation
@@ -67,7 +68,9 @@ def evaluate(
         path = find_checkpoint(run, checkpoint)
         result = _measure(recipe, grid, path, split)
         folder = run / "evaluation"
-        on_main(lambda: _write(result, folder), f"cannot write into {folder}", DataError)
+        from_main(
+            lambda: _write(result, folder), failing=f"cannot write into {folder}", error=DataError
+        )
     finally:
         if started:
             dist.destroy_process_group()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
-from hyperslab.formats.keyed.catalog import from_main
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.keyed.hdf5_mpio import MpioFolder, replica_of
 from hyperslab.formats.keyed.header import Channels
@@ -56,13 +56,13 @@ def source_of(
     folder = Path(path)
     if format is not None and format not in get_args(Format):
         raise DataError(f"{format=}: choose from {', '.join(get_args(Format))}")
-    found = from_main(grid, lambda: find_format(folder)) if format is None else (format, "")
+    found = from_main(lambda: find_format(folder)) if format is None else (format, "")
     if found[1]:
         grid.notice(found[1])
     source = _scanned(found[0], folder, grid, channels, format, refuse)
     if driver is not None:
         source = _together(source, grid, driver)
-    source.volumes = from_main(grid, lambda: volumes_of(folder))
+    source.volumes = from_main(lambda: volumes_of(folder))
     return source
 
 

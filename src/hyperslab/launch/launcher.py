@@ -17,7 +17,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from hyperslab.comm.bootstrap import reason
 from hyperslab.errors import (
     CommError,
     DataError,
@@ -26,6 +25,7 @@ from hyperslab.errors import (
     RecipeError,
     Stopped,
     UnsupportedOp,
+    reason,
 )
 from hyperslab.train.stop_request import SIGNALS
 

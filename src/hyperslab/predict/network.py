@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hyperslab.checkpoint.data_card import About
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
-from hyperslab.comm.bootstrap import on_all
+from hyperslab.comm.agreement import all_or_raise
 from hyperslab.data.open_dataset import transform_of
 from hyperslab.data.transforms import Transform, check, decode
 from hyperslab.errors import DataError
@@ -65,7 +65,11 @@ class Network:
         """
         of_scans = self.transform is None and bool(self.about.classes)
         signed = isinstance(self.transform, tuple) or of_scans
-        on_all(lambda: check(block, self.transform, where, signed=signed), where, DataError)
+        all_or_raise(
+            lambda: check(block, self.transform, where, signed=signed),
+            failing=where,
+            error=DataError,
+        )
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, shape, self.grid, self.transform, torch.float32)
         x = Sharded.from_local(x, partition(shape, self.grid), self.grid)

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from hyperslab.atomic_files import as_csv, replace
 from hyperslab.comm import Grid
-from hyperslab.comm.bootstrap import on_main, start_ranks
+from hyperslab.comm.agreement import from_main
+from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.data import Source, Subvolumes
 from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
@@ -73,7 +74,9 @@ def predict(
     started = start_ranks(recipe.device, recipe.timeout)
     try:
         grid = Grid(**recipe.grid.model_dump())
-        entries = on_main(lambda: expand([Path(path) for path in inputs]), "cannot list the inputs")
+        entries = from_main(
+            lambda: expand([Path(path) for path in inputs]), failing="cannot list the inputs"
+        )
         network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
         work, outcomes = Work(network, folder, native=native), []
         for entry in entries:
@@ -115,7 +118,7 @@ class Work:
         self.network, self.folder, self.native = network, folder, native
         self.grid, self.about = network.grid, network.about
         self.journal: Journal | None = None
-        on_main(self._open, f"cannot write into {folder}", DataError)
+        from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
 
     def _open(self) -> None:
         of = self.network
@@ -130,7 +133,7 @@ class Work:
     def predict(self, entry: Input) -> Outcome:
         """One input; every rank calls it and gets the same outcome."""
         try:
-            if on_main(lambda: self._is_done(entry), f"{entry.path}", DataError):
+            if from_main(lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError):
                 return Outcome(entry, "kept")
             if self.about.classes:
                 self._classes(entry)
@@ -157,7 +160,7 @@ class Work:
             volume.write(mask[0], path)
             self._note(entry)
 
-        on_main(write, f"cannot write {path}", DataError)
+        from_main(write, failing=f"cannot write {path}", error=DataError)
 
     def _open_volume(self, entry: Input) -> Volume:
         name, native = entry.path.name, self.native
@@ -183,7 +186,11 @@ class Work:
             prediction = self.network(block, source.shape, source.where(sample))
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
-        on_main(lambda: self._note(entry, samples=rows), f"cannot write {self.folder}", DataError)
+        from_main(
+            lambda: self._note(entry, samples=rows),
+            failing=f"cannot write {self.folder}",
+            error=DataError,
+        )
 
     def _note(self, entry: Input, **result: Any) -> None:
         assert self.journal is not None
@@ -193,7 +200,7 @@ class Work:
         """Write the table of parameters, where that is the result."""
         if not self.about.classes:
             words = f"cannot write into {self.folder}"
-            on_main(lambda: self._tabulate(entries), words, DataError)
+            from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
 
     def _tabulate(self, entries: Sequence[Input]) -> None:
         """One line a sample: the normalised values and those in physical units."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hyperslab.checkpoint.data_card import About
 from hyperslab.comm import Grid
-from hyperslab.comm.bootstrap import on_all, on_main
+from hyperslab.comm.agreement import all_or_raise, from_main
 from hyperslab.ct.scan_file import as_hu
 from hyperslab.data import Source
 from hyperslab.errors import DataError
@@ -56,8 +56,8 @@ class Nifti:
         self.values: NDArray[np.int16] | None = None
         self.scan: image.CtVolume | None = None
         lattice = None if native else about.whole[1:]
-        self.shape = on_main(
-            lambda: self._read(path, lattice), f"{path}: cannot be read", DataError
+        self.shape = from_main(
+            lambda: self._read(path, lattice), failing=f"{path}: cannot be read", error=DataError
         )
         _check(path, self.shape[:1], about.whole[:1], "channels")
 
@@ -98,7 +98,9 @@ class Hdf5(Source):
     ) -> None:
         self.path, self.names = path, (path.stem,)
         read = self._header
-        self.key, stored, dtype, self.affine = on_main(read, f"{path}: cannot be read", DataError)
+        self.key, stored, dtype, self.affine = from_main(
+            read, failing=f"{path}: cannot be read", error=DataError
+        )
         self.dtype = np.dtype(dtype)
         self.last = self._channels_last(stored, about.whole, channels)
         order: Channels = "last" if self.last else "first"
@@ -162,7 +164,11 @@ def read_block(source: Source, sample: int, grid: Grid) -> Array:
     """
     box = partition(source.shape, grid).box(grid.coords)
     wanted, where = Box(box.lo[1:], box.hi[1:]), source.where(sample)
-    return on_all(lambda: source.read(sample, wanted)[None], f"{where}: cannot be read", DataError)
+    return all_or_raise(
+        lambda: source.read(sample, wanted)[None],
+        failing=f"{where}: cannot be read",
+        error=DataError,
+    )
 
 
 def partition(shape: tuple[int, ...], grid: Grid) -> Partition:

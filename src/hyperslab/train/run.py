@@ -15,9 +15,10 @@ from hyperslab.checkpoint.data_card import About
 from hyperslab.checkpoint.retention import folder_of, latest
 from hyperslab.checkpoint.run_state import Position, restore
 from hyperslab.comm import Grid
-from hyperslab.comm.bootstrap import on_main, reason, start_ranks
+from hyperslab.comm.agreement import from_main, lost_contact
+from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.data import Dataset
-from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped
+from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.load import save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import build_model, build_objective, open_training, training_digest
@@ -90,7 +91,9 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
         )
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         words = f"cannot write into output {recipe.output}"
-        on_main(lambda: save_recipe(recipe, recipe.output / RECIPE), words, RecipeError)
+        from_main(
+            lambda: save_recipe(recipe, recipe.output / RECIPE), failing=words, error=RecipeError
+        )
     if grid.is_main:
         if resume and path is None:
             log.info("nothing to resume in %s: from the start", recipe.output)
@@ -121,7 +124,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
         RecipeError: it holds another run, or one is under way there, or it cannot be written.
     """
     words = f"cannot write into output {recipe.output}"
-    on_main(lambda: _prepare(recipe, stack, resume), words, RecipeError)
+    from_main(lambda: _prepare(recipe, stack, resume), failing=words, error=RecipeError)
 
 
 def _prepare(recipe: Recipe, stack: ExitStack, resume: bool) -> None:
@@ -170,8 +173,6 @@ def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
     except RuntimeError as error:
         if grid.size == 1 or not LOST.search(str(error)):
             raise
-        first = str(error).strip().splitlines()[0]
-        raise CommError(
-            f"rank {grid.rank} lost another rank, or waited for it longer than timeout="
-            f"{recipe.timeout:g} s: {first}\n    go on from the last checkpoint with --resume"
-        ) from error
+        what = f"training with timeout={recipe.timeout:g} s"
+        lost = lost_contact(grid.rank, (), what, error)
+        raise CommError(f"{lost}\n    go on from the last checkpoint with --resume") from error

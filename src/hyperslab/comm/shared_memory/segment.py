@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hyperslab.errors import CommError
+from hyperslab.comm.agreement import lost_contact
 
 FOLDER = Path("/dev/shm")
 LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
@@ -87,9 +87,10 @@ class Segment:
             if self._timed_wait(address, CHECK if alive else 0):
                 return
             if not alive:
-                raise self._lost(peer, what, "it has ended")
+                raise lost_contact(self.rank, [peer], what, "it has ended")
             if time.monotonic() - begin > self.limit:
-                raise self._lost(peer, what, f"no answer within {self.limit:.0f} s")
+                why = f"no answer within {self.limit:.0f} s"
+                raise lost_contact(self.rank, [peer], what, why)
 
     def _timed_wait(self, address: ctypes.c_void_p, seconds: float) -> bool:
         """Whether there was a post in time; a signal may end the wait early."""
@@ -106,9 +107,6 @@ class Segment:
         except BlockingIOError:
             return True
         return False
-
-    def _lost(self, peer: int, what: str, why: str) -> CommError:
-        return CommError(f"rank {self.rank} lost contact with rank {peer} during {what}: {why}")
 
 
 def _timespec(seconds: float) -> object:

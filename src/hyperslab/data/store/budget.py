@@ -7,14 +7,10 @@ import os
 import shutil
 import socket
 import weakref
-from collections import Counter
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import together
+from hyperslab.comm.agreement import all_or_raise, from_all
 from hyperslab.data.store.boxes import Store
 from hyperslab.errors import DataError
 
@@ -34,7 +30,7 @@ def memory_budget(grid: Grid) -> int:
     the other stores on this grid will still fill is not free.
     """
     promised = sum(store.room - store.bytes for store in stores(grid))
-    return _least(free_memory(), grid, SHARE, promised)
+    return _least(free_memory(), SHARE, promised)
 
 
 def stores(grid: Grid) -> weakref.WeakSet[Store]:
@@ -45,7 +41,7 @@ def stores(grid: Grid) -> weakref.WeakSet[Store]:
 
 def disk_budget(folder: Path, grid: Grid) -> int:
     """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
-    return _least(together(grid, lambda: _free_disk(folder)), grid, DISK)
+    return _least(all_or_raise(lambda: _free_disk(folder)), DISK)
 
 
 def _free_disk(folder: Path) -> int:
@@ -87,17 +83,11 @@ def _left(groups: Path, path: str, limit: str, used: str) -> float:
     return left
 
 
-def _least(machine: int, grid: Grid, share: float, promised: int = 0) -> int:
+def _least(machine: int, share: float, promised: int = 0) -> int:
     """The smallest share of a rank, where the ranks of a machine share what it has."""
-    hosts: list[str | None] = [None] * grid.size
-    if grid.size > 1:
-        dist.all_gather_object(hosts, f"{socket.gethostname()} {_boot()}")
-    mine = max(0, int(share * (machine // Counter(hosts)[hosts[grid.rank]] - promised)))
-    if grid.size == 1:
-        return mine
-    least = torch.tensor([mine], dtype=torch.int64, device=grid.device)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return int(least.item())
+    host = f"{socket.gethostname()} {_boot()}"
+    here = from_all(host).count(host)
+    return min(from_all(max(0, int(share * (machine // here - promised)))))
 
 
 def _boot() -> str:

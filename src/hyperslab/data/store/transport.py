@@ -11,13 +11,14 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import any_rank, from_all, lost_contact
 from hyperslab.errors import CommError
 from hyperslab.formats.source import Array
 
@@ -78,17 +79,13 @@ class BoxTransport:
 
     def any(self, flag: bool) -> bool:
         """Whether any rank has it set; all ranks call this."""
-        found = torch.tensor([flag], dtype=torch.uint8)
         with self.naming(None):
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
-        return bool(found.item())
+            return any_rank(flag, self.group)
 
     def gather(self, mine: T) -> list[T]:
         """What every rank has, by rank; all ranks call this."""
-        found: list[T | None] = [None] * self.size
         with self.naming(None):
-            dist.all_gather_object(found, mine, group=self.group)
-        return cast(list[T], found)
+            return from_all(mine, self.group)
 
     def close(self) -> None:
         """Wait until all has arrived, unless a rank was lost; all ranks call this."""
@@ -127,14 +124,17 @@ class BoxTransport:
     @contextmanager
     def naming(self, peer: int | None) -> Iterator[None]:
         """Say which rank did not answer."""
-        who = "another rank" if peer is None else f"rank {peer}"
-        words = f"rank {self.rank} lost contact with {who} while samples were exchanged"
+        peers = () if peer is None else (peer,)
+        what = "the exchange of samples"
         if self._abandoned.is_set():
-            raise CommError(f"{words}: the data set was left after an error")
+            why = "the data set was left after an error"
+            raise lost_contact(self.rank, peers, what, why)
         try:
             yield
+        except CommError:
+            raise
         except (RuntimeError, ValueError) as error:
-            raise CommError(f"{words}: {str(error).splitlines()[0]}") from error
+            raise lost_contact(self.rank, peers, what, error) from error
 
 
 class Receiving:

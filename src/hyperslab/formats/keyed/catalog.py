@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar, cast
 
 import numpy as np
-import torch.distributed as dist
 
-from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.header import (
     KEYS,
@@ -26,8 +23,6 @@ from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
 
 SUFFIXES = (".hdf5", ".h5")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +96,6 @@ def stamps_of(folder: Path, file: str) -> dict[str, Stamp]:
 def stamped(file: str, key: str) -> str:
     """What of a sample has a stamp: the file, or where Zarr v3 says what the array of a key is."""
     return f"{file}/{key}/zarr.json" if kind_of(Path(file)) == "Zarr" else file
-
-
-def from_main(grid: Grid, make: Callable[[], T]) -> T:
-    """What ``make`` returns or raises on the main rank, on every rank.
-
-    So a folder that changes meanwhile is the same for all, and is scanned once.
-    """
-    if grid.size == 1:
-        return make()
-    result: list[T | Exception | None] = [None]
-    if grid.is_main:
-        try:
-            result[0] = make()
-        except Exception as error:
-            result[0] = error
-    dist.broadcast_object_list(result, src=0)
-    if isinstance(result[0], Exception):
-        raise result[0]
-    return cast(T, result[0])
 
 
 def _check_alike(folder: Path, first: str, one: Layout, file: str, other: Layout) -> None:

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import all_or_raise
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.keyed.catalog import Catalog
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
@@ -47,7 +48,7 @@ class MpioFolder(Hdf5Folder):
         close it; 5. they agree that all went well, and that the file is still as it was.
         """
         path, stamp = Path(self.where(sample)), self.catalog.stamps[self.catalog.files[sample]]
-        self._agree(lambda: check(path, self.names[sample], stamp))
+        self._all_or_raise(lambda: check(path, self.names[sample], stamp), path)
 
         def read() -> Array:
             try:
@@ -55,10 +56,13 @@ class MpioFolder(Hdf5Folder):
             finally:
                 self.close()
 
-        return self._agree(read)
+        return self._all_or_raise(read, path)
 
     def _dataset(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
-        return self._agree(lambda: KeyedFolder._dataset(self, sample, key, shape, dtype))
+        def dataset() -> Any:
+            return KeyedFolder._dataset(self, sample, key, shape, dtype)
+
+        return self._all_or_raise(dataset, Path(self.where(sample)))
 
     def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
         with dataset.collective:
@@ -73,25 +77,15 @@ class MpioFolder(Hdf5Folder):
         while self._open:
             self._open.popitem()[1].close()
 
-    def _agree(self, attempt: Callable[[], T]) -> T:
+    def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:
         """What ``attempt`` returns, if it succeeds on all ranks of the replica.
 
         Raises:
-            DataError: on all of them, in the words of the first that failed, which is named if
-                others did not.
+            DataError: on all of them; see `all_or_raise`.
         """
-        problem: Exception | None = None
-        try:
-            result = attempt()
-        except Exception as error:  # whatever it is, the others wait to hear of it
-            problem = error
-        rank = optional.mpi().COMM_WORLD.Get_rank()
-        said = self.communicator.allgather((rank, problem and (str(problem) or repr(problem))))
-        failed = [(rank, words) for rank, words in said if words]
-        if not failed:
-            return result
-        rank, words = failed[0]
-        raise DataError(words if len(failed) == len(said) else f"{words}\n    (rank {rank})")
+        failing = f"{path}: cannot be read"
+        gather = self.communicator.allgather
+        return all_or_raise(attempt, failing=failing, error=DataError, gather=gather)
 
 
 def replica_of(grid: Grid) -> Any:

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, from_main, scan, stamped
+from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, scan, stamped
 from hyperslab.formats.keyed.header import Channels, Part, kind_of
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import unchanged
@@ -54,7 +55,7 @@ class KeyedFolder(Source):
         ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
         """
         folder = Path(path)
-        source = cls(from_main(grid, lambda: scan(folder, channels, lbann, cls.suffixes, refuse)))
+        source = cls(from_main(lambda: scan(folder, channels, lbann, cls.suffixes, refuse)))
         if source.catalog.layout.reversed and lbann is None:
             grid.notice(
                 f"{path}: sub-volumes of LBANN's by key, order and names; their reversed spatial "

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import from_main
 from hyperslab.formats.nifti.pairs import Pair, find
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
@@ -82,7 +82,7 @@ class NiftiFolder(Source):
                 elsewhere than their volume; or volumes differ in shape or type.
             HyperslabError: the extra ``medical`` is not installed.
         """
-        return cls(from_main(grid, lambda: _scan(Path(path), refuse)))
+        return cls(from_main(lambda: _scan(Path(path), refuse)))
 
     def where(self, sample: int) -> str:
         return str(self.scans.pairs[sample].image)

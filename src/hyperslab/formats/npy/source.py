@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import from_main
 from hyperslab.formats.keyed.header import Channels, channel_order
 from hyperslab.formats.npy.file import Header, header_of, values
 from hyperslab.formats.parameters import Floats, Parameters
@@ -78,7 +78,7 @@ class NpyFolder(Source):
                 like the first; a target is missing or there are two; ``channels`` is ``None`` and
                 the shape does not tell.
         """
-        return cls(from_main(grid, lambda: _scan(Path(path), channels, refuse)))
+        return cls(from_main(lambda: _scan(Path(path), channels, refuse)))
 
     def where(self, sample: int) -> str:
         return str(self._path(sample))

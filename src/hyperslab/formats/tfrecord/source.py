@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import from_main
 from hyperslab.formats.keyed.header import NAMES
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.shared.checks import naming
@@ -84,7 +84,7 @@ class TfRecordFolder(Source):
                 TFRecord, of several records, or of another length than the first; the first has
                 no ``x`` or ``y``, or ``x`` is not of the shape.
         """
-        return cls(from_main(grid, lambda: _scan(Path(path), shape, refuse)))
+        return cls(from_main(lambda: _scan(Path(path), shape, refuse)))
 
     def where(self, sample: int) -> str:
         return str(self.catalog.folder / self.catalog.files[sample])

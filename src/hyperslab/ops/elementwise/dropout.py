@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hyperslab.comm.agreement import same_on_all
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.ops.common.operands import check_writable
 from hyperslab.ops.kernels.random_bits import uniform_bits
@@ -62,7 +63,7 @@ def check_random_state(x: Sharded) -> None:
     if grid.size == 1 or grid.random_calls % CHECK_EVERY != 1:
         return
     state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
-    if not grid.agree(zlib.crc32(state.numpy().tobytes())):
+    if not same_on_all(zlib.crc32(state.numpy().tobytes())):
         raise CommError(
             "the ranks' random states differ, so they would not drop the same elements\n"
             "    call torch.manual_seed(seed) with the same seed on every rank, and draw random "

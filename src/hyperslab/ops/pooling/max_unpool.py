@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import Grid, plan_exchange
+from hyperslab.comm.agreement import any_rank
 from hyperslab.comm.exchange import Plan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition, TransposedWindow
@@ -129,8 +130,7 @@ def _check_indices(
         if layout.cut[d]:
             outside |= (index < first) | (index >= first + window.kernel)
         outside |= (index < 0) | (index >= sizes[d])
-    found = bool(outside.any())
-    if not x.grid.agree(int(found)) or found:
+    if any_rank(bool(outside.any())):
         raise LayoutError(
             f"{name} of {x.partition} on {x.grid} to {tuple(sizes)}: an index lies outside the "
             "window that its value belongs to\n    give the output_size of the map that was "
