@@ -19,6 +19,7 @@ from hyperslab.comm.grid import Grid
 from hyperslab.comm.shared_memory.channels import shared_channels
 from hyperslab.errors import CommError
 from hyperslab.geometry import Box, Cover, Partition, Transfer, transfers
+from hyperslab.memory_format import memory_format_of
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _packed(piece: torch.Tensor) -> torch.Tensor:
 def blank(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
     """A tensor for ``box`` to be covered by ``parts``: ``fill`` where they leave a gap."""
     out = torch.empty(
-        box.shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like)
+        box.shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
     )
     if sum(box.intersect(part).size for part in parts) < box.size:
         out.fill_(fill)
@@ -167,13 +168,6 @@ def place(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:
     common = box.intersect(at)
     if not common.empty:
         out[common.slices(box)] = part[common.slices(at)]
-
-
-def _memory_format(x: torch.Tensor) -> torch.memory_format:
-    for dims, last in ((5, torch.channels_last_3d), (4, torch.channels_last)):
-        if x.dim() == dims and not x.is_contiguous() and x.is_contiguous(memory_format=last):
-            return last
-    return torch.contiguous_format
 
 
 class _Fetch(torch.autograd.Function):

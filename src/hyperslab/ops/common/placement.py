@@ -5,24 +5,13 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Partition, WindowMap
 from hyperslab.tensor import Sharded
-
-
-def per_dim(value: Any, n: int) -> tuple[int, ...]:
-    """A number or a sequence of one or ``n`` numbers, as ``n`` numbers."""
-    if not isinstance(value, Iterable):
-        return (operator.index(value),) * n
-    values = tuple(map(operator.index, value))
-    if len(values) not in (1, n):
-        raise ValueError(f"{values} should be one number or {n}")
-    return values * n if len(values) == 1 else values
 
 
 def check_input(x: Any, n: int, name: str) -> None:

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from hyperslab.comm import Grid, plan_exchange
 from hyperslab.geometry import Partition, Window
+from hyperslab.ops.common.arguments import hashable, per_dim
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
-    per_dim,
     placement,
     read_cover,
 )
@@ -136,11 +136,6 @@ def uncut(
     stride, _, dilation, groups = options
     margins = [m for w in reversed(windows) for m in (w.before, w.after)]
     return local(F.pad(x, margins), weight, bias, stride, 0, dilation, groups)
-
-
-def hashable(option: Any) -> Any:
-    """A number, a word, or a sequence of numbers, as a key."""
-    return tuple(option) if isinstance(option, list) else option
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

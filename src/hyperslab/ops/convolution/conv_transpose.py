@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, Plan, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Crop, Partition, TransposedWindow
+from hyperslab.ops.common.arguments import hashable, per_dim
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
-    per_dim,
     placement,
     read_cover,
 )
 from hyperslab.ops.convolution.buffered import BufferConv
-from hyperslab.ops.convolution.conv import cast_for_autocast, hashable
+from hyperslab.ops.convolution.conv import cast_for_autocast
 from hyperslab.tensor import Sharded, register
 
 LOCAL = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.memory_format import dense, memory_format_of
+from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
-from hyperslab.ops.normalization.statistics import Normalise, dense, memory_format_of, widened
+from hyperslab.ops.normalization.statistics import Normalise
 from hyperslab.ops.reductions.sums import without_empty_shards
 from hyperslab.tensor import Sharded, register
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
+from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
-from hyperslab.ops.normalization.statistics import Normalise, widened
+from hyperslab.ops.normalization.statistics import Normalise
 from hyperslab.ops.reductions.sums import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
 

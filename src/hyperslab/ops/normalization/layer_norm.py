@@ -13,8 +13,9 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
+from hyperslab.ops.common.half_precision import HALF, wide
 from hyperslab.ops.normalization.statistics import combine
-from hyperslab.ops.reductions.sums import HALF, group_over, wide, without_empty_shards
+from hyperslab.ops.reductions.sums import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
 
 

@@ -8,16 +8,10 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.collectives import reduce_in_place
-from hyperslab.ops.reductions.sums import HALF, wide
+from hyperslab.memory_format import dense, memory_format_of
+from hyperslab.ops.common.half_precision import wide
 
-_PLAIN = torch.contiguous_format
 CACHED = 1 << 19  # elements that the processor's cache holds
-
-
-def widened(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """Parameters of half precision go with statistics of float32."""
-    half = parameter is not None and parameter.dtype in HALF
-    return parameter.float() if parameter is not None and half else parameter
 
 
 class Normalise(torch.autograd.Function):
@@ -62,26 +56,6 @@ class Normalise(torch.autograd.Function):
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         dweight, dbias = dxhat if needs_weight else None, db if needs_bias else None
         return dx, dweight, dbias, None, None, None, None
-
-
-def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """``x`` with the strides that a new tensor of this memory format has.
-
-    A view may have others in a dim of extent one. Torch (2.13) then takes it for another format:
-    its batch norm computes wrong gradients, silently.
-    """
-    like = torch.empty(x.shape, dtype=x.dtype, device="meta", memory_format=memory_format)
-    if x.stride() == like.stride():
-        return x
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format).copy_(
-        x
-    )
-
-
-def memory_format_of(x: torch.Tensor) -> torch.memory_format:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = formats.get(x.dim(), torch.contiguous_format)
-    return last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else _PLAIN
 
 
 def _eval_backward(

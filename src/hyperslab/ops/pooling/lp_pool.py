@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.ops.common.placement import check_input, per_dim
+from hyperslab.ops.common.arguments import per_dim
+from hyperslab.ops.common.placement import check_input
 from hyperslab.ops.pooling.pool import avg_pool, max_pool
 from hyperslab.tensor import Sharded, register
 

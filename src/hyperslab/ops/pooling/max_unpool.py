@@ -17,11 +17,11 @@ from hyperslab.comm.agreement import any_rank
 from hyperslab.comm.exchange import Plan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition, TransposedWindow
+from hyperslab.ops.common.arguments import per_dim
 from hyperslab.ops.common.operands import operand_block
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
-    per_dim,
     placement,
     read_cover,
 )

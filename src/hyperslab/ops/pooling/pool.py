@@ -12,10 +12,10 @@ from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Window
+from hyperslab.ops.common.arguments import per_dim
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
-    per_dim,
     place_outputs,
     read_cover,
 )

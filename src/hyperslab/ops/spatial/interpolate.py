@@ -16,12 +16,11 @@ from hyperslab.comm import Grid, plan_exchange
 from hyperslab.comm.exchange import Plan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
+from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.ops.common.placement import check_input, output_partition, placement, read_cover
 from hyperslab.ops.pooling.adaptive_avg_pool import adaptive_avg_pool
 from hyperslab.ops.spatial.interpolation_weights import Blend, Reach, Taps, find_taps
 from hyperslab.tensor import Sharded, register
-
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,8 @@ class Kind:
     @staticmethod
     def of(x: torch.Tensor) -> Kind:
         wide = torch.promote_types(x.dtype, torch.float32)
-        last = x.dim() > 3 and x.is_contiguous(memory_format=FORMATS[x.dim()])
-        return Kind(wide, x.device, min(x.shape[1], 8), last and not x.is_contiguous())
+        last = memory_format_of(x) is not torch.contiguous_format
+        return Kind(wide, x.device, min(x.shape[1], 8), last)
 
 
 def interpolate(x: Sharded, resize: Resize) -> Sharded:
@@ -162,7 +161,7 @@ def _taps(resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> Ta
     def operator(rows: torch.Tensor) -> torch.Tensor:
         extents = [inputs if d == dim else 2 for d in range(n)]  # with 1 formats look alike
         block = rows.view(len(rows), 1, *(-1 if d == dim else 1 for d in range(n)))
-        layout = FORMATS[n + 2] if kind.last else torch.contiguous_format
+        layout = CHANNELS_LAST[n + 2] if kind.last else torch.contiguous_format
         block = block.expand(-1, kind.channels, *extents).contiguous(memory_format=layout)
         line = (slice(None), 0, *(slice(None) if d == dim else 0 for d in range(n)))
         return resize.run(block, (dim,), (outputs,) * n)[line]

@@ -1,0 +1,29 @@
+"""Reading what torch's functions take in several forms."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
+
+PerDim = int | Sequence[int]
+"""A number for every spatial dim, or one for all of them."""
+
+
+def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int, ...]:
+    """A number or a sequence of one or ``n`` numbers, as ``n`` numbers.
+
+    >>> per_dim(2, 3)
+    (2, 2, 2)
+    """
+    if not isinstance(value, Iterable):
+        return (operator.index(value),) * n
+    values = tuple(map(operator.index, value))
+    if len(values) not in (1, n):
+        raise ValueError(f"{values} should be one number or {n}")
+    return values * n if len(values) == 1 else values
+
+
+def hashable(option: PerDim | str) -> int | str | tuple[int, ...]:
+    """A number, a word, or a sequence of numbers, as a key."""
+    return option if isinstance(option, int | str) else tuple(option)
