@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hyperslab.atomic_files import written_aside
 from hyperslab.checkpoint.save_load import save, verify
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import CheckpointError
@@ -94,8 +95,6 @@ def _tidy(new: Path, *, best: bool, keep: int) -> None:
 
 
 def _point(link: Path, name: str) -> None:
-    temporary = link.with_name(".step-best")
-    temporary.mkdir(exist_ok=True)
-    (temporary / name).unlink(missing_ok=True)
-    (temporary / name).symlink_to(name)
-    (temporary / name).replace(link)
+    with written_aside(link) as partial:
+        partial.unlink(missing_ok=True)  # of a run that was killed
+        partial.symlink_to(name)

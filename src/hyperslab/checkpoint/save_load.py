@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyperslab.atomic_files import partial_path
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import CheckpointError, reason
 
@@ -49,7 +50,7 @@ def save(
     )
 
     path = Path(path).absolute()
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     failing = f"cannot write the checkpoint {path}"
     try:
         from_main(lambda: _clear(partial), failing=failing, error=CheckpointError)

@@ -6,14 +6,13 @@ else's, what has a line and no name is made again.
 
 from __future__ import annotations
 
-import fcntl
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from hyperslab.atomic_files import append_whole, json_lines, try_lock
 from hyperslab.errors import DataError
-from hyperslab.formats.shared.manifest import RECORD, Entry, append, read_record
+from hyperslab.formats.shared.manifest import RECORD, Entry, read_record
 
 REMEDY = "convert into another folder"
 
@@ -31,7 +30,7 @@ class Record:
         Raises:
             OSError: they cannot be; then none is.
         """
-        append(self.folder / RECORD, b"".join(map(_line, entries)))
+        append_whole(self.folder / RECORD, json_lines(entries))
         self.entries |= {entry["name"]: entry for entry in entries}
 
 
@@ -51,12 +50,13 @@ def held(folder: Path, asked: Entry) -> Iterator[Record]:
     except OSError as error:
         raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
     with file:
-        _lock(file.fileno(), folder)
+        if not try_lock(file.fileno()):
+            raise DataError(f"{folder}: another conversion into it is under way")
         found, entries, size = read_record(folder)
         try:
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
-                append(folder / RECORD, _line(asked))
+                append_whole(folder / RECORD, json_lines([asked]))
         except OSError as error:
             raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
         for key, value in asked.items() if found else ():
@@ -73,16 +73,3 @@ def _check_empty(folder: Path) -> None:
     others = sorted(p.name for p in folder.glob("*") if not p.name.startswith(".")) or [""]
     if others[0] not in ("", RECORD):
         raise DataError(f"{folder}: holds {others[0]!r}, which is of no conversion: {REMEDY}")
-
-
-def _lock(file: int, folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(f"{folder}: another conversion into it is under way") from None
-    except OSError:
-        pass  # a file system without locks: nobody can be asked
-
-
-def _line(entry: Entry) -> bytes:
-    return json.dumps(entry).encode() + b"\n"

@@ -13,14 +13,13 @@ The keys are those of LBANN's LiTS files: ``volume`` (1, D, H, W) int16 [HU] and
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.atomic_files import write_bytes
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
 from hyperslab.formats.nifti.image import CtVolume
@@ -60,15 +59,10 @@ def write(path: Path, pair: Pair, scan: CtVolume, labels: NDArray[np.uint8], sha
         DataError: the folder cannot be written or the disk is full.
     """
     image = _image(scan, labels, shape, _source(pair))
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(image)
-        os.replace(partial, path)
+        write_bytes(path, image, concurrent=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()  # it would fill a full disk
 
 
 def check(path: Path, pair: Pair, shape: Shape) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hyperslab.atomic_files import as_csv, as_json, replace
+from hyperslab.atomic_files import write_csv, write_json
 from hyperslab.data import Dataset
 from hyperslab.metrics.regression import (
     Array,
@@ -37,11 +37,11 @@ class Evaluation:
         kinds = ("true", "predicted", "true_phys", "predicted_phys")
         head = ["sample", *(f"{kind}_{name}" for name in p.names for kind in kinds)]
         rows = ([name, *row] for name, row in zip(p.samples, values.tolist(), strict=True))
-        replace(folder / "predictions.csv", as_csv(head, rows))
+        write_csv(folder / "predictions.csv", head, rows)
         keys = list(self.errors[p.names[0]])
         errors = ([name, *row.values()] for name, row in self.errors.items())
-        replace(folder / "metrics.csv", as_csv(["parameter", *keys], errors))
-        replace(folder / "metrics.json", as_json({"parameters": self.errors, **self.facts}))
+        write_csv(folder / "metrics.csv", ["parameter", *keys], errors)
+        write_json(folder / "metrics.json", {"parameters": self.errors, **self.facts})
 
 
 def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> Evaluation:

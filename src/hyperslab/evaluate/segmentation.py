@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import as_csv, as_json, replace
+from hyperslab.atomic_files import write_csv, write_json, written_aside
 from hyperslab.data import Dataset
 from hyperslab.metrics.confusion import (
     Counts,
@@ -67,16 +67,15 @@ class ClassEvaluation:
         scores, classes = self.scores, self.classes
         keys = list(scores[classes[0]])
         rows = ([name, *row.values()] for name, row in scores.items())
-        replace(folder / "metrics.csv", as_csv(["class", *keys], rows))
+        write_csv(folder / "metrics.csv", ["class", *keys], rows)
         rows = ([n, *row] for n, row in zip(classes, self.confusion.tolist(), strict=True))
-        replace(folder / "confusion.csv", as_csv(["true \\ predicted", *classes], rows))
-        replace(folder / "samples.csv", as_csv(*self._by_sample()))
-        draft = folder / ".masks.npz"
+        write_csv(folder / "confusion.csv", ["true \\ predicted", *classes], rows)
+        write_csv(folder / "samples.csv", *self._by_sample())
         masks = np.stack(list(self.masks.values()))
-        np.savez_compressed(draft, samples=np.array(list(self.masks)), masks=masks)
-        draft.replace(folder / "masks.npz")
+        with written_aside(folder / "masks.npz", ending=".npz") as partial:  # NumPy adds it
+            np.savez_compressed(partial, samples=np.array(list(self.masks)), masks=masks)
         content = {"classes": scores, "confusion": self.confusion.tolist(), **self.facts}
-        replace(folder / "metrics.json", as_json(content))
+        write_json(folder / "metrics.json", content)
 
     def _by_sample(self) -> tuple[list[str], list[list[object]]]:
         kinds = ("dice", "iou", "precision", "recall")

@@ -6,10 +6,10 @@ predictions.jsonl: one line that says by which network, then one line for each i
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
+from hyperslab.atomic_files import append_whole, json_lines, read_json_lines, write_bytes
 from hyperslab.errors import DataError
 from hyperslab.predict.inputs import Input
 
@@ -35,8 +35,7 @@ class Journal:
         self.rows: dict[str, Row] = {row["name"]: row for row in rows} if first == by else {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(row) for row in (by, *self.rows.values())]
-            self.path.write_text("\n".join([*lines, ""]))
+            write_bytes(self.path, json_lines([by, *self.rows.values()]))
         except OSError as error:
             raise DataError(f"cannot write into {folder}: {error.strerror}") from error
 
@@ -51,8 +50,7 @@ class Journal:
         """Note that an input is done, with its result where that is not a file."""
         row = {"name": entry.name, **_of(entry), **result}
         self.rows[entry.name] = row
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_whole(self.path, json_lines([row]))
 
 
 def digest(checkpoint: Path) -> str:
@@ -67,9 +65,8 @@ def _of(entry: Input) -> Row:
 
 
 def _lines(path: Path) -> list[Row]:
-    """The whole lines; the last one may be half-written, and a foreign file has none."""
+    """The whole lines; a foreign file has none."""
     try:
-        complete = path.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in complete.splitlines()]
+        return read_json_lines(path)[0]
     except (OSError, ValueError):
         return []

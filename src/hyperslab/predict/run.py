@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch.distributed as dist
 
-from hyperslab.atomic_files import as_csv, replace
+from hyperslab.atomic_files import write_csv
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.comm.bootstrap import start_ranks
@@ -213,4 +213,4 @@ class Work:
                 physical = self.about.parameters.physical(np.array(unit)).tolist()
                 pairs = zip(unit, physical, strict=True)
                 rows.append([row["path"], sample, *(value for pair in pairs for value in pair)])
-        replace(self.folder / TABLE, as_csv(["file", "sample", *kinds], rows))
+        write_csv(self.folder / TABLE, ["file", "sample", *kinds], rows)

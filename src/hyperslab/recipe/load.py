@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from hyperslab.atomic_files import write_text
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import Recipe
 
@@ -51,9 +52,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
     """
     values = recipe.model_dump(mode="json")
     values["data"]["path"] = str(recipe.data.path.absolute())
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(yaml.safe_dump(values, sort_keys=False))
-    partial.replace(path)
+    write_text(path, yaml.safe_dump(values, sort_keys=False))
 
 
 def _read(path: Path) -> dict[str, Any]:

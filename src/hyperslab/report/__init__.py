@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import os
 from pathlib import Path
 
+from hyperslab.atomic_files import write_text
 from hyperslab.errors import DataError
 from hyperslab.report.chapters import segmentation
 from hyperslab.report.chapters.accuracy import accuracy
@@ -29,12 +29,9 @@ def write_report(path: str | Path) -> Path:
     run = read_run(path)
     page = render(run)
     target = run.path / "report.html"
-    draft = target.with_suffix(f".{os.getpid()}.tmp")
     try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(target)
+        write_text(target, page, concurrent=True)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise DataError(f"{target} cannot be written: {error.strerror}") from error
     return target
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from hyperslab.atomic_files import write_csv
 
 STEPS = (
     "step",
@@ -35,12 +36,7 @@ class Table:
         """
         self.columns = columns
         kept = [row for row in _rows(path, columns) if int(row[columns[0]]) < before]
-        new = path.with_name(f".{path.name}.new")
-        with new.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(kept)
-        os.replace(new, path)
+        write_csv(path, columns, ([row[name] for name in columns] for row in kept))
         self.file = path.open("a", newline="", buffering=1)  # a row is on disk when it is written
         self.writer = csv.DictWriter(self.file, columns, lineterminator="\n")
 

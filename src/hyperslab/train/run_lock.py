@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hyperslab.atomic_files import try_lock
 from hyperslab.errors import RecipeError
 
 NAME = ".lock"
@@ -21,13 +21,9 @@ def hold(run: Path) -> Iterator[None]:
         OSError: the folder cannot be written.
     """
     with (run / NAME).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             raise RecipeError(
                 f"another run is under way in output {run}\n"
                 "    wait for its end, stop it, or choose another --output"
-            ) from None
-        except OSError:
-            pass  # a file system without locks: nobody can be asked
+            )
         yield

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.atomic_files import write_bytes
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.chunking import chunk_side
 from hyperslab.universe.parameters import NAMES, Draw
 
 Attributes = Mapping[str, int | float | str]
-
-PARTIAL = ".partial"
-"""What a file that is being written has after its final name; no reader looks for such files."""
 
 
 def path_of(folder: Path, index: int) -> Path:
@@ -53,13 +49,10 @@ def write(
         DataError: if the folder cannot be written or the disk is full.
     """
     image = _image(counts, draw, redshifts, attributes)
-    partial = path.with_name(path.name + PARTIAL)
     try:
-        partial.write_bytes(image)
-        os.replace(partial, path)
+        write_bytes(path, image)
+        path.with_name(f"{path.name}.partial").unlink(missing_ok=True)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()  # it would fill a full disk
         raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -9,8 +9,6 @@ says so.
 from __future__ import annotations
 
 import math
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.atomic_files import written_aside
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
 from hyperslab.formats.nifti.source import NIFTI, dtype_of, load, orientation
@@ -131,15 +130,11 @@ def save(
         raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(SUFFIXES)}")
     kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
     image = kind(values, affine, header, dtype=dtype)
-    partial = path.with_name(f".{path.name}.{os.getpid()}{suffix}")
     try:
-        nibabel.save(image, partial)
-        os.replace(partial, path)
+        with written_aside(path, concurrent=True, ending=suffix) as partial:
+            nibabel.save(image, partial)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def _load(path: Path) -> CtVolume:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hyperslab.atomic_files import append_whole, write_bytes
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.header import Channels, channel_order
 from hyperslab.formats.npy.source import TABLE, TARGET
-from hyperslab.formats.shared.manifest import Entry, append
+from hyperslab.formats.shared.manifest import Entry
 from hyperslab.formats.source import Source
 from hyperslab.formats.writer import Part, Target
 
@@ -63,13 +63,10 @@ class NpyTarget(Target):
 
     def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:
         """Write the table anew: the last run may have ended within a line, or before a volume."""
-        path = out / TABLE
-        partial = out / f".{TABLE}.partial"
-        partial.write_bytes(_line(["name", *parameters]) + _lines(entries))
-        os.replace(partial, path)
+        write_bytes(out / TABLE, _line(["name", *parameters]) + _lines(entries))
 
     def finish(self, out: Path, entries: Sequence[Entry]) -> None:
-        append(out / TABLE, _lines(entries))
+        append_whole(out / TABLE, _lines(entries))
 
 
 def stored_order(shape: tuple[int, ...]) -> tuple[Channels, Channels | None]:

@@ -7,12 +7,10 @@ of which: ``volume``. A line that was not finished is no line.
 
 from __future__ import annotations
 
-import json
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hyperslab.atomic_files import read_json_lines
 from hyperslab.errors import DataError
 
 RECORD = "conversion.jsonl"
@@ -29,15 +27,14 @@ def read_record(folder: Path) -> tuple[Entry | None, list[Entry], int]:
     """
     path = folder / RECORD
     try:
-        whole, newline, _ = path.read_bytes().rpartition(b"\n")
-        lines: list[Entry] = [json.loads(line) for line in whole.split(b"\n")] if newline else []
+        lines, size = read_json_lines(path)
         if not all(isinstance(entry, dict) and "name" in entry for entry in lines[1:]):
             raise ValueError("a line has no name")
     except (FileNotFoundError, NotADirectoryError):
         return None, [], 0
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: is no record of a conversion ({error})") from error
-    return (lines[0] if lines else None), lines[1:], len(whole) + len(newline)
+    return (lines[0] if lines else None), lines[1:], size
 
 
 def volumes_of(folder: Path) -> dict[str, str]:
@@ -48,21 +45,3 @@ def volumes_of(folder: Path) -> dict[str, str]:
     """
     _, samples, _ = read_record(folder)
     return {sample["name"]: sample["volume"] for sample in samples if "volume" in sample}
-
-
-def append(path: Path, data: bytes) -> None:
-    """Add whole lines to a file, or, if that cannot be, nothing.
-
-    Raises:
-        OSError: it cannot be.
-    """
-    with path.open("ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise
