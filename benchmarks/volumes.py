@@ -9,8 +9,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hyperslab.atomic_files import written_aside
 from hyperslab.universe.parameters import NAMES
-from hyperslab.universe.universe_file import PARTIAL, chunk_side, path_of
+from hyperslab.universe.universe_file import chunk_side, path_of
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 KINDS = ("chunked", "plain")
@@ -24,9 +25,8 @@ def make(folder: Path, side: int, kind: str, count: int) -> Path:
     for index in range(count):
         path = path_of(within, index)
         if not path.exists():
-            partial = path.with_name(path.name + PARTIAL)
-            _write(partial, side, kind == "chunked", index)
-            os.replace(partial, path)
+            with written_aside(path) as partial:
+                _write(partial, side, kind == "chunked", index)
     return within
 
 
