@@ -1,4 +1,4 @@
-"""Average pooling by tiles against torch's own. No process is started."""
+"""Average pooling by tiles against torch's own and the plain reference. No process is started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hyperslab.ops.kernels.tile_average import TileAverage, tiles
+from hyperslab.ops.kernels import choose
+from hyperslab.ops.kernels.tile_average import TileAverage, reference
 
 AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
@@ -18,6 +19,7 @@ def test_equals_torch(kernel: list[int]) -> None:
     x = torch.randn(2, 3, *extents, dtype=torch.float64, requires_grad=True)
     y, want = TileAverage.apply(x, kernel), AVG[len(kernel)](x, kernel)
     torch.testing.assert_close(y, want)
+    torch.testing.assert_close(y, reference(x, kernel))
     factor = torch.randn_like(want)
     (dx,), (want_dx,) = (torch.autograd.grad(out, x, factor) for out in (y, want))
     torch.testing.assert_close(dx, want_dx)
@@ -26,9 +28,9 @@ def test_equals_torch(kernel: list[int]) -> None:
 
 def test_autocast_gives_float32_as_torch_does() -> None:
     x = torch.randn(1, 2, 4, 4, 4).bfloat16().requires_grad_()
-    assert not tiles(x, [2] * 3, [2] * 3)
+    assert choose.average(x, [2] * 3, [2] * 3) == "torch"
     with torch.autocast("cpu", torch.bfloat16):
-        assert tiles(x, [2] * 3, [2] * 3)
+        assert choose.average(x, [2] * 3, [2] * 3) == "tiles"
         y, want = TileAverage.apply(x, [2] * 3), F.avg_pool3d(x, 2)
     assert y.dtype == want.dtype == torch.float32
     torch.testing.assert_close(y, want)
@@ -39,7 +41,7 @@ def test_autocast_gives_float32_as_torch_does() -> None:
 
 def test_leaves_other_windows_to_torch() -> None:
     x = torch.randn(1, 2, 4, 4, 5)
-    assert not tiles(x, [2, 2, 2], [2, 2, 2])  # 5 is not a whole number of tiles
-    assert not tiles(x[..., :4].contiguous(), [2, 2, 2], [1, 2, 2])
-    assert not tiles(x[..., :4], [2, 2, 2], [2, 2, 2])  # not contiguous
-    assert tiles(x[..., :4].contiguous(), [2, 2, 2], [2, 2, 2])
+    assert choose.average(x, [2, 2, 2], [2, 2, 2]) == "torch"  # 5 is not a whole number of tiles
+    assert choose.average(x[..., :4].contiguous(), [2, 2, 2], [1, 2, 2]) == "torch"
+    assert choose.average(x[..., :4], [2, 2, 2], [2, 2, 2]) == "torch"  # not contiguous
+    assert choose.average(x[..., :4].contiguous(), [2, 2, 2], [2, 2, 2]) == "tiles"

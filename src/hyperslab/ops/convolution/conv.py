@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from hyperslab.comm import Grid, plan_exchange
 from hyperslab.geometry import Partition, Window
@@ -20,10 +19,9 @@ from hyperslab.ops.common.placement import (
 )
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
-from hyperslab.ops.convolution.spec import ConvSpec, too_shallow
+from hyperslab.ops.convolution.spec import ConvSpec
+from hyperslab.ops.kernels.convolution import LOCAL, ConvOptions, differentiable_conv
 from hyperslab.tensor import Sharded, register
-
-LOCAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def windows_of(
@@ -55,6 +53,7 @@ class Layout:
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
     windows: tuple[Window, ...]
+    options: ConvOptions
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
 
@@ -70,23 +69,28 @@ def lay_out(
 ) -> Layout:
     """Where the outputs of a convolution lie and what they read."""
     windows = windows_of(shape, stride, padding, dilation)
+    options = ConvOptions(
+        stride=tuple(w.stride for w in windows),
+        dilation=tuple(w.dilation for w in windows),
+        groups=groups,
+    )
     name = f"conv{len(windows)}d"
     extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
     x, cuts = placement(x, grid, windows, extents, name)
     output = output_partition(x, shape[0], extents, cuts)
     if not any(cuts):
-        return Layout(x, output, windows, None, None)
+        return Layout(x, output, windows, options, None, None)
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
     spec = ConvSpec(
         name=f"the halo exchange of {name} {tuple(shape)}",
         windows=windows,
         covered=tuple(covered),
-        groups=groups,
+        options=options,
         plan=plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid),
         out=output.box(grid.coords),
     )
     slabs = slabs_of(spec) if aligned(spec) and not thin(spec) else None
-    return Layout(x, output, windows, spec, slabs)
+    return Layout(x, output, windows, options, spec, slabs)
 
 
 def convolve(
@@ -116,26 +120,12 @@ def convolve(
     local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     if layout.spec is None:
-        return x.like(uncut(local, weight, bias, options, layout.windows), layout.output)
+        margins = [(w.before, w.after) for w in layout.windows]
+        y = differentiable_conv(local, weight, bias, layout.options, margins)
+        return x.like(y, layout.output)
     if layout.slabs is None:
         return x.like(BufferConv.apply(local, weight, bias, layout.spec), layout.output)
     return x.like(SlabConv.apply(local, weight, bias, layout.spec, layout.slabs), layout.output)
-
-
-def uncut(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: tuple[Any, ...],
-    windows: Sequence[Window],
-) -> torch.Tensor:
-    """Torch's own convolution, but not where its bfloat16 kernel is broken."""
-    local = LOCAL[x.dim() - 2]
-    if not too_shallow(x, weight):
-        return local(x, weight, bias, *options)
-    stride, _, dilation, groups = options
-    margins = [m for w in reversed(windows) for m in (w.before, w.after)]
-    return local(F.pad(x, margins), weight, bias, stride, 0, dilation, groups)
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ import torch
 from hyperslab.comm.exchange import add_returned, blank, place, start, start_adjoint
 from hyperslab.geometry import Box
 from hyperslab.ops.convolution.buffered import backward_with_graph
-from hyperslab.ops.convolution.spec import ConvSpec, conv_backward, conv_forward
+from hyperslab.ops.convolution.spec import ConvSpec
+from hyperslab.ops.kernels.convolution import conv_backward, conv_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class SlabConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, spec: ConvSpec, slabs: tuple[Slab, ...]):  # type: ignore[no-untyped-def]
         pending = start(x, spec.plan, spec.name)
-        y = conv_forward(x, weight, bias, spec, [w.before for w in spec.windows])
+        y = conv_forward(x, weight, bias, spec.options, [w.before for w in spec.windows])
         halos = _fill_slabs(x, pending.wait(), spec, slabs)
         for slab, halo in zip(slabs, halos, strict=True):
             for plane in slab.outputs:
@@ -118,7 +119,7 @@ class SlabConv(torch.autograd.Function):
                     _planes(halo, slab, plane, spec),
                     _taps(weight, slab, plane),
                     None,
-                    spec,
+                    spec.options,
                     slab.padding,
                 )
                 y.narrow(slab.dim, plane.output, 1).add_(part)
@@ -130,8 +131,7 @@ class SlabConv(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         spec, slabs = ctx.spec, ctx.slabs
         x, weight, *halos = ctx.saved_tensors
-        needs_x, needs_w = ctx.needs_input_grad[:2]
-        needs = [needs_x, needs_w, ctx.has_bias and ctx.needs_input_grad[2]]
+        needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         if torch.is_grad_enabled():
             return *backward_with_graph(gradient, x, weight, spec, needs), None, None
         grads = [
@@ -139,16 +139,16 @@ class SlabConv(torch.autograd.Function):
             for slab, halo in zip(slabs, halos, strict=True)
         ]
         pending = None
-        if needs_x:
+        if needs[0]:
             pieces = _pieces_of_slabs([g[0] for g in grads], spec, slabs)
             pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
         padding = [w.before for w in spec.windows]
-        dx, dw, db = conv_backward(gradient, x, weight, spec, padding, needs)
-        if needs_w:
+        dx, dw, db = conv_backward(gradient, x, weight, spec.options, padding, needs)
+        if dw is not None:
             for slab, (_, taps) in zip(slabs, grads, strict=True):
                 for plane, dtaps in zip(slab.outputs, taps, strict=True):
                     _taps(dw, slab, plane).add_(dtaps)
-        if pending is not None:
+        if pending is not None and dx is not None:
             add_returned(dx, pending.wait(), spec.plan)
         return dx, dw, db, None, None
 
@@ -197,15 +197,15 @@ def _slab_backward(
             out,
             _planes(halo, slab, plane, spec),
             _taps(weight, slab, plane),
-            spec,
+            spec.options,
             slab.padding,
             [needs[0], needs[1], False],
         )
-        if dhalo is not None:
-            _planes(dhalo, slab, plane, spec).add_(dx)
-        elif needs[0]:
+        if dhalo is None:
             dhalo = dx
-        if needs[1]:
+        elif dx is not None:
+            _planes(dhalo, slab, plane, spec).add_(dx)
+        if dw is not None:
             taps.append(dw)
     return dhalo, taps
 

@@ -9,9 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.memory_format import dense, memory_format_of
-from hyperslab.ops.common.half_precision import wide
-
-CACHED = 1 << 19  # elements that the processor's cache holds
+from hyperslab.ops.kernels.moments import local_moments
 
 
 class Normalise(torch.autograd.Function):
@@ -82,26 +80,6 @@ def _statistics(
         share = x.numel() / mean.numel() / count
         mean, var = combine(mean, var, share, group, exact=x.dtype == torch.float64)
     return mean.repeat_interleave(pool), var.repeat_interleave(pool)
-
-
-def local_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance of every slice of dim 1, in two passes.
-
-    On the processor a few slices at a time, which stay in its cache: `torch.var_mean` takes eight
-    times as long.
-    """
-    dims = [0, *range(2, x.dim())]
-    if x.device.type != "cpu":
-        var, mean = torch.var_mean(wide(x), dims, correction=0)
-        return mean, var
-    step = max(1, CACHED * x.shape[1] // max(1, x.numel()))
-    means, variances = [], []
-    for part in x.split(step, 1):
-        part = wide(part)
-        mean = part.mean(dims, keepdim=True)
-        means.append(mean.flatten())
-        variances.append((part - mean).square_().mean(dims))
-    return torch.cat(means), torch.cat(variances)
 
 
 def combine(

@@ -19,7 +19,8 @@ from hyperslab.ops.common.placement import (
     place_outputs,
     read_cover,
 )
-from hyperslab.ops.kernels.tile_average import TileAverage, tiles
+from hyperslab.ops.kernels import choose
+from hyperslab.ops.kernels.tile_average import TileAverage
 from hyperslab.ops.pooling.flat_indices import move_indices
 from hyperslab.tensor import Sharded, register
 
@@ -152,7 +153,8 @@ def avg_pool(
 
 
 def _average(n: int, p: Pooled, ceil: bool, divisor: int | None) -> torch.Tensor:
-    if divisor is None and not any(p.padding) and tiles(p.local, p.kernel, p.stride):
+    plain = divisor is None and not any(p.padding)
+    if plain and choose.average(p.local, p.kernel, p.stride) == "tiles":
         return TileAverage.apply(p.local, p.kernel)
     if n == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(

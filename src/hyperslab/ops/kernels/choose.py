@@ -1,0 +1,76 @@
+"""Which version of a kernel runs, by device, dtype and memory format: decided here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+IM2COL = 20480  # below this batch * channels * rows torch 2.13 takes im2col in float32
+
+Convolution = Literal["torch", "onednn", "padded"]
+Average = Literal["torch", "tiles"]
+Moments = Literal["torch", "cached"]
+
+
+def convolution(x: torch.Tensor, weight: torch.Tensor) -> Convolution:
+    """``"onednn"`` names the library instead of leaving the choice to torch.
+
+    For a small input torch takes im2col however many channels come out: two to five times slower
+    on the blocks and slabs of a cut volume.
+    """
+    small = (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.dim() in (4, 5)
+        and x.numel() > 0
+        and x.shape[:4].numel() <= IM2COL
+        and x.is_contiguous()
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+    )
+    return "onednn" if small else "torch"
+
+
+def differentiable_convolution(x: torch.Tensor, weight: torch.Tensor) -> Convolution:
+    """``"padded"`` where the kernel is larger than the volume in some dim.
+
+    There the weight gradient of oneDNN (3.12) in bfloat16 reads, and sometimes writes, foreign
+    memory unless the padding is part of ``x``: garbage or NaN, also in a plain torch convolution.
+    """
+    larger = any(k > e for k, e in zip(weight.shape[2:], x.shape[2:], strict=True))
+    broken = larger and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    return "padded" if broken else "torch"
+
+
+def convolution_gradient(
+    x: torch.Tensor, weight: torch.Tensor, *, of_weight: bool, with_graph: bool
+) -> Convolution:
+    """As for the two forward passes; the gradients that oneDNN is asked for have no graph."""
+    if of_weight and differentiable_convolution(x, weight) == "padded":
+        return "padded"
+    return "torch" if with_graph else convolution(x, weight)
+
+
+def average(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Average:
+    """``"tiles"`` where windows tile the block and the result has torch's dtype.
+
+    On the CPU torch's own takes three times as long (2.13).
+    """
+    kind = x.device.type
+    autocast = torch.is_autocast_enabled(kind)
+    widened = x.dtype == torch.bfloat16 and x.dim() == 5 and autocast  # avg_pool3d only
+    tiled = (
+        kind == "cpu"
+        and (x.dtype in (torch.float32, torch.float64) or widened)
+        and x.is_contiguous()
+        and list(kernel) == list(stride)
+        and all(extent % k == 0 for extent, k in zip(x.shape[2:], kernel, strict=True))
+    )
+    return "tiles" if tiled else "torch"
+
+
+def moments(x: torch.Tensor) -> Moments:
+    """``"cached"`` on the CPU, where `torch.var_mean` takes eight times as long."""
+    return "cached" if x.device.type == "cpu" else "torch"
