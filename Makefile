@@ -60,7 +60,7 @@ demo-unet: $(ready)
 	$(bin)/hyperslab report $(UNET)/run
 
 test: $(ready)
-	$(bin)/python -m pytest
+	$(bin)/python -m pytest --durations=25
 
 setup-mpi: $(mpi_ready)
 

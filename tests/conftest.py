@@ -1,11 +1,33 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.ranks import close_pool
+
+SESSIONS = 4  # at most: each has up to eight ranks of its own
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Let the whole suite run in several sessions side by side, by pytest-xdist.
+
+    Ranks that exchange leave cores idle, and so do tests without ranks. What is named on the
+    command line runs in this process, and so does everything after -n, under a debugger and where
+    pytest-xdist is not.
+    """
+    options = config.option
+    is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    is_session_of_many = hasattr(config, "workerinput")
+    is_here = options.usepdb or options.collectonly or options.capture == "no"
+    is_free = getattr(options, "numprocesses", 0) is None  # there is no such option without xdist
+    if is_whole and is_free and not is_session_of_many and not is_here:
+        sessions = min(len(os.sched_getaffinity(0)), SESSIONS)
+        options.numprocesses = sessions if sessions > 1 else 0
+        options.dist = "worksteal"
 
 
 @pytest.fixture(scope="session", autouse=True)

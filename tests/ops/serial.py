@@ -7,6 +7,7 @@ the cut ones.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -85,6 +86,7 @@ def traits(example: Any) -> list[Hashable]:
     return [(name, repr(value)) for name, value in fields.items()]
 
 
+@functools.cache
 def grids(ranks: int) -> st.SearchStrategy[dict[str, int]]:
     """Every way to arrange the ranks on four axes."""
     extents = itertools.product(range(1, ranks + 1), repeat=4)
