@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import nn
 
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import save
 from hyperslab.data import Parameters
 from hyperslab.models import CosmoFlow, UNet3D
@@ -19,8 +19,8 @@ LATTICE = (10, 13, 12)
 CLASSES = ("background", "organ", "lesion")
 WINDOW = (-200.0, 300.0)
 NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")
-SCANS = About((1, *LATTICE), (1, *LATTICE), CLASSES, Parameters.normalised(()))
-UNIVERSES = About(
+SCANS = DataCard((1, *LATTICE), (1, *LATTICE), CLASSES, Parameters.normalised(()))
+UNIVERSES = DataCard(
     (4, 16, 16, 16),
     (4, 16, 16, 16),
     (),
@@ -42,7 +42,7 @@ def cosmoflow() -> CosmoFlow:
     return model
 
 
-def write_run(folder: Path, network: nn.Module, about: About, **recipe: Any) -> Path:
+def write_run(folder: Path, network: nn.Module, about: DataCard, **recipe: Any) -> Path:
     """The folder of a run; its data are not there."""
     values: dict[str, Any] = {
         "data": {"path": str(folder / "gone"), "batch_size": 1},

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.data import Parameters
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
@@ -20,7 +20,7 @@ from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import split
 
 SHAPE = (4, 5, 5, 5)
-ABOUT = About(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
+ABOUT = DataCard(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
 
 
 @pytest.mark.parametrize(("lbann", "format"), [(None, None), (True, "lbann"), (False, "hdf5")])

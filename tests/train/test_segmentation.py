@@ -11,11 +11,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hyperslab as hs
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import OfClasses
+from hyperslab.train.build import data_card
 from hyperslab.train.objective import LOSSES
 from tests.ranks import run_ranks
 from tests.train import universes
@@ -184,7 +185,7 @@ def test_too_many_poolings_are_refused(tmp_path: Path, scans: Path) -> None:
 
 def test_a_checkpoint_says_what_the_network_was_trained_on(reference: Path, scans: Path) -> None:
     state = load(folder_of(reference) / "best", hs.models.UNet3D(1, 3, channels=2, levels=2))
-    about = About.from_state(state["about"])
+    about = DataCard.from_state(state["about"])
     assert (about.shape, about.whole, about.classes) == ((1, *SHAPE), (1, *SHAPE), CLASSES)
     with hs.open(scans, hs.Grid(), batch_size=1) as data:
-        assert about == About.of(data)
+        assert about == data_card(data)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hyperslab.data import Dataset, Parameters, Subvolumes
+from hyperslab.formats.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class DataCard:
     """``shape`` (C, D, H, W) of a sample and ``whole`` of the volume that it may be a part of.
 
     Voxels have ``classes``, or volumes have ``parameters``.
@@ -21,13 +21,7 @@ class About:
     parameters: Parameters
 
     @classmethod
-    def of(cls, data: Dataset) -> About:
-        source = data.source
-        whole = source.source.shape if isinstance(source, Subvolumes) else source.shape
-        return cls(data.shape, whole, data.classes, data.parameters)
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> About:
+    def from_state(cls, state: dict[str, Any]) -> DataCard:
         """The same from what `state` gave."""
         parameters = {key: _tuple(value) for key, value in state["parameters"].items()}
         rest = {key: tuple(state[key]) for key in ("shape", "whole", "classes")}

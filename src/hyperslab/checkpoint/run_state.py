@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import load
 from hyperslab.comm import Grid
 from hyperslab.errors import RecipeError
@@ -33,7 +33,7 @@ def state_of(
     schedule: LRScheduler,
     batch_size: int,
     samples: str,
-    about: About,
+    about: DataCard,
     device: torch.device,
 ) -> dict[str, Any]:
     """What a checkpoint holds besides model and optimizer."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.data_card import About
 from hyperslab.checkpoint.retention import folder_of, latest
 from hyperslab.checkpoint.save_load import load
 from hyperslab.comm import Grid
@@ -28,7 +27,7 @@ from hyperslab.evaluate.regression import Evaluation
 from hyperslab.evaluate.segmentation import ClassEvaluation
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.build import build_model, open_data, training_digest
+from hyperslab.train.build import build_model, data_card, open_data, training_digest
 
 log = logging.getLogger("hyperslab")
 
@@ -123,7 +122,7 @@ def find_checkpoint(run: Path, which: str) -> Path:
 def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation | ClassEvaluation:
     """Predict and compare; every rank gets the same."""
     with open_data(recipe, grid, split=split, shuffle=False) as data:
-        model = build_model(recipe, About.of(data), grid)
+        model = build_model(recipe, data_card(data), grid)
         state = load(path, model)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
             log.warning(

@@ -152,6 +152,11 @@ class Partition:
         shape[dim], cuts[dim] = extent, cut
         return replace(self, shape=tuple(shape), cuts=tuple(cuts))
 
+    def without_dim(self, dim: int) -> Partition:
+        """The same partition of a tensor that lacks one dim, its channels say."""
+        shape = self.shape[:dim] + self.shape[dim + 1 :]
+        return Partition(shape, self.cuts[:dim] + self.cuts[dim + 1 :])
+
     def without(self, axes: Sequence[str]) -> Partition:
         """The partition after gathering along ``axes``."""
         return replace(
@@ -164,6 +169,10 @@ class Partition:
         cuts = [cut for cut in self.cuts if cut is not None]
         for index in itertools.product(*(range(cut.parts) for cut in cuts)):
             yield {**coords, **{cut.axis: i for cut, i in zip(cuts, index, strict=True)}}
+
+    def is_first_copy(self, coords: Coords) -> bool:
+        """Whether no rank before the one at ``coords`` holds the same box: one speaks for all."""
+        return all(at == 0 for axis, at in coords.items() if axis not in self.axes)
 
     def __str__(self) -> str:
         extents = " x ".join(str(extent) for extent in self.shape)

@@ -13,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid, all_reduce_sum
-from hyperslab.geometry import Partition
-from hyperslab.geometry.partition import Coords
 from hyperslab.tensor import Sharded
 
 Counts = NDArray[np.int64]
@@ -27,13 +25,7 @@ def predicted_classes(logits: Sharded) -> Sharded:
     Every rank decides for its own block; nothing is communicated.
     """
     classes = logits.local.argmax(1).to(torch.uint8)
-    return logits.like(classes, without_channels(logits.partition))
-
-
-def without_channels(partition: Partition) -> Partition:
-    """The same cut of the same volumes without their channel dim."""
-    shape, cuts = partition.shape, partition.cuts
-    return Partition((shape[0], *shape[2:]), (cuts[0], *cuts[2:]))
+    return logits.like(classes, logits.partition.without_dim(1))
 
 
 def count(predicted: Sharded, true: Sharded, classes: int) -> torch.Tensor:
@@ -46,18 +38,13 @@ def count(predicted: Sharded, true: Sharded, classes: int) -> torch.Tensor:
     true = true.redistribute(predicted.partition, "the true classes")
     counts = torch.zeros(predicted.shape[0], classes, classes, dtype=torch.int64)
     counts = counts.to(predicted.local.device)
-    if holds_first_copy(predicted.partition, predicted.grid.coords):
+    if predicted.partition.is_first_copy(predicted.grid.coords):
         first, last = predicted.box.interval(0)
         pairs = true.local.flatten(1).long() * classes + predicted.local.flatten(1)
         for sample, values in zip(range(first, last), pairs, strict=True):
             matrix = torch.bincount(values, minlength=classes * classes)
             counts[sample] = matrix.view(classes, classes)
     return counts
-
-
-def holds_first_copy(partition: Partition, coords: Coords) -> bool:
-    """Whether no rank before the one at ``coords`` holds the same block: one speaks for all."""
-    return all(at == 0 for axis, at in coords.items() if axis not in partition.axes)
 
 
 def sum_over_ranks(counts: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -74,7 +61,8 @@ def scores_of(confusion: Counts, classes: Sequence[str]) -> dict[str, Scores]:
     predicted.
     """
     hit = np.diag(confusion)
-    extra, missed = confusion.sum(0) - hit, confusion.sum(1) - hit
+    extra = confusion.sum(0) - hit
+    missed = confusion.sum(1) - hit
     return {
         name: {
             "dice": divide(2 * tp, 2 * tp + fp + fn),

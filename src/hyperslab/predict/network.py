@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_or_raise
@@ -27,7 +27,7 @@ class Network:
     """A run's network; the run's data need not be there any more."""
 
     recipe: Recipe
-    about: About
+    about: DataCard
     model: torch.nn.Module
     grid: Grid
     checkpoint: Path
@@ -47,7 +47,7 @@ class Network:
                 f"the checkpoint {checkpoint} does not say what its network was trained on; "
                 "`hyperslab train` writes ones that do"
             )
-        about = About.from_state(extra["about"])
+        about = DataCard.from_state(extra["about"])
         model = build_model(recipe, about, grid)
         load(checkpoint, model)
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_or_raise, from_main
 from hyperslab.ct.scan_file import as_hu
@@ -52,7 +52,7 @@ class Nifti:
         DataError: on every rank; see `image.read`.
     """
 
-    def __init__(self, path: Path, about: About, *, native: bool) -> None:
+    def __init__(self, path: Path, about: DataCard, *, native: bool) -> None:
         self.values: NDArray[np.int16] | None = None
         self.scan: image.CtVolume | None = None
         lattice = None if native else about.whole[1:]
@@ -90,7 +90,7 @@ class Hdf5(Source):
     def __init__(
         self,
         path: Path,
-        about: About,
+        about: DataCard,
         *,
         native: bool,
         channels: str | None,

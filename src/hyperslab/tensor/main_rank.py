@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
 from hyperslab.geometry import Box, Partition
-from hyperslab.metrics.confusion import holds_first_copy
 from hyperslab.tensor import Sharded
 
 Array = NDArray[Any]
@@ -40,13 +39,13 @@ def collect(x: Sharded) -> Array | None:
     grid, partition = x.grid, x.partition
     block = x.local.cpu().numpy()
     if not grid.is_main:
-        if holds_first_copy(partition, grid.coords):
+        if partition.is_first_copy(grid.coords):
             _send(block, 0, grid)
         return None
     whole = np.empty(partition.shape, block.dtype)
     whole[x.box.slices()] = block
     for rank in range(1, grid.size):
-        if holds_first_copy(partition, grid.coords_of(rank)):
+        if partition.is_first_copy(grid.coords_of(rank)):
             box = _box(partition, rank, grid)
             whole[box.slices()] = _receive(box.shape, block.dtype, rank, grid)
     return whole

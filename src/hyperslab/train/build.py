@@ -10,11 +10,12 @@ import torch
 
 from hyperslab import data as volumes
 from hyperslab import models
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
 from hyperslab.data.sampler import samples_of
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
+from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.parallel import parallelize
 from hyperslab.recipe.schema import CosmoFlow, Recipe, UNet3D
 from hyperslab.train.objective import Objective, Regression, Segmentation
@@ -88,7 +89,14 @@ def open_data(
     )
 
 
-def build_model(recipe: Recipe, about: About, grid: Grid) -> torch.nn.Module:
+def data_card(data: volumes.Dataset) -> DataCard:
+    """What a checkpoint says of the data that its network was trained on."""
+    source = data.source
+    whole = source.source.shape if isinstance(source, Subvolumes) else source.shape
+    return DataCard(data.shape, whole, data.classes, data.parameters)
+
+
+def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
     """The recipe's network for such data, parallelised; its weights come from torch's generator.
 
     Raises:
@@ -101,14 +109,14 @@ def build_model(recipe: Recipe, about: About, grid: Grid) -> torch.nn.Module:
     return parallelize(model, grid, batch_norm=config.statistics)
 
 
-def build_objective(recipe: Recipe, about: About) -> Objective:
+def build_objective(recipe: Recipe, about: DataCard) -> Objective:
     """The recipe's loss, and the measures that go with such data."""
     if about.classes:
         return Segmentation(recipe.loss, about.classes)
     return Regression(recipe.loss)
 
 
-def _another_kind(recipe: Recipe, about: About) -> str:
+def _another_kind(recipe: Recipe, about: DataCard) -> str:
     found = "a class for every voxel" if about.classes else "parameters and no classes"
     remedy = (
         "model.name=unet3d and loss=dice_cross_entropy"
@@ -121,7 +129,7 @@ def _another_kind(recipe: Recipe, about: About) -> str:
     )
 
 
-def _unet3d(config: UNet3D, about: About) -> torch.nn.Module:
+def _unet3d(config: UNet3D, about: DataCard) -> torch.nn.Module:
     channels, *extents = about.shape
     if min(extents) >> config.levels == 0:
         raise RecipeError(
@@ -133,7 +141,7 @@ def _unet3d(config: UNet3D, about: About) -> torch.nn.Module:
     )
 
 
-def _cosmoflow(recipe: Recipe, about: About) -> torch.nn.Module:
+def _cosmoflow(recipe: Recipe, about: DataCard) -> torch.nn.Module:
     config = recipe.model
     assert isinstance(config, CosmoFlow)
     channels, *extents = about.shape

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.data_card import About
 from hyperslab.checkpoint.retention import folder_of, latest
 from hyperslab.checkpoint.run_state import Position, restore
 from hyperslab.comm import Grid
@@ -21,7 +20,13 @@ from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.load import save_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.build import build_model, build_objective, open_training, training_digest
+from hyperslab.train.build import (
+    build_model,
+    build_objective,
+    data_card,
+    open_training,
+    training_digest,
+)
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizers import build_optimizer, build_schedule
 from hyperslab.train.reporter import Reporter
@@ -71,7 +76,7 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
     """Everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
     data, validation = map(stack.enter_context, open_training(recipe, grid))
-    about = About.of(data)
+    about = data_card(data)
     model = build_model(recipe, about, grid)
     objective = build_objective(recipe, about)
     optimizer = build_optimizer(recipe.optimizer, model.parameters())

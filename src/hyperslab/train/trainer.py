@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from hyperslab.checkpoint.data_card import About
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.retention import folder_of, save_step
 from hyperslab.checkpoint.run_state import Position, state_of
 from hyperslab.comm import Grid
@@ -76,7 +76,7 @@ class Trainer:
         schedule: LRScheduler,
         at: Position,
         samples: str,
-        about: About,
+        about: DataCard,
         reporter: Reporter | None = None,
     ) -> None:
         self.recipe, self.grid, self.model = recipe, grid, model

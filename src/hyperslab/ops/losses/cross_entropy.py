@@ -73,7 +73,7 @@ def label_loss(
         raise LayoutError(f"{function.__name__}: the weight of the classes is an ordinary tensor")
     if reduction == "none":
         losses = function(block, labels, weight, reduction="none", **options)
-        return like.like(losses, _without_channels(partition))
+        return like.like(losses, partition.without_dim(1))
     try:
         loss, dtype = _sum(function, block, labels, weight, options)
         counted = _counted(block, labels, weight, options["ignore_index"])
@@ -112,11 +112,6 @@ def _blocks(
     like = next(value for value in operands if isinstance(value, Sharded))
     block, labels = (operand_block(value, target=partition, like=like) for value in operands)
     return like, partition, block, labels.squeeze(1) if classes else labels
-
-
-def _without_channels(partition: Partition) -> Partition:
-    (batch, _, *spatial), (first, _, *rest) = partition.shape, partition.cuts
-    return Partition((batch, *spatial), (first, *rest))
 
 
 def _sum(
