@@ -16,7 +16,6 @@ from volumes import disk_bytes, drop, warm
 
 import hyperslab as hs
 from hyperslab.data import Dataset, os_bytes_read
-from hyperslab.data.transforms import decode
 from hyperslab.geometry import Box
 
 Batch = tuple[hs.Sharded, hs.Sharded]
@@ -101,7 +100,7 @@ class Fed:
         """From the stored type, which is on the device."""
         data = self.store
         for values, (x, y) in self.blocks:
-            local = decode(values, data.shape, self.grid, data.transform, data.dtype)
+            local = data.decode(values)
             yield hs.Sharded.from_local(local, x.partition, self.grid), y
 
     def _epoch(

@@ -17,6 +17,7 @@ from volumes import disk_bytes, drop, warm
 import hyperslab as hs
 from hyperslab.data import Source, os_bytes_read
 from hyperslab.data.reader import Reader
+from hyperslab.data.transforms import Log1p
 from hyperslab.formats.io_cost import boxes
 from hyperslab.formats.source import Array
 from hyperslab.geometry import Box
@@ -48,7 +49,7 @@ class Ways:
     def __init__(self, source: Source, grid: hs.Grid) -> None:
         self.source, self.grid = source, grid
         self.files = [Path(source.where(sample)) for sample in range(SAMPLES)]
-        self.reader = Reader(source, "log1p")
+        self.reader = Reader(source, Log1p())
         self.group = dist.new_group(backend="gloo")
         size = max(file.stat().st_size for file in self.files)
         self.room = np.zeros(size if grid.is_main else 0, np.uint8)

@@ -7,8 +7,10 @@ rank's part of it together, sample by sample (`sample_assembly`), of what `reade
 `to_device` copies it in its storage type, and `transforms` makes the network's input of it.
 """
 
+from hyperslab.data.build import StorePolicy
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.open_dataset import open
+from hyperslab.data.prefetch import PrefetchPolicy
 from hyperslab.data.reader import os_bytes_read
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.keyed.zarr import ZarrFolder
@@ -25,7 +27,9 @@ __all__ = [
     "NiftiFolder",
     "NpyFolder",
     "Parameters",
+    "PrefetchPolicy",
     "Source",
+    "StorePolicy",
     "Subvolumes",
     "TfRecordFolder",
     "ZarrFolder",

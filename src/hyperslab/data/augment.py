@@ -18,8 +18,8 @@ class Symmetry:
     Axis k of the augmented volume (0 depth, 1 height, 2 width) is axis ``order[k]`` of the stored
     one, backwards where ``flipped[k]``.
 
-    >>> augmentation = Symmetry((1, 0, 2), (True, False, False))
-    >>> augmentation.stored(Box((0, 0, 2, 0), (4, 1, 5, 6)), (4, 5, 5, 6))
+    >>> swap = Symmetry((1, 0, 2), (True, False, False))
+    >>> swap.stored(Box((0, 0, 2, 0), (4, 1, 5, 6)), (4, 5, 5, 6))
     Box(lo=(0, 2, 4, 0), hi=(4, 5, 5, 6))
     """
 
@@ -57,3 +57,19 @@ class Symmetry:
 
 IDENTITY = Symmetry((0, 1, 2), (False, False, False))
 """The one that changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Augmenter:
+    """Draws the symmetry of each sample (C, D, H, W) in each epoch; every rank draws the same.
+
+    Without ``turns`` axes are flipped only.
+    """
+
+    shape: tuple[int, ...]
+    seed: int
+    turns: bool
+
+    def of(self, epoch: int, sample: int) -> Symmetry:
+        """The symmetry of a sample in an epoch."""
+        return Symmetry.draw(self.shape, self.seed, epoch, sample, turns=self.turns)

@@ -1,17 +1,16 @@
-"""This rank's part of a mini-batch, and where on the grid the boxes of a sample lie."""
+"""This rank's part of a mini-batch."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from hyperslab.comm import AXES, Grid
-from hyperslab.data.store.ownership import consumers
+from hyperslab.comm import Grid
+from hyperslab.data.sample_assembly import TargetKind
+from hyperslab.data.store.boxes import SampleBox
 from hyperslab.formats.source import Source
 from hyperslab.geometry import Box, Partition
 
@@ -20,8 +19,8 @@ from hyperslab.geometry import Box, Partition
 class LocalBatch:
     """This rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
 
-    These are numbers (b, P) or the classes of the voxels (b, d, h, w) as uint8. ``kept``: the
-    values are the store's own, which must not be changed (the targets never are).
+    These are numbers (b, P) float64 or the classes of the voxels (b, d, h, w) as uint8. ``kept``:
+    both are the store's own, which must not be changed.
     """
 
     values: torch.Tensor
@@ -32,85 +31,45 @@ class LocalBatch:
     kept: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BoxMap:
-    """Who holds what of the samples of ``source`` on ``grid``; boxes are (C, d, h, w)."""
+class BatchAllocator:
+    """Makes room for the local batches of a data set; on CUDA, page-locked."""
 
-    source: Source
-    grid: Grid
-    _home: dict[int, Box] = field(default_factory=dict)
+    def __init__(self, source: Source, grid: Grid, own: Box, kind: TargetKind) -> None:
+        self.source = source
+        self.grid = grid
+        self.value_shape = own.shape
+        self.target_shape = kind.shape(own.shape[1:])
+        self.whole_target = kind.shape(source.shape[1:])
+        self.value_dtype = _torch_dtype(source.dtype)
+        self.target_dtype = _torch_dtype(kind.dtype)
+        self.pinned = grid.device.type == "cuda"
 
-    @property
-    def own(self) -> Box:
-        """This rank's box of every sample."""
-        return self.of(self.grid.rank)
+    def empty(self, samples: list[int], count: int) -> LocalBatch:
+        """Room for the ``count`` samples of a mini-batch that this rank computes."""
+        values = torch.empty(
+            (count, *self.value_shape), dtype=self.value_dtype, pin_memory=self.pinned
+        )
+        targets = torch.empty(
+            (count, *self.target_shape),
+            dtype=self.target_dtype,
+            pin_memory=self.pinned and self.source.classes != (),
+        )
+        return self._batch(values, targets, samples, kept=False)
 
-    def of(self, rank: int) -> Box:
-        """The box of a rank, which is that of the ranks of the same position in other replicas."""
-        if rank not in self._home:
-            whole = self.grid.partition((self.grid.data, *self.source.shape))
-            box = whole.box(self.grid.coords_of(rank))
-            self._home[rank] = Box(box.lo[1:], box.hi[1:])
-        return self._home[rank]
+    def around(self, samples: list[int], box: SampleBox) -> LocalBatch:
+        """The only sample that this rank computes, where the store has it: no copy."""
+        values = torch.from_numpy(box.values)[None]
+        return self._batch(values, torch.from_numpy(box.target)[None], samples, kept=True)
 
-    def ranks(self, replica: int) -> Iterator[int]:
-        """The ranks of a replica, one for each position."""
-        grid = self.grid
-        for place in itertools.product(*(range(grid.extents[axis]) for axis in AXES[1:])):
-            coords = dict(zip(AXES[1:], place, strict=True))
-            yield grid.rank_of({"data": replica, **coords})
-
-    def peer(self, replica: int) -> int:
-        """The rank of a replica at this rank's position."""
-        return self.grid.rank_of({**self.grid.coords, "data": replica})
-
-    def local_slots(self, count: int) -> list[int]:
-        """The boxes of a mini-batch of ``count`` samples that this rank computes."""
-        found = consumers(count, self.grid.data)
-        return [place for place in range(count) if self.grid.coords["data"] in found[place]]
-
-    @property
-    def sample_bytes(self) -> int:
-        """Of one sample the most that a rank holds, labels or targets included [B]."""
-        most = max(self.of(rank).size for rank in self.ranks(0))
-        size = most * np.dtype(self.source.dtype).itemsize
-        if self.source.classes:
-            return size + most // self.source.shape[0]
-        return size + 8 * len(self.source.parameters.names)
-
-    def block_bytes(self, count: int) -> int:
-        """The most that a rank holds of a mini-batch of ``count`` samples [B]."""
-        replicas = 1 if count < self.grid.data else self.grid.data
-        return -(-count // replicas) * self.sample_bytes
-
-    def empty(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the values and labels of so many samples; on CUDA, page-locked."""
-        box = self.own
-        values = self._empty((count, *box.shape), self.source.dtype)
-        if self.source.classes:
-            return values, self._empty((count, *box.shape[1:]), np.dtype(np.uint8))
-        names = self.source.parameters.names
-        return values, torch.empty((count, len(names)), dtype=torch.float64)
-
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-        like = torch.from_numpy(np.empty(0, dtype)).dtype
-        return torch.empty(shape, dtype=like, pin_memory=self.grid.device.type == "cuda")
-
-    def block(
-        self,
-        values: torch.Tensor,
-        targets: torch.Tensor,
-        samples: list[int],
-        dtype: torch.dtype,
-        *,
-        kept: bool = False,
+    def _batch(
+        self, values: torch.Tensor, targets: torch.Tensor, samples: list[int], *, kept: bool
     ) -> LocalBatch:
-        """The block of a mini-batch; targets that are numbers become ``dtype``."""
-        count, shape = len(samples), self.source.shape
-        if self.source.classes:
-            cut = self.grid.partition((count, *shape[1:]), channels=False)
-        else:
-            targets = targets.to(dtype, copy=kept)
-            cut = self.grid.partition((count, *targets.shape[1:]))
-        partition = self.grid.partition((count, *shape))
+        count = len(samples)
+        partition = self.grid.partition((count, *self.source.shape))
+        channels = not self.source.classes
+        cut = self.grid.partition((count, *self.whole_target), channels=channels)
         return LocalBatch(values, targets, partition, cut, tuple(samples), kept)
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,63 +1,62 @@
-"""`BatchAssembler`: the local part of every mini-batch, from files or from ranks that keep it.
-
-Legend: a *home* box is the one that a rank holds of every sample on the grid. Augmentation wants
-another box of the file, the one that becomes it. Without augmentation the two are the same, and a
-box only ever travels between ranks of the same position; with it, to where it is wanted.
-"""
+"""`BatchAssembler`: the local part of every mini-batch, from files or from ranks that keep it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 
-import torch
-
-from hyperslab.data.augment import IDENTITY, Symmetry
-from hyperslab.data.batch import BoxMap, LocalBatch
+from hyperslab.data.augment import IDENTITY
+from hyperslab.data.batch import BatchAllocator, LocalBatch
 from hyperslab.data.reader import Reader
-from hyperslab.data.sample_assembly import SampleAssembly, part_of, send
+from hyperslab.data.sample_assembly import SampleAssembly, TargetKind, part_of, send
 from hyperslab.data.sampler import Schedule
 from hyperslab.data.skip import Reasons, Skipped
 from hyperslab.data.store.boxes import SampleBox, Store
-from hyperslab.data.store.ownership import Ownership, consumers
+from hyperslab.data.store.plan import BatchPlanner, SlotPlan
 from hyperslab.data.store.transport import BoxTransport
 from hyperslab.errors import DataError
-from hyperslab.geometry import Box
 
-Read = dict[int, SampleBox]
+BoxesRead = dict[int, SampleBox]
 """By sample, the wanted box, read before it was agreed that it can be."""
 
 
 class BatchAssembler:
-    """Blocks for one rank; all its calls come from one thread, in the same order on all ranks.
+    """Local batches of one rank; all its calls come from one thread, in one order on all ranks.
 
-    What has an owner is read once and sent to where it is wanted. Everything else is read
-    each time. With ``skipped``, what any rank cannot read is left out by all of them.
+    What has an owner is read once and sent to where it is wanted. Everything else is read each
+    time. With ``skipped``, what any rank cannot read is left out by all of them. ``store_room``:
+    the most that the store of any rank will hold in memory [B].
     """
 
     def __init__(
         self,
-        reader: Reader,
-        boxes: BoxMap,
         schedule: Schedule,
+        planner: BatchPlanner,
+        reader: Reader,
         *,
-        augment: bool,
-        dtype: torch.dtype,
-        ownership: Ownership,
+        kind: TargetKind,
+        allocator: BatchAllocator,
         store: Store,
-        room: int,
+        store_room: int,
         transport: BoxTransport | None,
         skipped: Skipped | None,
     ) -> None:
-        self.reader, self.boxes, self.schedule = reader, boxes, schedule
-        self.augment, self.dtype = augment, dtype
-        self.owner, self.store, self.room = ownership.replica, store, room
-        self.transport, self.skipped = transport, skipped
-        self._replica = boxes.grid.coords["data"]
+        self.schedule = schedule
+        self.planner = planner
+        self.reader = reader
+        self.kind = kind
+        self.allocator = allocator
+        self.store = store
+        self.store_room = store_room
+        self.transport = transport
+        self.skipped = skipped
+        self._own = planner.boxes.own
+        self._on_cpu = planner.boxes.grid.device.type == "cpu"
         self._failed: Exception | None = None
         self._batches: tuple[int, list[list[int]]] = (-1, [])
 
     def load(self, epoch: int, step: int) -> LocalBatch | None:
-        """The block of a step; None if all of its samples are skipped.
+        """The local batch of a step; None if all of its samples are skipped.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
@@ -79,34 +78,30 @@ class BatchAssembler:
         3. send what this rank keeps and others want; 4. copy or read the rest; 5. wait for what
         was expected, and for what was sent a step ago.
         """
-        samples = self._batch(epoch, step)
-        read: Read = {}
+        samples = self._samples(epoch, step)
+        ready: BoxesRead = {}
         if self.skipped is not None:
-            samples = self.skipped.agree(samples, lambda left: self._read_ahead(epoch, left, read))
-            if len(self.skipped.samples) == len(self.schedule.samples):
-                raise DataError("no sample of this split can be read: all were left out")
+            samples = self._readable(self.skipped, epoch, samples, ready)
             if not samples:
                 return None
-        mine = self.boxes.local_slots(len(samples))
-        zero_copy = self._zero_copy_sample(epoch, samples, mine)
-        values, targets = self.boxes.empty(0 if zero_copy is not None else len(mine))
-        assemblies = []
-        for slot, place in enumerate(mine if zero_copy is None else ()):
-            augmentation = self._augmentation(epoch, samples[place])
-            room = SampleBox(values.numpy()[slot], targets.numpy()[slot])
-            box = augmentation.stored(self.boxes.own, self.boxes.source.shape)
-            assemblies.append(SampleAssembly(box, augmentation, room))
-            self._expect(assemblies[-1], (epoch, step, place), samples[place])
-        self._send(epoch, step, samples)
-        for place, assembly in zip(mine, assemblies, strict=False):
-            self._complete(assembly, samples[place], read)
+        plans = self.planner.plan(epoch, samples)
+        computed = [plan for plan in plans if plan.transfer.wanted is not None]
+        alone = self._zero_copy_plan(computed)
+        batch: LocalBatch | None = None
+        assemblies: list[SampleAssembly] = []
+        if alone is None:
+            batch = self.allocator.empty(samples, len(computed))
+            assemblies = self._expect(epoch, step, batch, computed)
+        kept = {plan.slot: self._send(epoch, step, plan) for plan in plans if plan.keeps}
+        for assembly, plan in zip(assemblies, computed, strict=False):
+            self._complete(assembly, plan, kept.get(plan.slot), ready)
         for assembly in assemblies:
             assembly.finish()
-        if zero_copy is not None:
-            values, targets = (torch.from_numpy(part)[None] for part in self._home(zero_copy))
+        if alone is not None:
+            batch = self.allocator.around(samples, kept[alone.slot])
         if self.transport is not None:
             self.transport.settle()
-        return self.boxes.block(values, targets, samples, self.dtype, kept=zero_copy is not None)
+        return batch
 
     def fill(self) -> None:
         """Read all that this rank keeps.
@@ -115,114 +110,104 @@ class BatchAssembler:
             DataError: see `load`.
         """
         for batch in self.schedule.batches(0):
+            mine = [sample for sample in batch if self.planner.keeps(sample)]
             if self.skipped is None:
-                for sample in batch:
+                for sample in mine:
                     self._keep(sample)
             else:
-                self.skipped.agree(batch, lambda left: _reasons(left, self._keep))
+                self.skipped.agree(batch, self._try_to_keep)
 
-    def _keep(self, sample: int) -> None:
-        if self.owner.get(sample) == self._replica:
-            self._home(sample)
+    def _try_to_keep(self, samples: Sequence[int]) -> Reasons:
+        mine = [sample for sample in samples if self.planner.keeps(sample)]
+        return _reasons(mine, self._keep)
 
-    def _batch(self, epoch: int, step: int) -> list[int]:
+    def _samples(self, epoch: int, step: int) -> list[int]:
         if self._batches[0] != epoch:
             self._batches = (epoch, self.schedule.batches(epoch))
         return self._batches[1][step]
 
-    def _augmentation(self, epoch: int, sample: int) -> Symmetry:
-        """Drawn from (seed, epoch, sample), so all ranks draw the same; labels are only flipped."""
-        if not self.augment:
-            return IDENTITY
-        source = self.boxes.source
-        turns = not source.classes
-        return Symmetry.draw(source.shape, self.schedule.seed, epoch, sample, turns=turns)
+    def _readable(
+        self, skipped: Skipped, epoch: int, samples: list[int], ready: BoxesRead
+    ) -> list[int]:
+        """The samples of a mini-batch that all ranks can read; some are then ``ready``."""
+        found = skipped.agree(samples, lambda left: self._read_ahead(epoch, left, ready))
+        if len(skipped.samples) == len(self.schedule.samples):
+            raise DataError("no sample of this split can be read: all were left out")
+        return found
 
-    def _home(self, sample: int) -> SampleBox:
-        """This rank's home box of a sample that its replica keeps; read if it is not here yet."""
-        sample_box = self.store.get(sample)
-        if sample_box is None:
-            sample_box = self.store.put(sample, self._read(sample, self.boxes.own))
-        return sample_box
-
-    def _read(self, sample: int, box: Box) -> SampleBox:
-        voxels = Box(box.lo[1:], box.hi[1:])
-        return SampleBox(self.reader.values(sample, box), self.reader.target(sample, voxels))
-
-    def _read_ahead(self, epoch: int, samples: Sequence[int], read: Read) -> Reasons:
+    def _read_ahead(self, epoch: int, samples: Sequence[int], ready: BoxesRead) -> Reasons:
         """Read what this rank has to of a mini-batch, and say of which samples it cannot."""
-        mine = {samples[place] for place in self.boxes.local_slots(len(samples))}
+        plans = {plan.sample: plan for plan in self.planner.plan(epoch, samples)}
 
         def attempt(sample: int) -> None:
-            self._keep(sample)
-            if sample in mine and sample not in self.owner and sample not in read:
-                box = self._augmentation(epoch, sample).stored(
-                    self.boxes.own, self.boxes.source.shape
-                )
-                read[sample] = self._read(sample, box)
+            plan = plans[sample]
+            if plan.keeps:
+                self._keep(sample)
+            elif plan.reads and sample not in ready:
+                ready[sample] = self._read(plan)
 
-        return _reasons(samples, attempt)
+        return _reasons(list(plans), attempt)
 
-    def _zero_copy_sample(
-        self, epoch: int, samples: Sequence[int], mine: Sequence[int]
-    ) -> int | None:
-        """The only sample that this rank computes, if it has it as it is wanted: no copy then."""
-        if len(mine) != 1 or self.boxes.grid.device.type != "cpu":
+    def _keep(self, sample: int) -> SampleBox:
+        """This rank's own box of a sample that its replica keeps; read if it is not here yet."""
+        return self.store.keep(sample, functools.partial(self.reader.read, sample, self._own))
+
+    def _read(self, plan: SlotPlan) -> SampleBox:
+        assert plan.transfer.wanted is not None
+        return self.reader.read(plan.sample, plan.transfer.wanted)
+
+    def _zero_copy_plan(self, computed: Sequence[SlotPlan]) -> SlotPlan | None:
+        """The only sample that this rank computes, if it keeps that as it is wanted."""
+        if len(computed) != 1 or not self._on_cpu:
             return None
-        sample = samples[mine[0]]
-        here = (
-            self.owner.get(sample) == self._replica
-            and self._augmentation(epoch, sample) == IDENTITY
-        )
-        return sample if here else None
+        (plan,) = computed
+        return plan if plan.keeps and plan.augmentation == IDENTITY else None
 
-    def _holders(self, replica: int, augmentation: Symmetry) -> Iterator[int]:
-        """The ranks of a replica that may have, or want, a part of this rank's box."""
-        if augmentation == IDENTITY:
-            yield self.boxes.peer(replica)
-        else:
-            yield from self.boxes.ranks(replica)
-
-    def _expect(self, assembly: SampleAssembly, key: tuple[int, ...], sample: int) -> None:
-        replica = self.owner.get(sample)
-        if replica is None:
-            return
-        for rank in self._holders(replica, assembly.augmentation):
-            part = self.boxes.of(rank).intersect(assembly.box)
-            if rank != self.boxes.grid.rank and not part.empty:
+    def _expect(
+        self, epoch: int, step: int, batch: LocalBatch, computed: Sequence[SlotPlan]
+    ) -> list[SampleAssembly]:
+        """Begin to receive what other ranks keep of the samples that this one computes."""
+        values = batch.values.numpy()
+        targets = batch.targets.numpy()
+        assemblies = []
+        for number, plan in enumerate(computed):
+            assert plan.transfer.wanted is not None
+            room = SampleBox(values[number], targets[number])
+            assembly = SampleAssembly(plan.transfer.wanted, plan.augmentation, room, self.kind)
+            for part in plan.transfer.receives:
                 assert self.transport is not None
-                assembly.expect(part, rank, self.transport, key)
+                key = (epoch, step, plan.slot)
+                assembly.expect(part.box, part.rank, self.transport, key)
+            assemblies.append(assembly)
+        return assemblies
 
-    def _send(self, epoch: int, step: int, samples: Sequence[int]) -> None:
-        here, me = self.boxes.own, self.boxes.grid.rank
-        computed = consumers(len(samples), self.boxes.grid.data)
-        for place, (sample, replicas) in enumerate(zip(samples, computed, strict=True)):
-            if self.owner.get(sample) != self._replica:
-                continue
-            augmentation, sample_box = self._augmentation(epoch, sample), self._home(sample)
-            for rank in (
-                rank for replica in replicas for rank in self._holders(replica, augmentation)
-            ):
-                wanted = augmentation.stored(self.boxes.of(rank), self.boxes.source.shape)
-                part = wanted.intersect(here)
-                if rank != me and not part.empty:
-                    assert self.transport is not None
-                    what = f"epoch {epoch}, step {step}, sample {sample}"
-                    send(sample_box, here, part, rank, self.transport, (epoch, step, place), what)
+    def _send(self, epoch: int, step: int, plan: SlotPlan) -> SampleBox:
+        """Begin to send what others want of a sample that this rank keeps; what it keeps."""
+        kept = self._keep(plan.sample)
+        for part in plan.transfer.sends:
+            assert self.transport is not None
+            box = part_of(kept, self._own, part.box, self.kind)
+            send(box, part.rank, self.transport, (epoch, step, plan.slot), plan.sample)
+        return kept
 
-    def _complete(self, assembly: SampleAssembly, sample: int, read: Read) -> None:
+    def _complete(
+        self,
+        assembly: SampleAssembly,
+        plan: SlotPlan,
+        kept: SampleBox | None,
+        ready: BoxesRead,
+    ) -> None:
         """Fill in what is here, or has to be read for this step alone."""
-        replica = self.owner.get(sample)
-        if replica is None:
-            ready = read.pop(sample, None)
-            assembly.fill(self._read(sample, assembly.box) if ready is None else ready)
-        elif replica == self._replica:
-            part = self.boxes.own.intersect(assembly.box)
-            if not part.empty:
-                assembly.put(part, part_of(self._home(sample), self.boxes.own, part))
+        if plan.reads:
+            box = ready.pop(plan.sample, None)
+            assembly.fill(self._read(plan) if box is None else box)
+            return
+        part = plan.transfer.kept
+        if kept is not None and part is not None:
+            assembly.put(part, part_of(kept, self._own, part, self.kind))
 
 
-def _reasons(samples: Sequence[int], attempt: Callable[[int], None]) -> Reasons:
+def _reasons(samples: Sequence[int], attempt: Callable[[int], object]) -> Reasons:
     """Why ``attempt`` fails, for the samples for which it does."""
     reasons = {}
     for sample in samples:

@@ -1,42 +1,68 @@
-"""What the store keeps on this grid, within its budget; and the `BatchAssembler` that follows."""
+"""Wires the pipeline: what the store keeps on this grid, and the `BatchAssembler` that follows."""
 
 from __future__ import annotations
 
-import logging
+import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-import torch
+import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_or_raise
-from hyperslab.data.batch import BoxMap
+from hyperslab.data.augment import Augmenter
+from hyperslab.data.batch import BatchAllocator
 from hyperslab.data.batch_assembler import BatchAssembler
 from hyperslab.data.reader import Reader
+from hyperslab.data.sample_assembly import target_kind
 from hyperslab.data.sampler import Schedule
 from hyperslab.data.skip import Skipped
 from hyperslab.data.store.boxes import Store
 from hyperslab.data.store.budget import disk_budget, memory_budget, stores
 from hyperslab.data.store.ownership import Ownership
+from hyperslab.data.store.plan import BatchPlanner, BoxMap
 from hyperslab.data.store.transport import BoxTransport
 from hyperslab.data.transforms import Transform
+from hyperslab.errors import DataError
 from hyperslab.formats.source import Source
 
 Mode = Literal["direct", "store", "preload"]
 
-log = logging.getLogger("hyperslab")
-
 
 @dataclass(frozen=True, slots=True)
 class StorePolicy:
-    """How much is kept: see `hyperslab.open`."""
+    """Which boxes a rank keeps.
 
-    mode: Mode = "direct"
+    ``mode``: ``"direct"`` reads every box when it is its turn. ``"store"`` keeps what was read in
+    memory, so that after epoch 0 nothing is read again; the ranks send each other what they keep.
+    ``"preload"`` fills the store before the first step. ``budget``: what each rank's store may
+    take of its memory [B]; by default its part of half of what is free. What does not fit is read
+    again in each epoch. ``staging``: a folder on a disk of the node for what does not fit.
+
+    Raises:
+        DataError: no such mode, a negative budget, or a budget or staging without a store.
+    """
+
+    mode: Mode = "store"
     budget: int | None = None
-    staging: Path | None = None
+    staging: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise DataError(f"mode={self.mode!r}: choose from {', '.join(get_args(Mode))}")
+        if self.budget is not None and self.budget < 0:
+            raise DataError(f"budget={self.budget}: needs to be >= 0")
+        if self.mode == "direct" and (self.budget is not None or self.staging is not None):
+            raise DataError('budget and staging are of the store: say mode="store" or "preload"')
+
+    @property
+    def folder(self) -> Path | None:
+        """The staging folder."""
+        return None if self.staging is None else Path(self.staging)
 
 
 def build_assembler(
@@ -46,59 +72,77 @@ def build_assembler(
     *,
     transform: Transform,
     augment: bool,
-    dtype: torch.dtype,
     policy: StorePolicy,
     skip: bool,
 ) -> BatchAssembler:
-    """The blocks of a data set; every rank calls it. With ``"preload"`` the store is filled.
+    """What assembles the mini-batches of a data set; every rank calls it.
+
+    With ``"preload"`` the store is filled.
 
     Raises:
         DataError: the staging folder is no good, or a file cannot be read.
     """
-    boxes = BoxMap(source, grid)
-    ownership, in_memory = _ownership(boxes, schedule, policy)
+    kind = target_kind(source)
+    boxes = BoxMap(grid, source.shape)
+    size = sample_bytes(source, grid)
+    ownership, in_memory = _ownership(grid, schedule, policy, size)
     mine = ownership.kept[grid.coords["data"]]
-    store = _store(boxes, mine, in_memory, policy.staging)
+    store = _store(mine, in_memory, size, policy.folder)
+    stores(grid).add(store)
     travels = policy.mode != "direct" and (grid.data > 1 or augment)
     transport = BoxTransport(grid) if grid.size > 1 and (travels or skip) else None
+    augmenter = Augmenter(source.shape, schedule.seed, turns=not source.classes)
     assembler = BatchAssembler(
-        Reader(source, transform),
-        boxes,
         schedule,
-        augment=augment,
-        dtype=torch.promote_types(dtype, torch.float32),
-        ownership=ownership,
+        BatchPlanner(boxes, ownership.replica, augmenter if augment else None),
+        Reader(source, transform),
+        kind=kind,
+        allocator=BatchAllocator(source, grid, boxes.own, kind),
         store=store,
-        room=min(ownership.most, in_memory) * boxes.sample_bytes,
+        store_room=min(ownership.most, in_memory) * size,
         transport=transport,
         skipped=Skipped(source, transport) if skip else None,
     )
     if policy.mode == "preload":
-        _preload(assembler)
+        _preload(assembler, grid)
     return assembler
 
 
-def _ownership(boxes: BoxMap, schedule: Schedule, policy: StorePolicy) -> tuple[Ownership, int]:
+def sample_bytes(source: Source, grid: Grid) -> int:
+    """Of one sample the most that a rank holds, its target included [B]."""
+    kind = target_kind(source)
+    box = BoxMap(grid, source.shape).largest
+    values = box.size * np.dtype(source.dtype).itemsize
+    return values + math.prod(kind.shape(box.shape[1:])) * kind.dtype.itemsize
+
+
+def batch_bytes(source: Source, grid: Grid, count: int) -> int:
+    """Of a mini-batch of ``count`` samples the most that a rank holds [B]."""
+    replicas = 1 if count < grid.data else grid.data
+    return -(-count // replicas) * sample_bytes(source, grid)
+
+
+def _ownership(
+    grid: Grid, schedule: Schedule, policy: StorePolicy, size: int
+) -> tuple[Ownership, int]:
     """Who keeps what, and how many samples each rank keeps in memory at most."""
-    grid, size = boxes.grid, boxes.sample_bytes
     if policy.mode == "direct":
         return Ownership(((),) * grid.data), 0
     budget = memory_budget(grid) if policy.budget is None else policy.budget
-    in_memory = capacity = budget // size
-    if policy.staging is not None:
-        capacity += disk_budget(policy.staging, grid) // (size + Store.slack)
+    in_memory = budget // size
+    capacity = in_memory
+    if policy.folder is not None:
+        capacity += disk_budget(policy.folder, grid) // (size + Store.slack)
     ownership = Ownership.deal(schedule, grid.data, capacity)
     grid.notice(_words(ownership, len(schedule.samples), in_memory, size, budget))
     return ownership, in_memory
 
 
-def _store(boxes: BoxMap, mine: Sequence[int], in_memory: int, staging: Path | None) -> Store:
+def _store(mine: Sequence[int], in_memory: int, size: int, staging: Path | None) -> Store:
     def make() -> Store:
-        return Store(mine, in_memory, boxes.sample_bytes, staging)
+        return Store(mine, in_memory, size, staging)
 
-    store = make() if staging is None else all_or_raise(make)
-    stores(boxes.grid).add(store)
-    return store
+    return make() if staging is None else all_or_raise(make)
 
 
 def _words(ownership: Ownership, count: int, in_memory: int, size: int, budget: int) -> str:
@@ -120,9 +164,9 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.2f} MiB"
 
 
-def _preload(assembler: BatchAssembler) -> None:
+def _preload(assembler: BatchAssembler, grid: Grid) -> None:
     begin = time.perf_counter()
     all_or_raise(assembler.fill)
     seconds = time.perf_counter() - begin
-    grid, size = assembler.boxes.grid, assembler.reader.bytes_read
-    grid.notice(f"the store was filled: {_gib(size)} a rank in {seconds:.1f} s")
+    read = _gib(assembler.reader.bytes_read)
+    grid.notice(f"the store was filled: {read} a rank in {seconds:.1f} s")

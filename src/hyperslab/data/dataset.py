@@ -7,28 +7,25 @@ import functools
 import sys
 import time
 import weakref
-from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Generator
+from types import TracebackType
 
 import torch
 
 from hyperslab.comm import Grid
 from hyperslab.data.batch_assembler import BatchAssembler
-from hyperslab.data.prefetch import BackgroundQueue
+from hyperslab.data.prefetch import Prefetcher
 from hyperslab.data.sampler import Schedule
-from hyperslab.data.store.transport import GRACE
+from hyperslab.data.store.transport import GRACE, BoxTransport
 from hyperslab.data.to_device import DeviceCopy, InFlight
-from hyperslab.data.transforms import Transform, decode
+from hyperslab.data.transforms import Transform, Window, decode
 from hyperslab.errors import DataError
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.source import Source
 from hyperslab.tensor import Sharded
 
-Batches = Generator[tuple[Sharded, Sharded], None, None]
-Waiting = deque[tuple[int, Future[InFlight | None]]]
-"""The steps that were asked for."""
+Pairs = Generator[tuple[Sharded, Sharded], None, None]
+"""Mini-batches: x and y."""
 
 
 class Dataset:
@@ -42,31 +39,41 @@ class Dataset:
         prefetch: int,
         dtype: torch.dtype,
     ) -> None:
-        self.transform, self.prefetch, self.dtype = transform, prefetch, dtype
-        self.wait_seconds = 0.0
-        """Time that the consumer has waited for data so far [s]."""
+        self.prefetch = prefetch
+        self.dtype = dtype
+        self.steps = assembler.schedule.steps
+        """Steps per epoch; the last one may have a smaller mini-batch."""
         self.at = 0
         """Steps of the epoch under way up to the mini-batch last shown, skipped ones too."""
         self.shown: tuple[int, ...] = ()
         """The samples of that mini-batch, by their place in `source.names`."""
         self._assembler = assembler
-        self._copy = DeviceCopy(self.grid.device)
-        self._queue: BackgroundQueue[InFlight | None] = BackgroundQueue(
-            inline=self.source.collective
+        self._transport = assembler.transport
+        self._transform = transform
+        self._target_dtype = torch.promote_types(dtype, torch.float32)
+        if self.classes:
+            self._target_dtype = torch.int64
+        self._copy = DeviceCopy(self.grid.device, assembler.load)
+        self._prefetcher: Prefetcher[InFlight | None] = Prefetcher(
+            self._copy.start,
+            steps=self.steps,
+            depth=prefetch,
+            inline=self.source.collective,
+            promised=self._transport is not None,
         )
-        self._onward: tuple[int, Waiting] = (-1, deque())  # what was asked for of the next epoch
         self._closed = False
-        self._at_exit = functools.partial(_leave, weakref.ref(self))
+        transport = None if self._transport is None else weakref.ref(self._transport)
+        self._at_exit = functools.partial(_leave, weakref.ref(self._prefetcher), transport)
         atexit.register(self._at_exit)
-        weakref.finalize(self, atexit.unregister, self._at_exit).atexit = False
+        weakref.finalize(self._prefetcher, atexit.unregister, self._at_exit).atexit = False
 
     @property
     def source(self) -> Source:
-        return self._assembler.boxes.source
+        return self._assembler.reader.source
 
     @property
     def grid(self) -> Grid:
-        return self._assembler.boxes.grid
+        return self._assembler.planner.boxes.grid
 
     @property
     def schedule(self) -> Schedule:
@@ -77,9 +84,14 @@ class Dataset:
         return len(self.schedule.samples)
 
     @property
-    def steps(self) -> int:
-        """Steps per epoch; the last one may have a smaller mini-batch."""
-        return self.schedule.steps
+    def transform(self) -> str | Window | None:
+        """What is done to stored values, as `hyperslab.open` takes it."""
+        return self._transform.name
+
+    @property
+    def wait_seconds(self) -> float:
+        """Time that the consumer has waited for data so far [s]."""
+        return self._prefetcher.wait_seconds
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -114,14 +126,12 @@ class Dataset:
     @property
     def store_room(self) -> int:
         """The most that a rank's store will hold in memory [B]; the same on every rank."""
-        return self._assembler.room
+        return self._assembler.store_room
 
     @property
     def received_bytes(self) -> int:
         """Bytes of boxes that other ranks have sent to this one so far [B]."""
-        return (
-            self._assembler.transport.received_bytes if self._assembler.transport is not None else 0
-        )
+        return 0 if self._transport is None else self._transport.received_bytes
 
     def names(self, epoch: int = 0) -> list[str]:
         """The samples' names in the order in which the epoch shows them."""
@@ -132,7 +142,7 @@ class Dataset:
         """The names of the samples of the mini-batch last shown, without skipped ones."""
         return [self.source.names[sample] for sample in self.shown]
 
-    def epoch(self, epoch: int, start: int = 0, *, onward: bool = False) -> Batches:
+    def epoch(self, epoch: int, start: int = 0, *, onward: bool = False) -> Pairs:
         """The mini-batches of an epoch from step ``start`` on, read in the background.
 
         Yields ``x`` (B, C, D, H, W) and the normalised targets ``y`` (B, P), float32 (float64 if
@@ -150,66 +160,35 @@ class Dataset:
             raise DataError(f"no step {start} of epoch {epoch}: an epoch has {self.steps} steps")
         return self._run(epoch, start, onward)
 
-    def _run(self, epoch: int, start: int, onward: bool) -> Batches:
-        waiting, ahead = self._begun(epoch, start)
-        todo = self._todo(epoch, ahead, onward)
+    def _run(self, epoch: int, start: int, onward: bool) -> Pairs:
+        ahead = self._prefetcher.begin(epoch, start, onward=onward)
         try:
             for step in range(start, self.steps):
                 self._check_open()
-                self._ask(todo, waiting, 1 + self.prefetch)
-                begin = time.perf_counter()
-                in_flight = waiting[0][1].result()
-                self.wait_seconds += time.perf_counter() - begin
-                waiting.popleft()
+                copy = self._prefetcher.take(ahead)
                 self.at = step + 1
-                if in_flight is not None:
-                    self.shown = in_flight.block.samples
-                    yield self._finish(in_flight)
-            self._ask(todo, waiting, self.prefetch)
-            self._onward = (epoch + 1, waiting)
+                if copy is not None:
+                    self.shown = copy.batch.samples
+                    yield self._finish(copy)
+            self._prefetcher.hand_on(epoch + 1, ahead)
         except BaseException:
-            self._cancel(waiting)
-            if self._assembler.transport is None:
-                self._queue.join(cancel=False)
+            self._prefetcher.drop(ahead)
             raise
 
-    def _begun(self, epoch: int, start: int) -> tuple[Waiting, int]:
-        """What was asked for of this epoch already, and the first step that was not."""
-        (begun, waiting), self._onward = self._onward, (-1, deque())
-        if begun == epoch and start == 0 and waiting:
-            return waiting, waiting[-1][0] + 1
-        self._cancel(waiting)
-        return deque(), start
-
-    def _todo(self, epoch: int, step: int, onward: bool) -> Iterator[tuple[int, int]]:
-        yield from ((epoch, later) for later in range(step, self.steps))
-        if onward:
-            yield from ((epoch + 1, later) for later in range(self.steps))
-
-    def _ask(self, todo: Iterator[tuple[int, int]], waiting: Waiting, depth: int) -> None:
-        while len(waiting) < depth and (key := next(todo, None)) is not None:
-            waiting.append((key[1], self._queue.submit(self._load, *key)))
-
-    def _load(self, epoch: int, step: int) -> InFlight | None:
-        block = self._assembler.load(epoch, step)
-        return None if block is None else self._copy.send(block)
-
-    def _finish(self, in_flight: InFlight) -> tuple[Sharded, Sharded]:
-        block = self._copy.receive(in_flight)
-        x = decode(block.values, self.shape, self.grid, self.transform, self.dtype)
-        if block.kept and x.data_ptr() == block.values.data_ptr():
+    def _finish(self, copy: InFlight) -> tuple[Sharded, Sharded]:
+        batch = self._copy.finish(copy)
+        x = self.decode(batch.values)
+        if batch.kept and x.data_ptr() == batch.values.data_ptr():
             x = x.clone()  # nobody must change what the store keeps
-        y = block.targets.long() if self.classes else block.targets
+        y = batch.targets.to(self._target_dtype, copy=batch.kept)
         return (
-            Sharded.from_local(x, block.partition, self.grid),
-            Sharded.from_local(y, block.target_partition, self.grid),
+            Sharded.from_local(x, batch.partition, self.grid),
+            Sharded.from_local(y, batch.target_partition, self.grid),
         )
 
-    def _cancel(self, waiting: Waiting) -> None:
-        """Do not do what was asked for, unless other ranks wait for it."""
-        if self._assembler.transport is None:
-            for _, future in waiting:
-                future.cancel()
+    def decode(self, values: torch.Tensor) -> torch.Tensor:
+        """The network's input of this rank's stored values (b, C, d, h, w), on their device."""
+        return decode(values, self._transform, self.dtype, self.shape, self.grid)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -219,36 +198,42 @@ class Dataset:
         """End what is under way and let go of files and memory; every rank calls this."""
         self._closed = True
         atexit.unregister(self._at_exit)
-        transport = self._assembler.transport
-        self._queue.join(cancel=transport is None)
-        if transport is not None:
-            transport.close()
+        self._prefetcher.join(cancel=self._transport is None)
+        if self._transport is not None:
+            self._transport.close()
         self._assembler.store.close()
         self.source.close()
-
-    def leave(self) -> None:
-        """What the end of the process does in place of a forgotten `close`; takes seconds at most.
-
-        After an error nothing is waited for. A thread that still read or received while the
-        interpreter goes would be aborted, and the process with it.
-        """
-        end = time.monotonic() + (0 if hasattr(sys, "last_value") else GRACE)
-        transport = self._assembler.transport
-        self._queue.join(cancel=transport is None, seconds=max(0, end - time.monotonic()))
-        if transport is not None:
-            transport.leave(end - time.monotonic())
-        self._queue.join(cancel=True, seconds=1)
 
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is not None and self._assembler.transport is not None:
-            self._assembler.transport.abandon()  # the other ranks may be anywhere
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and self._transport is not None:
+            self._transport.abandon()  # the other ranks may be anywhere
         self.close()
 
 
-def _leave(which: weakref.ref[Dataset]) -> None:
-    data = which()
-    if data is not None:
-        data.leave()
+def _leave(
+    which: weakref.ref[Prefetcher[InFlight | None]],
+    through: weakref.ref[BoxTransport] | None,
+) -> None:
+    """What the end of the process does in place of a forgotten `close`; takes seconds at most.
+
+    After an error nothing is waited for. A thread that still read or received while the
+    interpreter goes would be aborted, and the process with it.
+    """
+    prefetcher = which()
+    if prefetcher is None:
+        return
+    transport = None if through is None else through()
+    end = time.monotonic() + (0 if hasattr(sys, "last_value") else GRACE)
+    left = max(0, end - time.monotonic())
+    prefetcher.join(cancel=transport is None, seconds=left)
+    if transport is not None:
+        transport.leave(end - time.monotonic())
+    prefetcher.join(cancel=True, seconds=1)

@@ -6,17 +6,17 @@ import logging
 import os
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypedDict, Unpack
 
 import torch
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main, same_on_all
-from hyperslab.data.build import Mode, StorePolicy, build_assembler
+from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
+from hyperslab.data.prefetch import PrefetchPolicy
 from hyperslab.data.sampler import Schedule, samples_of
-from hyperslab.data.transforms import TRANSFORMS, Transform, Window, check_window
+from hyperslab.data.transforms import Window, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Driver, Format, source_of
@@ -29,29 +29,36 @@ NONLINEAR = 1e-3
 """The share of its range by which a physical value may be off the line without a word."""
 
 
+class ShortForms(TypedDict, total=False):
+    """Keywords of `open` that say one thing of a policy each."""
+
+    mode: Mode
+    budget: int | None
+    staging: str | os.PathLike[str] | None
+    prefetch_bytes: int
+
+
 def open(
     path: str | os.PathLike[str] | Source,
     grid: Grid,
     *,
     batch_size: int,
     split: str = "train",
+    fractions: Sequence[float] = (0.8, 0.1, 0.1),
     seed: int = 0,
     shuffle: bool | None = None,
-    channels: Literal["first", "last"] | None = None,
     format: Format | None = None,
+    channels: Literal["first", "last"] | None = None,
+    driver: Driver | None = None,
+    subvolume: int | None = None,
     transform: str | None = "auto",
     window: Window | None = None,
     augment: bool = False,
-    subvolume: int | None = None,
-    driver: Driver | None = None,
-    mode: Mode = "direct",
-    budget: int | None = None,
-    staging: str | os.PathLike[str] | None = None,
-    on_error: Literal["stop", "skip"] = "stop",
-    prefetch: int = 2,
-    prefetch_bytes: int = 1 << 30,
-    fractions: Sequence[float] = (0.8, 0.1, 0.1),
     dtype: torch.dtype = torch.float32,
+    store: Mode | StorePolicy = "direct",
+    prefetch: int | PrefetchPolicy = 2,
+    on_error: Literal["stop", "skip"] = "stop",
+    **short: Unpack[ShortForms],
 ) -> Dataset:
     """Open a folder of samples (or a `Source`); every rank calls this alike.
 
@@ -63,45 +70,40 @@ def open(
         split: ``"train"``, ``"validation"``, ``"test"`` (dealt out by ``seed`` and ``fractions``,
             whole volumes at a time) or ``"all"``.
         shuffle: a new order each epoch; by default for ``"train"`` only.
-        channels: where the channel dim is stored; needed only where the shape does not tell.
         format: ``"hdf5"``, ``"lbann"`` (HDF5 with reversed spatial dims), ``"npy"``,
             ``"tfrecord"``, ``"zarr"`` or ``"nifti"``; needed only where there are several.
+        channels: where the channel dim is stored; needed only where the shape does not tell.
+        driver: ``"mpio"`` reads HDF5 files collectively, under ``mpirun`` and with an MPI build of
+            h5py; by default each rank reads by itself.
+        subvolume: cut each volume into cubes of this width, see `Subvolumes`.
         transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``. ``"auto"`` is ``"log1p"`` of
             counts, and ``None`` where voxels have classes or a window is given.
         window: (low, high) in the unit of the volumes (HU): clip to it, then scale it to [0, 1].
             Takes the place of a transform.
         augment: flip and permute the axes at random; where voxels have classes, flip only. Meant
             for training.
-        subvolume: cut each volume into cubes of this width, see `Subvolumes`.
-        driver: ``"mpio"`` reads HDF5 files collectively, under ``mpirun`` and with an MPI build of
-            h5py; by default each rank reads by itself.
-        mode: ``"direct"`` reads every box when it is its turn. ``"store"`` keeps what was read in
-            memory, so that after epoch 0 nothing is read again; the ranks send each other what
-            they keep. ``"preload"`` fills the store now.
-        budget: what each rank's store may take of its memory [B]; by default its part of half of
-            what is free. What does not fit is read again in each epoch.
-        staging: a folder on a disk of the node for what does not fit into the budget.
+        dtype: of ``x``.
+        store: which boxes are kept in memory, a `StorePolicy` or its mode: ``"direct"`` keeps
+            nothing, ``"store"`` what was read, ``"preload"`` reads all of it now.
+        prefetch: what is read ahead, a `PrefetchPolicy` or its number of mini-batches.
         on_error: ``"stop"`` raises when a sample cannot be read; ``"skip"`` leaves it out, on all
             ranks and from then on, and says so.
-        prefetch: mini-batches read ahead; each rank holds one more of its boxes for each.
-        prefetch_bytes: what each rank may hold of them [B].
-        dtype: of ``x``.
+        short: ``mode``, ``budget`` [B] and ``staging`` of a `StorePolicy`, ``prefetch_bytes`` [B]
+            of a `PrefetchPolicy`, one by one.
 
     Raises:
         DataError: the folder or a file in it is not what it should be, or an argument.
         LayoutError: the volumes are too small to be cut for this grid, or into sub-volumes.
     """
-    if transform not in (*TRANSFORMS, "auto") or channels not in ("first", "last", None):
-        raise DataError(f"transform={transform!r}, channels={channels!r}: see hyperslab.open")
-    if batch_size < 1 or min(prefetch, prefetch_bytes, seed, budget or 0) < 0:
-        raise DataError(
-            f"{batch_size=}, {prefetch=}, {prefetch_bytes=}, {seed=}, {budget=}: the first needs "
-            "to be >= 1, the others >= 0"
-        )
-    if mode not in get_args(Mode) or on_error not in ("stop", "skip"):
-        raise DataError(f"{mode=}, {on_error=}: see hyperslab.open")
-    if mode == "direct" and (budget is not None or staging is not None):
-        raise DataError('budget and staging are of the store: say mode="store" or "preload"')
+    keeping = _store_policy(store, short)
+    ahead = _prefetch_policy(prefetch, short)
+    if short:
+        raise TypeError(f"open() got an unexpected keyword argument {min(short)!r}")
+    check_name(transform)
+    if channels not in ("first", "last", None) or on_error not in ("stop", "skip"):
+        raise DataError(f"{channels=}, {on_error=}: see hyperslab.open")
+    if batch_size < 1 or seed < 0:
+        raise DataError(f"{batch_size=}, {seed=}: the first needs to be >= 1, the other >= 0")
     if isinstance(path, Source):
         source = path
     else:
@@ -120,7 +122,7 @@ def open(
         shuffle=shuffle,
         transform=(transform, window, dtype),
         augment=augment,
-        mode=(mode, budget, staging is None, on_error),
+        mode=(keeping.mode, keeping.budget, keeping.staging is None, on_error),
     )
     _check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
@@ -131,18 +133,45 @@ def open(
         _schedule(source, split, fractions, batch_size, seed, shuffle),
         transform=chosen,
         augment=augment,
-        dtype=dtype,
-        policy=StorePolicy(mode, budget, None if staging is None else Path(staging)),
+        policy=keeping,
         skip=on_error == "skip",
     )
-    block = assembler.boxes.block_bytes(min(batch_size, len(assembler.schedule.samples)))
-    ahead = 0 if source.collective else min(prefetch, prefetch_bytes // block)
-    if ahead < prefetch and not source.collective:
+    count = min(batch_size, len(assembler.schedule.samples))
+    depth = _depth(ahead, source, grid, batch_bytes(source, grid, count))
+    return Dataset(assembler, transform=chosen, prefetch=depth, dtype=dtype)
+
+
+def _store_policy(store: Mode | StorePolicy, short: ShortForms) -> StorePolicy:
+    """The policy of `open`'s arguments; takes its short forms away."""
+    said = {name for name in ("mode", "budget", "staging") if name in short}
+    if said and (isinstance(store, StorePolicy) or (store != "direct" and "mode" in said)):
+        raise DataError(f"{store=} says {', '.join(sorted(said))} already; give one of them")
+    mode = short.pop("mode", store)
+    budget = short.pop("budget", None)
+    staging = short.pop("staging", None)
+    return mode if isinstance(mode, StorePolicy) else StorePolicy(mode, budget, staging)
+
+
+def _prefetch_policy(prefetch: int | PrefetchPolicy, short: ShortForms) -> PrefetchPolicy:
+    """The policy of `open`'s arguments; takes its short form away."""
+    if not isinstance(prefetch, PrefetchPolicy):
+        return PrefetchPolicy(prefetch, short.pop("prefetch_bytes", PrefetchPolicy().bytes))
+    if "prefetch_bytes" in short:
+        raise DataError(f"{prefetch=} says prefetch_bytes already; give one of them")
+    return prefetch
+
+
+def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, size: int) -> int:
+    """The mini-batches of ``size`` [B] that are read ahead; a word if they are fewer than asked."""
+    if source.collective:
+        return 0
+    depth = policy.batches(size)
+    if depth < policy.depth:
         grid.notice(
-            f"{ahead} mini-batches of {block / 2**20:.1f} MiB a rank are read ahead, not "
-            f"{prefetch}: more would pass prefetch_bytes={prefetch_bytes}"
+            f"{depth} mini-batches of {size / 2**20:.1f} MiB a rank are read ahead, not "
+            f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}"
         )
-    return Dataset(assembler, transform=chosen, prefetch=ahead, dtype=dtype)
+    return depth
 
 
 class Refused:
@@ -166,20 +195,6 @@ class Refused:
                 f"{len(self.errors)} files were left out and only {kept} kept, so something else "
                 f"is wrong; the first one: {self.errors[0]}"
             )
-
-
-def transform_of(classes: Sequence[str], transform: str | None, window: Window | None) -> Transform:
-    """What is done to stored values, given the names of the voxels' classes, if they have any.
-
-    Raises:
-        DataError: a transform and a window are given, or the window is none.
-    """
-    if window is None:
-        counts = None if classes else "log1p"
-        return counts if transform == "auto" else transform
-    if transform not in ("auto", None):
-        raise DataError(f"{transform=} and {window=} are two transforms; give one of them")
-    return check_window(window)
 
 
 def _schedule(

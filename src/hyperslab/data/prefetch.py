@@ -1,16 +1,135 @@
-"""Doing the next pieces of work in the background while the present one is used."""
+"""Prefetching: later steps are loaded in the background while the present one is used."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from hyperslab.errors import DataError
 
 V = TypeVar("V")
 
 Job = tuple[Future[V], Callable[..., V], tuple[Any, ...]]
+
+Waiting = deque[tuple[int, Future[V]]]
+"""Steps that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchPolicy:
+    """How much is read ahead: ``depth`` mini-batches, of together at most ``bytes`` a rank [B].
+
+    Raises:
+        DataError: one of them is negative.
+    """
+
+    depth: int = 2
+    bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if min(self.depth, self.bytes) < 0:
+            raise DataError(
+                f"prefetch={self.depth}, prefetch_bytes={self.bytes}: both need to be >= 0"
+            )
+
+    def batches(self, size: int) -> int:
+        """The mini-batches of ``size`` [B] that are read ahead."""
+        return min(self.depth, self.bytes // size)
+
+
+@dataclass
+class StepsAhead(Generic[V]):
+    """The steps that one pass over an epoch has asked for, and those that it will ask for."""
+
+    waiting: Waiting[V]
+    todo: Iterator[tuple[int, int]]
+
+
+class Prefetcher(Generic[V]):
+    """Loads the steps of epochs, ``depth`` of them ahead of the one that is used.
+
+    ``load`` takes epoch and step. It is called in the order in which steps are asked for, by one
+    thread; with ``inline`` by the one that asks. ``promised``: other ranks count on every step
+    that was asked for, so none is cancelled.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[int, int], V],
+        *,
+        steps: int,
+        depth: int,
+        inline: bool,
+        promised: bool,
+    ) -> None:
+        self.load = load
+        self.steps = steps
+        self.depth = depth
+        self.promised = promised
+        self.wait_seconds = 0.0
+        """Time for which `take` has waited so far [s]."""
+        self._queue: BackgroundQueue[V] = BackgroundQueue(inline=inline)
+        self._next: tuple[int, Waiting[V]] = (-1, deque())  # what was asked for of the next epoch
+
+    def begin(self, epoch: int, start: int, *, onward: bool) -> StepsAhead[V]:
+        """The steps of an epoch from ``start`` on; with ``onward`` those of the next one follow."""
+        begun, waiting = self._next
+        self._next = (-1, deque())
+        first = start
+        if begun == epoch and start == 0 and waiting:
+            first = waiting[-1][0] + 1
+        else:
+            self._cancel(waiting)
+            waiting = deque()
+        return StepsAhead(waiting, self._todo(epoch, first, onward))
+
+    def take(self, ahead: StepsAhead[V]) -> V:
+        """What was loaded for the next step; later ones are asked for first."""
+        self._ask(ahead, 1 + self.depth)
+        begin = time.perf_counter()
+        result = ahead.waiting[0][1].result()
+        self.wait_seconds += time.perf_counter() - begin
+        ahead.waiting.popleft()
+        return result
+
+    def hand_on(self, epoch: int, ahead: StepsAhead[V]) -> None:
+        """The epoch has ended: what is still asked for is of the next one, ``epoch``."""
+        self._ask(ahead, self.depth)
+        self._next = (epoch, ahead.waiting)
+
+    def drop(self, ahead: StepsAhead[V]) -> None:
+        """The pass has ended early: do not load what it has asked for, unless it is promised."""
+        self._cancel(ahead.waiting)
+        if not self.promised:
+            self._queue.join(cancel=False)
+
+    def join(self, *, cancel: bool, seconds: float | None = None) -> None:
+        """Wait until the steps are loaded; with ``cancel`` only for the one that is under way."""
+        self._queue.join(cancel=cancel, seconds=seconds)
+
+    def _todo(self, epoch: int, step: int, onward: bool) -> Iterator[tuple[int, int]]:
+        yield from ((epoch, later) for later in range(step, self.steps))
+        if onward:
+            yield from ((epoch + 1, later) for later in range(self.steps))
+
+    def _ask(self, ahead: StepsAhead[V], count: int) -> None:
+        """Ask for steps until so many are waited for."""
+        while len(ahead.waiting) < count and (key := next(ahead.todo, None)) is not None:
+            ahead.waiting.append((key[1], self._queue.submit(self._load, *key)))
+
+    def _load(self, epoch: int, step: int) -> V:
+        # A method, so that this object lives, and can be left at exit, while there are steps.
+        return self.load(epoch, step)
+
+    def _cancel(self, waiting: Waiting[V]) -> None:
+        if not self.promised:
+            for _, future in waiting:
+                future.cancel()
 
 
 class BackgroundQueue(Generic[V]):

@@ -10,21 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.data.transforms import Transform, check
+from hyperslab.data.store.boxes import SampleBox
+from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.checks import check_finite
 from hyperslab.formats.shared.labels import check_classes
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 
 
 class Reader:
-    """Reads boxes of ``source`` for one rank and refuses what cannot be right."""
+    """Reads boxes of ``source`` for one rank and refuses what ``transform`` cannot take."""
 
     def __init__(self, source: Source, transform: Transform) -> None:
-        self.source, self.transform = source, transform
-        self.signed = isinstance(transform, tuple) or (transform is None and bool(source.classes))
+        self.source = source
+        self.transform = transform
         self.bytes_read = 0
         self._counting = threading.Lock()  # two epochs may be under way
+
+    def read(self, sample: int, box: Box) -> SampleBox:
+        """The values of a box (C, d, h, w) and its target; errors as `values`."""
+        values = self.values(sample, box)
+        return SampleBox(values, self.target(sample, Box(box.lo[1:], box.hi[1:])))
 
     def values(self, sample: int, box: Box) -> Array:
         """The values of ``box`` (C, d, h, w) in their storage type, not always contiguous.
@@ -37,7 +44,7 @@ class Reader:
             values = np.asarray(self.source.read(sample, box))
         where = self._where(sample, box, values)
         values = _as_stored(values, np.dtype(self.source.dtype), where)
-        check(values, self.transform, where, signed=self.signed)
+        check_values(values, self.transform, where)
         return values
 
     def labels(self, sample: int, box: Box) -> Array:
@@ -49,7 +56,10 @@ class Reader:
         return labels
 
     def target(self, sample: int, box: Box) -> Array:
-        """The labels of a box (d, h, w) where voxels have classes, else the target (P,) float64."""
+        """The labels of a box (d, h, w) where voxels have classes, else the numbers (P,) float64.
+
+        Errors as `values`.
+        """
         if self.source.classes:
             return self.labels(sample, box)
         with self._naming(sample):
@@ -80,6 +90,20 @@ class Reader:
     def _count(self, size: int) -> None:
         with self._counting:
             self.bytes_read += size
+
+
+def check_values(values: Array, transform: Transform, where: str) -> None:
+    """Refuse values that cannot be right before they reach the network as NaN.
+
+    Raises:
+        DataError: NaN or infinite; negative integers where the transform takes them for counts; a
+            value at or below the transform's bound.
+    """
+    low, _ = check_finite(values, where)
+    if not transform.signed and values.dtype.kind == "i" and low < 0:
+        raise DataError(f"{where} holds negative counts, down to {low}")
+    if low <= transform.above:
+        raise DataError(f"{where} holds {low}, {transform.why}")
 
 
 def _as_stored(values: Array, dtype: np.dtype[Any], where: str) -> Array:

@@ -18,7 +18,8 @@ class Skipped:
     """The samples that are left out from when on they could not be read."""
 
     def __init__(self, source: Source, transport: BoxTransport | None) -> None:
-        self.source, self.transport = source, transport
+        self.source = source
+        self.transport = transport
         self.samples: set[int] = set()
 
     def agree(self, samples: Sequence[int], attempt: Callable[[list[int]], Reasons]) -> list[int]:

@@ -1,7 +1,8 @@
-"""Moving a block to the device on a stream of its own, beside the step that is running."""
+"""Copies of local batches to the device on a stream of their own, beside the step that runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,37 +12,46 @@ from hyperslab.data.batch import LocalBatch
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A block that is on its way; ``arrived`` is None where there is nothing to wait for."""
+    """A batch that is on its way; ``arrived`` is None where there is nothing to wait for."""
 
-    block: LocalBatch
+    batch: LocalBatch
     arrived: torch.cuda.Event | None = None
 
 
 class DeviceCopy:
-    """Copies blocks from page-locked memory to a CUDA device; elsewhere it does nothing."""
+    """Copies what ``load`` returns from page-locked memory to a CUDA device.
 
-    def __init__(self, device: torch.device) -> None:
+    On other devices batches stay where they are.
+    """
+
+    def __init__(self, device: torch.device, load: Callable[[int, int], LocalBatch | None]) -> None:
         self.device = device
+        self.load = load
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def send(self, block: LocalBatch) -> InFlight:
-        """Start the copy; called by the reading thread, which has no current device of its own."""
-        if self.stream is None:
-            return InFlight(block)
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            values = block.values.to(self.device, non_blocking=True)
-            pinned = block.targets.pin_memory()  # no copy if it is already
-            targets = pinned.to(self.device, non_blocking=True)
-            return InFlight(
-                replace(block, values=values, targets=targets), self.stream.record_event()
-            )
+    def start(self, epoch: int, step: int) -> InFlight | None:
+        """Load the batch of a step and begin to copy it; None where there is none.
 
-    def receive(self, in_flight: InFlight) -> LocalBatch:
-        """The block, safe to use on the current stream; called by the consumer."""
-        if in_flight.arrived is not None:
+        Called by the reading thread, which has no current device of its own.
+        """
+        batch = self.load(epoch, step)
+        if batch is None:
+            return None
+        if self.stream is None:
+            return InFlight(batch)
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            values = batch.values.to(self.device, non_blocking=True)
+            pinned = batch.targets.pin_memory()  # no copy if it is already
+            targets = pinned.to(self.device, non_blocking=True)
+            event = self.stream.record_event()
+        return InFlight(replace(batch, values=values, targets=targets), event)
+
+    def finish(self, copy: InFlight) -> LocalBatch:
+        """The batch, safe to use on the current stream; called by the consumer."""
+        if copy.arrived is not None:
             stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(in_flight.arrived)
+            stream.wait_event(copy.arrived)
             # The memory was allocated on the copying stream, which may reuse it only afterwards.
-            in_flight.block.values.record_stream(stream)
-            in_flight.block.targets.record_stream(stream)
-        return in_flight.block
+            copy.batch.values.record_stream(stream)
+            copy.batch.targets.record_stream(stream)
+        return copy.batch

@@ -1,79 +1,176 @@
-"""From stored values to the network's input, on the device.
-
-``"log1p"``: log(x + 1), as MLPerf's CosmoFlow. ``"mean"``: x / mean(x), the mean of the whole
-sample over all channels and voxels. ``None``: as stored. A window (low, high) [HU]: clipped to it,
-then low becomes 0 and high 1, so that the zeros with which convolutions pad are what lies lowest:
-air, beyond the edge of a scan too.
-"""
+"""From stored values to the network's input, on the device."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import DataError
-from hyperslab.formats.shared.checks import check_finite
-from hyperslab.formats.source import Array
-
-TRANSFORMS = ("log1p", "mean", None)
 
 Window = tuple[float, float]
-Transform = str | Window | None
+"""(low, high) in the unit of the volumes (HU)."""
 
 
-def check_window(window: Window) -> Window:
-    """The window as two numbers.
+class Transform(ABC):
+    """What is done to the values (b, C, d, h, w) of this rank's part of a mini-batch.
+
+    ``signed``: whether whole numbers below zero can be right; otherwise they are counts. Values
+    must lie ``above`` a bound, for the reason ``why``.
+    """
+
+    signed: bool = False
+    above: float = -math.inf
+    why: str = ""
+
+    @property
+    def name(self) -> str | Window | None:
+        """As `hyperslab.open` takes it; None where values are left as they are stored."""
+        return None
+
+    @abstractmethod
+    def apply(
+        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
+    ) -> torch.Tensor:
+        """Transform ``x`` of samples of ``shape`` (C, D, H, W); in place only if it is ``fresh``.
+
+        All ranks of a replica call it.
+        """
+
+
+@dataclass(frozen=True)
+class AsStored(Transform):
+    """Values as they are stored."""
+
+    signed: bool = False
+
+    def apply(
+        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
+    ) -> torch.Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Log1p(Transform):
+    """log(x + 1), as MLPerf's CosmoFlow."""
+
+    above = -1.0
+    why = 'of which log1p is not a number; use transform="mean" or a window'
+
+    @property
+    def name(self) -> str:
+        return "log1p"
+
+    def apply(
+        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
+    ) -> torch.Tensor:
+        return x.log1p_() if fresh else x.log1p()
+
+
+@dataclass(frozen=True)
+class MeanScale(Transform):
+    """x / mean(x), the mean of the whole sample over all channels and voxels.
+
+    The ranks of a replica sum up. A sample that is zero everywhere stays so.
+    """
+
+    @property
+    def name(self) -> str:
+        return "mean"
+
+    def apply(
+        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
+    ) -> torch.Tensor:
+        sums = x.sum((1, 2, 3, 4), keepdim=True, dtype=torch.float64)
+        group = grid.group(("depth", "height", "width"))
+        mean = all_reduce_sum(sums, group, "the mean of a sample") / math.prod(shape)
+        return x / torch.where(mean == 0, 1, mean).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class IntensityWindow(Transform):
+    """Clipped to [low, high], which becomes [0, 1].
+
+    So the zeros with which convolutions pad are what lies lowest: air, beyond the edge of a scan
+    too.
+    """
+
+    low: float
+    high: float
+    signed = True
+
+    @classmethod
+    def of(cls, window: Window) -> IntensityWindow:
+        """The window of two numbers.
+
+        Raises:
+            DataError: it is not two finite numbers, the lower one first.
+        """
+        try:
+            low, high = map(float, window)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not (math.isfinite(high - low) and low < high):
+            raise DataError(
+                f"window={window!r}: needs two numbers, the lower first, as (-200, 250)"
+            )
+        return cls(low, high)
+
+    @property
+    def name(self) -> Window:
+        return self.low, self.high
+
+    def apply(
+        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
+    ) -> torch.Tensor:
+        return x.clamp(self.low, self.high).sub_(self.low).div_(self.high - self.low)
+
+
+TRANSFORMS: dict[str, Transform] = {"log1p": Log1p(), "mean": MeanScale()}
+"""Those that are chosen by name."""
+
+
+def check_name(transform: str | None) -> None:
+    """Refuse a name that no transform has.
 
     Raises:
-        DataError: it is not two finite numbers, the lower one first.
+        DataError: it is none of them, nor ``"auto"`` or None.
     """
-    try:
-        low, high = map(float, window)
-    except (TypeError, ValueError):
-        low = high = math.nan
-    if not (math.isfinite(high - low) and low < high):
-        raise DataError(f"window={window!r}: needs two numbers, the lower first, as (-200, 250)")
-    return low, high
+    if transform not in (*TRANSFORMS, "auto", None):
+        names = ", ".join(repr(name) for name in (*TRANSFORMS, "auto", None))
+        raise DataError(f"{transform=}: choose from {names}")
 
 
-def check(values: Array, transform: Transform, where: str, *, signed: bool = False) -> None:
-    """Refuse values that cannot be right before they reach the network as NaN.
+def transform_of(classes: Sequence[str], transform: str | None, window: Window | None) -> Transform:
+    """What is done to stored values, given the names of the voxels' classes, if they have any.
 
     Raises:
-        DataError: NaN or infinite; negative integers, for they are counts if not ``signed``; for
-            ``"log1p"`` a value at or below -1.
+        DataError: a transform and a window are given, the window is none, or the name is unknown.
     """
-    low, _ = check_finite(values, where)
-    if not signed and values.dtype.kind == "i" and low < 0:
-        raise DataError(f"{where} holds negative counts, down to {low}")
-    if transform == "log1p" and low <= -1:
-        raise DataError(
-            f'{where} holds {low}, of which log1p is not a number; use transform="mean" or a window'
-        )
+    check_name(transform)
+    if window is not None:
+        if transform not in ("auto", None):
+            raise DataError(f"{transform=} and {window=} are two transforms; give one of them")
+        return IntensityWindow.of(window)
+    if transform == "auto":
+        transform = None if classes else "log1p"
+    return AsStored(signed=bool(classes)) if transform is None else TRANSFORMS[transform]
 
 
 def decode(
     values: torch.Tensor,
-    shape: tuple[int, ...],
-    grid: Grid,
     transform: Transform,
     dtype: torch.dtype,
+    shape: tuple[int, ...],
+    grid: Grid,
 ) -> torch.Tensor:
     """This rank's block (b, C, d, h, w) of samples of ``shape`` (C, D, H, W), transformed.
 
-    Half-precision results are computed in float32. For ``"mean"`` the ranks of a replica sum up.
+    Half-precision results are computed in float32. All ranks of a replica call it.
     """
     x = values.to(torch.promote_types(dtype, torch.float32))
-    if transform == "log1p":
-        x = x.log1p() if x is values else x.log1p_()  # a converted copy is ours to change
-    elif transform == "mean":
-        sums = x.sum((1, 2, 3, 4), keepdim=True, dtype=torch.float64)
-        group = grid.group(("depth", "height", "width"))
-        mean = all_reduce_sum(sums, group, "the mean of a sample") / math.prod(shape)
-        x = x / torch.where(mean == 0, 1, mean).to(x.dtype)  # an empty sample stays zero
-    elif isinstance(transform, tuple):
-        low, high = transform
-        x = x.clamp(low, high).sub_(low).div_(high - low)
-    return x.to(dtype)
+    return transform.apply(x, shape, grid, fresh=x is not values).to(dtype)

@@ -13,8 +13,8 @@ from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_or_raise
-from hyperslab.data.open_dataset import transform_of
-from hyperslab.data.transforms import Transform, check, decode
+from hyperslab.data.reader import check_values
+from hyperslab.data.transforms import Transform, decode, transform_of
 from hyperslab.errors import DataError
 from hyperslab.predict.volumes import partition
 from hyperslab.recipe.schema import Recipe
@@ -63,15 +63,13 @@ class Network:
             DataError: on every rank: values that cannot be right.
             LayoutError: the volume is too small for the grid or the network.
         """
-        of_scans = self.transform is None and bool(self.about.classes)
-        signed = isinstance(self.transform, tuple) or of_scans
         all_or_raise(
-            lambda: check(block, self.transform, where, signed=signed),
+            lambda: check_values(block, self.transform, where),
             failing=where,
             error=DataError,
         )
         values = torch.from_numpy(block).to(self.grid.device)
-        x = decode(values, shape, self.grid, self.transform, torch.float32)
+        x = decode(values, self.transform, torch.float32, shape, self.grid)
         x = Sharded.from_local(x, partition(shape, self.grid), self.grid)
         half = self.recipe.precision == "bf16"
         with torch.autocast(self.grid.device.type, torch.bfloat16, enabled=half):

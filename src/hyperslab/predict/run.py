@@ -126,7 +126,7 @@ class Work:
             "checkpoint": digest(of.checkpoint),
             "native": self.native,
             "precision": of.recipe.precision,
-            "transform": of.transform,
+            "transform": of.transform.name,
         }
         self.journal = Journal(self.folder, json.loads(json.dumps(by)))
 

@@ -33,7 +33,9 @@ Batches = Iterator[Batch]
 class Source(Protocol):
     """What the trainer needs of data: `hyperslab.data.Dataset` has it."""
 
-    wait_seconds: float
+    @property
+    def wait_seconds(self) -> float: ...
+
     at: int
 
     def __len__(self) -> int: ...

@@ -25,7 +25,7 @@ import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
 from hyperslab.data import Dataset
 from hyperslab.data.augment import IDENTITY, Symmetry
-from hyperslab.data.batch import BoxMap
+from hyperslab.data.build import sample_bytes
 from tests.data.soak.made import Made, rest, volume
 from tests.data.soak.plan import AXES, Part, Plan, Visit
 
@@ -137,7 +137,7 @@ def budget(part: Part, grid: hs.Grid) -> int | None:
     if part.kept < 0:
         return None
     mine = -(-part.count // grid.data)
-    return int(part.kept * mine * BoxMap(_shape(part), grid).sample_bytes)
+    return int(part.kept * mine * sample_bytes(_shape(part), grid))
 
 
 def _shape(part: Part) -> Made:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ from hyperslab.formats.source import Array
 
 
 class SampleBox(NamedTuple):
-    """Of one sample a box in its storage type (C, d, h, w), and what is to be found there.
+    """Of one sample the values of a box in their storage type (C, d, h, w), and its target.
 
-    ``rest``: labels (d, h, w) uint8 where voxels have classes, else the target (P,) float64.
+    That is the labels (d, h, w) uint8 where voxels have classes, else the numbers (P,) float64.
     """
 
     values: Array
@@ -41,27 +41,28 @@ class Store:
             DataError: the staging folder cannot be written, or has too little space.
         """
         self._kept: dict[int, SampleBox] = {}
-        self._places = {sample: place for place, sample in enumerate(samples[in_memory:])}
+        self._numbers = {sample: number for number, sample in enumerate(samples[in_memory:])}
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._file: mmap.mmap | None = None
-        if staging is not None and self._places:
-            self._file = _reserve(staging, self._size * len(self._places))
+        if staging is not None and self._numbers:
+            self._file = _reserve(staging, self._size * len(self._numbers))
         self.bytes = 0  # in memory
         self.room = min(in_memory, len(samples)) * size  # what that may become
 
-    def get(self, sample: int) -> SampleBox | None:
-        """What is kept of a sample."""
-        return self._kept.get(sample)
+    def keep(self, sample: int, read: Callable[[], SampleBox]) -> SampleBox:
+        """What is kept of a sample; if it is not here yet, a copy of what ``read`` returns."""
+        kept = self._kept.get(sample)
+        if kept is None:
+            kept = self._copy(sample, read())
+            self._kept[sample] = kept
+        return kept
 
-    def put(self, sample: int, sample_box: SampleBox) -> SampleBox:
-        """Keep a copy; returns it."""
-        place = self._places.get(sample)
-        if place is None:
-            kept = SampleBox(*(np.array(part, order="C") for part in sample_box))
-            self.bytes += sum(part.nbytes for part in kept)
-        else:
-            kept = self._write(place * self._size, sample_box)
-        self._kept[sample] = kept
+    def _copy(self, sample: int, box: SampleBox) -> SampleBox:
+        number = self._numbers.get(sample)
+        if number is not None:
+            return self._write(number * self._size, box)
+        kept = SampleBox(*(np.array(part, order="C") for part in box))
+        self.bytes += sum(part.nbytes for part in kept)
         return kept
 
     def close(self) -> None:
@@ -70,12 +71,12 @@ class Store:
         self._file = None
         self.bytes = self.room = 0
 
-    def _write(self, offset: int, sample_box: SampleBox) -> SampleBox:
+    def _write(self, offset: int, box: SampleBox) -> SampleBox:
         """A copy in the file: the part of larger items first, so that both are aligned."""
         assert self._file is not None
         copies = {}
-        for number in sorted((0, 1), key=lambda number: -sample_box[number].itemsize):
-            part = sample_box[number]
+        for number in sorted((0, 1), key=lambda number: -box[number].itemsize):
+            part = box[number]
             flat: Array = np.frombuffer(self._file, part.dtype, part.size, offset)
             copies[number] = flat.reshape(part.shape)
             copies[number][...] = part
