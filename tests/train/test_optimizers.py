@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyperslab.recipe.schema import SGD, Adam, Linear, Steps
+from hyperslab.recipe.schema import AdamSection, LinearSchedule, SGDSection, StepSchedule
 from hyperslab.train.optimizers import build_optimizer, build_schedule, factor_at
 
 
@@ -14,18 +14,18 @@ from hyperslab.train.optimizers import build_optimizer, build_schedule, factor_a
     [(0, 1.0), (50, 0.505), (25, 0.7525), (99.5, 0.01495), (100, 0.01), (129.9, 0.01)],
 )
 def test_linear_decay_to_a_hundredth_in_100_epochs(epoch: float, expected: float) -> None:
-    assert factor_at(Linear(), epoch) == pytest.approx(expected)
+    assert factor_at(LinearSchedule(), epoch) == pytest.approx(expected)
 
 
 def test_mlperf_warms_up_and_drops() -> None:
-    schedule = Steps(name="steps", warmup=4, at={32: 0.25, 64: 0.125})
+    schedule = StepSchedule(name="steps", warmup=4, at={32: 0.25, 64: 0.125})
     at = [factor_at(schedule, epoch) for epoch in (0, 1, 3, 4, 31.99, 32, 63, 64, 100)]
     assert at == [0, 0.25, 0.75, 1, 1, 0.25, 0.25, 0.125, 0.125]
 
 
 def test_the_rate_of_each_step() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
-    config = Adam(learning_rate=0.5, schedule=Linear(epochs=2, factor=0.1))
+    config = AdamSection(learning_rate=0.5, schedule=LinearSchedule(epochs=2, factor=0.1))
     optimizer = build_optimizer(config, [weight])
     schedule = build_schedule(config, optimizer, 3)
     rates = []
@@ -39,9 +39,11 @@ def test_the_rate_of_each_step() -> None:
 
 
 def test_the_numbers_reach_torch() -> None:
-    adam = build_optimizer(Adam(betas=(0.8, 0.9), eps=1e-3), [torch.nn.Parameter(torch.ones(1))])
+    adam = build_optimizer(
+        AdamSection(betas=(0.8, 0.9), eps=1e-3), [torch.nn.Parameter(torch.ones(1))]
+    )
     assert adam.defaults["betas"] == (0.8, 0.9)
     assert adam.defaults["eps"] == 1e-3
-    sgd = build_optimizer(SGD(name="sgd", momentum=0.7), [torch.nn.Parameter(torch.ones(1))])
+    sgd = build_optimizer(SGDSection(name="sgd", momentum=0.7), [torch.nn.Parameter(torch.ones(1))])
     assert isinstance(sgd, torch.optim.SGD)
     assert sgd.defaults["momentum"] == 0.7

@@ -15,7 +15,7 @@ from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import RecipeError
-from hyperslab.recipe.schema import OfClasses
+from hyperslab.recipe.schema import SegmentationLoss
 from hyperslab.train.build import data_card
 from hyperslab.train.objective import LOSSES
 from tests.ranks import run_ranks
@@ -127,7 +127,7 @@ def test_gone_on_with_on_another_grid(tmp_path: Path, scans: Path, reference: Pa
     assert [row["epoch"] for row in epochs(tmp_path / "run")] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("loss", OfClasses.__args__)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("loss", SegmentationLoss.__args__)  # type: ignore[attr-defined]
 def test_every_loss_trains(tmp_path: Path, scans: Path, loss: str) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", scans, epochs=1)
     run(recipe, f"loss={loss}", "data.batch_size=11")
@@ -135,7 +135,7 @@ def test_every_loss_trains(tmp_path: Path, scans: Path, loss: str) -> None:
 
 
 def test_every_loss_of_a_recipe_is_there() -> None:
-    assert {"mse", "l1", *OfClasses.__args__} == set(LOSSES)  # type: ignore[attr-defined]
+    assert {"mse", "l1", *SegmentationLoss.__args__} == set(LOSSES)  # type: ignore[attr-defined]
 
 
 def test_bf16_is_close(tmp_path: Path, scans: Path, reference: Path) -> None:

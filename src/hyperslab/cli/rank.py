@@ -15,7 +15,7 @@ from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.errors import LayoutError, Stopped
 from hyperslab.launch.launcher import end_with_parent, launch, settle_environment
 from hyperslab.launch.slurm import adopt_slurm
-from hyperslab.recipe.schema import GridAxes, Recipe
+from hyperslab.recipe.schema import GridSection, Recipe
 
 PATIENCE = 60.0
 """How long [s] ranks that write no checkpoint have to end after a signal."""
@@ -85,7 +85,7 @@ def check_ranks(recipe: Recipe, ranks: int | None) -> None:
             )
 
 
-def _grid_of(count: int, grid: GridAxes) -> str:
+def _grid_of(count: int, grid: GridSection) -> str:
     """Overrides that give a grid this many places, along the depth."""
     extents = grid.model_dump()
     others = [f"{axis}=1" for axis, extent in extents.items() if axis != "depth" and extent > 1]

@@ -19,6 +19,7 @@ from hyperslab.metrics.regression import (
 )
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import training_split
+from hyperslab.train.precision import autocast
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,11 @@ def predict(
     Every rank gets those of all samples.
     """
     model.eval()
-    device, half = data.grid.device.type, precision == "bf16"
-    names, true, predicted = list[str](), [], []
+    names: list[str] = []
+    true: list[torch.Tensor] = []
+    predicted: list[torch.Tensor] = []
     for x, y in data.epoch(0):
-        with torch.autocast(device, torch.bfloat16, enabled=half):
+        with autocast(data.grid.device, precision):
             prediction = model(x)
         true.append(y.full().double().cpu())
         predicted.append(prediction.full().double().cpu())

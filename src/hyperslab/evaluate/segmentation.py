@@ -26,6 +26,7 @@ from hyperslab.metrics.confusion import (
 )
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor.main_rank import collect
+from hyperslab.train.precision import autocast
 
 Masks = dict[str, NDArray[np.uint8]]
 
@@ -109,10 +110,13 @@ def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> ClassEvalu
     in the end; 3. the masks to be shown are collected on the main rank, as bytes.
     """
     model.eval()
-    grid, size, names = data.grid, len(data.classes), list[str]()
-    counts, masks = [], list[NDArray[np.uint8]]()
+    grid = data.grid
+    size = len(data.classes)
+    names: list[str] = []
+    counts: list[torch.Tensor] = []
+    masks: list[NDArray[np.uint8]] = []
     for x, y in data.epoch(0):
-        with torch.autocast(grid.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+        with autocast(grid.device, recipe.precision):
             predicted = predicted_classes(model(x))
         counts.append(count(predicted, y, size))
         if len(names) < SHOWN:

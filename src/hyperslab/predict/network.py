@@ -20,6 +20,7 @@ from hyperslab.predict.volumes import partition
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
 from hyperslab.train.build import build_model
+from hyperslab.train.precision import autocast
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,6 @@ class Network:
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, self.transform, torch.float32, shape, self.grid)
         x = Sharded.from_local(x, partition(shape, self.grid), self.grid)
-        half = self.recipe.precision == "bf16"
-        with torch.autocast(self.grid.device.type, torch.bfloat16, enabled=half):
+        with autocast(self.grid.device, self.recipe.precision):
             prediction: Sharded = self.model(x)
         return prediction

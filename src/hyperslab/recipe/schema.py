@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -28,13 +28,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Network(Section):
+class ModelSection(Section):
     """What all networks have. Their channels, outputs and classes are those of the data."""
 
+    segments: ClassVar[bool] = False  # a class for every voxel, or numbers for the volume
     statistics: Literal["grid", "replica"] = "grid"  # of batch norm: over all, or per replica
 
 
-class CosmoFlow(Network):
+class CosmoFlowSection(ModelSection):
     """From volumes to numbers."""
 
     name: Literal["cosmoflow"] = "cosmoflow"
@@ -44,15 +45,19 @@ class CosmoFlow(Network):
     dropout: Probability | None = None  # of dropping; None: the variant's own
 
 
-class UNet3D(Network):
+class UNet3DSection(ModelSection):
     """From volumes to a class for every voxel."""
 
+    segments: ClassVar[bool] = True
     name: Literal["unet3d"]
     channels: PositiveInt = 32  # after the first convolution
     levels: PositiveInt = 3  # poolings
 
 
-class Data(Section):
+AnyModel = Annotated[CosmoFlowSection | UNet3DSection, Field(discriminator="name")]
+
+
+class DataSection(Section):
     """The volumes and how they are read."""
 
     path: Path
@@ -81,19 +86,19 @@ class Data(Section):
         return fractions
 
     @model_validator(mode="after")
-    def _one_transform(self) -> Data:
+    def _one_transform(self) -> DataSection:
         if self.window is not None and self.transform not in ("auto", None):
             raise ValueError("data.window and data.transform are two transforms; give one of them")
         return self
 
     @model_validator(mode="after")
-    def _of_the_store(self) -> Data:
+    def _of_the_store(self) -> DataSection:
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
             raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
         return self
 
 
-class GridAxes(Section):
+class GridSection(Section):
     """The grid of ranks."""
 
     data: PositiveInt = 1
@@ -107,7 +112,7 @@ class GridAxes(Section):
         return self.data * self.depth * self.height * self.width
 
 
-class Linear(Section):
+class LinearSchedule(Section):
     """From 1 to ``factor`` in ``epochs``, then flat (Oyama et al. 2020, section IV)."""
 
     name: Literal["linear"] = "linear"
@@ -116,7 +121,7 @@ class Linear(Section):
     warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
 
 
-class Steps(Section):
+class StepSchedule(Section):
     """Constant between epochs: ``at`` maps an epoch to the factor from there on."""
 
     name: Literal["steps"]
@@ -124,16 +129,19 @@ class Steps(Section):
     warmup: NonNegativeFloat = 0
 
 
-class Common(Section):
+AnySchedule = Annotated[LinearSchedule | StepSchedule, Field(discriminator="name")]
+
+
+class OptimizerSection(Section):
     """What all optimizers have."""
 
     learning_rate: PositiveFloat = 1e-3
-    schedule: Annotated[Linear | Steps, Field(discriminator="name")] = Linear()
+    schedule: AnySchedule = LinearSchedule()
     clip: PositiveFloat | None = None  # the gradient's L2 norm at most
     accumulate: PositiveInt = 1  # mini-batches per step
 
 
-class Adam(Common):
+class AdamSection(OptimizerSection):
     """Adam with the paper's defaults."""
 
     name: Literal["adam"] = "adam"
@@ -141,14 +149,17 @@ class Adam(Common):
     eps: PositiveFloat = 1e-8
 
 
-class SGD(Common):
+class SGDSection(OptimizerSection):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"]
     momentum: Probability = 0.9
 
 
-class Checkpoints(Section):
+AnyOptimizer = Annotated[AdamSection | SGDSection, Field(discriminator="name")]
+
+
+class CheckpointSection(Section):
     """When one is written and how many stay; the best stays besides."""
 
     every: PositiveInt = 1  # [epochs]; the last epoch always
@@ -156,29 +167,31 @@ class Checkpoints(Section):
     keep: PositiveInt = 2
 
 
-OfNumbers = Literal["mse", "l1"]
-OfClasses = Literal["cross_entropy", "dice", "generalised_dice", "focal", "dice_cross_entropy"]
+RegressionLoss = Literal["mse", "l1"]
+SegmentationLoss = Literal[
+    "cross_entropy", "dice", "generalised_dice", "focal", "dice_cross_entropy"
+]
 
 
 class Recipe(Section):
     """One training run."""
 
-    model: Annotated[CosmoFlow | UNet3D, Field(discriminator="name")] = CosmoFlow()
-    data: Data
-    grid: GridAxes = GridAxes()
-    optimizer: Annotated[Adam | SGD, Field(discriminator="name")] = Adam()
-    loss: Literal[OfNumbers, OfClasses] = "mse"
+    model: AnyModel = CosmoFlowSection()
+    data: DataSection
+    grid: GridSection = GridSection()
+    optimizer: AnyOptimizer = AdamSection()
+    loss: Literal[RegressionLoss, SegmentationLoss] = "mse"
     epochs: PositiveInt = 130
     precision: Literal["float32", "bf16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: NonNegativeInt = 0  # of the weights and of dropout
     output: Path  # the run's folder
-    checkpoint: Checkpoints = Checkpoints()
+    checkpoint: CheckpointSection = CheckpointSection()
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
 
     @model_validator(mode="after")
     def _loss_of_the_network(self) -> Recipe:
-        losses = get_args(OfClasses if isinstance(self.model, UNet3D) else OfNumbers)
+        losses = get_args(SegmentationLoss if self.model.segments else RegressionLoss)
         if self.loss not in losses:
             raise ValueError(
                 f"loss={self.loss} does not go with model.name={self.model.name}: "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +19,8 @@ from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
 from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.parallel import parallelize
-from hyperslab.recipe.schema import CosmoFlow, Recipe, UNet3D
+from hyperslab.recipe.choices import choose
+from hyperslab.recipe.schema import CosmoFlowSection, Recipe, UNet3DSection
 from hyperslab.train.objective import Objective, Regression, Segmentation
 
 
@@ -103,9 +106,9 @@ def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
         RecipeError: the network is for another kind of data, or for volumes of another size.
     """
     config = recipe.model
-    if (config.name == "unet3d") != bool(about.classes):
+    if config.segments != bool(about.classes):
         raise RecipeError(_another_kind(recipe, about))
-    model = _unet3d(config, about) if isinstance(config, UNet3D) else _cosmoflow(recipe, about)
+    model = choose(MODELS, config.name, "model.name")(config, about, recipe.data.path)
     return parallelize(model, grid, batch_norm=config.statistics)
 
 
@@ -129,7 +132,7 @@ def _another_kind(recipe: Recipe, about: DataCard) -> str:
     )
 
 
-def _unet3d(config: UNet3D, about: DataCard) -> torch.nn.Module:
+def _unet3d(config: UNet3DSection, about: DataCard, _path: Path) -> torch.nn.Module:
     channels, *extents = about.shape
     if min(extents) >> config.levels == 0:
         raise RecipeError(
@@ -141,14 +144,12 @@ def _unet3d(config: UNet3D, about: DataCard) -> torch.nn.Module:
     )
 
 
-def _cosmoflow(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    config = recipe.model
-    assert isinstance(config, CosmoFlow)
+def _cosmoflow(config: CosmoFlowSection, about: DataCard, path: Path) -> torch.nn.Module:
     channels, *extents = about.shape
     width = config.width or extents[0]
     if extents != [width] * 3:
         raise RecipeError(
-            f"{recipe.data.path} holds volumes of {extents} voxels but the model takes "
+            f"{path} holds volumes of {extents} voxels but the model takes "
             f"{[width] * 3}\n    set model.width or data.subvolume"
         )
     try:
@@ -162,3 +163,10 @@ def _cosmoflow(recipe: Recipe, about: DataCard) -> torch.nn.Module:
         )
     except ValueError as error:
         raise RecipeError(f"model.width, model.variant: {error}") from None
+
+
+MODELS: dict[str, Callable[[Any, DataCard, Path], torch.nn.Module]] = {
+    "cosmoflow": _cosmoflow,
+    "unet3d": _unet3d,
+}
+"""By ``model.name``; each takes its section of the recipe, what the data are, and their path."""

@@ -1,4 +1,4 @@
-"""What a network is trained for, numbers or classes: its loss, and what a validation measures."""
+"""The objective of a training, regression or segmentation: its loss and the validation metrics."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from hyperslab import losses
 from hyperslab.comm import Grid
 from hyperslab.metrics.confusion import count, predicted_classes, scores_of, sum_over_ranks
+from hyperslab.recipe.choices import choose
 from hyperslab.tensor import Sharded
 
-Loss = Callable[[Any, Any], torch.Tensor]
+LossFunction = Callable[[Any, Any], torch.Tensor]
 
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, LossFunction] = {
     "mse": F.mse_loss,
     "l1": F.l1_loss,
     "cross_entropy": F.cross_entropy,
@@ -28,8 +29,8 @@ LOSSES: dict[str, Loss] = {
 """By their names in a recipe; each is the mean over the global mini-batch."""
 
 
-class Tally(Protocol):
-    """What one pass over a split has measured so far."""
+class MetricSums(Protocol):
+    """The metrics of one pass over a split, as sums so far."""
 
     def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
         """Count a mini-batch; every rank calls it, and nobody waits."""
@@ -43,10 +44,10 @@ class Tally(Protocol):
 class Objective(Protocol):
     """The loss of a step and the measures of a validation, "validation_loss" the first of them."""
 
-    loss: Loss
+    loss: LossFunction
     measures: tuple[str, ...]
 
-    def tally(self, grid: Grid) -> Tally: ...
+    def tally(self, grid: Grid) -> MetricSums: ...
 
 
 class Regression:
@@ -55,9 +56,9 @@ class Regression:
     measures: tuple[str, ...] = ("validation_loss", "validation_mae")
 
     def __init__(self, loss: str) -> None:
-        self.loss = LOSSES[loss]
+        self.loss = choose(LOSSES, loss, "loss")
 
-    def tally(self, grid: Grid) -> Tally:
+    def tally(self, grid: Grid) -> MetricSums:
         return _Errors(grid)
 
 
@@ -68,12 +69,13 @@ class Segmentation:
     """
 
     def __init__(self, loss: str, classes: tuple[str, ...]) -> None:
-        self.loss, self.classes = LOSSES[loss], classes
+        self.loss = choose(LOSSES, loss, "loss")
+        self.classes = classes
         dice = [f"validation_dice_{name}" for name in classes]
         counts = [f"{kind}_{name}" for name in classes for kind in COUNTS]
         self.measures = ("validation_loss", *dice, *counts)
 
-    def tally(self, grid: Grid) -> Tally:
+    def tally(self, grid: Grid) -> MetricSums:
         return _Confusion(grid, self.classes)
 
 
@@ -112,7 +114,9 @@ class _Confusion:
     """Loss and confusion counts; the ranks' parts of these are summed once, in the end."""
 
     def __init__(self, grid: Grid, classes: tuple[str, ...]) -> None:
-        self.grid, self.classes, self.mean = grid, classes, _Mean(grid, 1)
+        self.grid = grid
+        self.classes = classes
+        self.mean = _Mean(grid, 1)
         self.counts = torch.zeros(len(classes), len(classes), dtype=torch.int64, device=grid.device)
 
     def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:

@@ -1,42 +1,84 @@
-"""The optimizer of a recipe and the course of its learning rate."""
+"""The optimizer of a recipe and its learning rate: one function and one line in a table each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from hyperslab.recipe.schema import SGD, Adam, Linear, Steps
+from hyperslab.recipe.choices import choose
+from hyperslab.recipe.schema import (
+    AdamSection,
+    LinearSchedule,
+    OptimizerSection,
+    SGDSection,
+    StepSchedule,
+)
+
+Weights = Iterable[torch.nn.Parameter]
 
 
-def build_optimizer(
-    config: Adam | SGD, parameters: Iterable[torch.nn.Parameter]
-) -> torch.optim.Optimizer:
-    """Torch's own optimizer with the recipe's numbers."""
-    if isinstance(config, Adam):
-        return torch.optim.Adam(
-            parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps
-        )
+def build_optimizer(config: AdamSection | SGDSection, parameters: Weights) -> torch.optim.Optimizer:
+    """Torch's own optimizer with the recipe's numbers.
+
+    Raises:
+        RecipeError: `OPTIMIZERS` has no such name.
+    """
+    return choose(OPTIMIZERS, config.name, "optimizer.name")(config, parameters)
+
+
+def _adam(config: AdamSection, parameters: Weights) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=config.learning_rate, betas=config.betas, eps=config.eps)
+
+
+def _sgd(config: SGDSection, parameters: Weights) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=config.learning_rate, momentum=config.momentum)
 
 
+OPTIMIZERS: dict[str, Callable[[Any, Weights], torch.optim.Optimizer]] = {
+    "adam": _adam,
+    "sgd": _sgd,
+}
+"""By ``optimizer.name``; each takes its section of the recipe and the weights."""
+
+
 def build_schedule(
-    config: Adam | SGD, optimizer: torch.optim.Optimizer, steps_per_epoch: int
+    config: OptimizerSection, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> LambdaLR:
     """Set the learning rate before every step, as a function of the epochs done so far."""
     return LambdaLR(optimizer, lambda step: factor_at(config.schedule, step / steps_per_epoch))
 
 
-def factor_at(schedule: Linear | Steps, epoch: float) -> float:
+def factor_at(schedule: LinearSchedule | StepSchedule, epoch: float) -> float:
     """What multiplies the learning rate after so many epochs, which need not be whole.
 
-    Linear: 1 - (1 - factor) * min(epoch / epochs, 1), so it decays to ``factor`` of the first
-    rate in ``epochs`` (Oyama et al. 2020, section IV). A warm-up grows linearly from zero to
-    what the schedule says there.
+    A warm-up grows linearly from zero to what the schedule says there.
+
+    Raises:
+        RecipeError: `SCHEDULES` has no such name.
     """
     warm = min(epoch / schedule.warmup, 1.0) if schedule.warmup else 1.0
-    if isinstance(schedule, Linear):
-        return warm * (1 - (1 - schedule.factor) * min(epoch / schedule.epochs, 1.0))
+    return warm * choose(SCHEDULES, schedule.name, "optimizer.schedule.name")(schedule, epoch)
+
+
+def _linear(schedule: LinearSchedule, epoch: float) -> float:
+    """1 - (1 - factor) * min(epoch / epochs, 1) (Oyama et al. 2020, section IV).
+
+    So the rate decays to ``factor`` of the first one in ``epochs``.
+    """
+    return 1 - (1 - schedule.factor) * min(epoch / schedule.epochs, 1.0)
+
+
+def _steps(schedule: StepSchedule, epoch: float) -> float:
+    """The factor of the latest epoch that is reached, 1 before the first."""
     reached = [start for start in schedule.at if start <= epoch]
-    return warm * (schedule.at[max(reached)] if reached else 1.0)
+    return schedule.at[max(reached)] if reached else 1.0
+
+
+SCHEDULES: dict[str, Callable[[Any, float], float]] = {
+    "linear": _linear,
+    "steps": _steps,
+}
+"""By ``optimizer.schedule.name``; each takes its section of the recipe and the epoch."""

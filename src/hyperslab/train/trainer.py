@@ -22,6 +22,7 @@ from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
 from hyperslab.train.objective import Objective
+from hyperslab.train.precision import autocast
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.step_vote import Verdict, Vote
 from hyperslab.train.stop_request import StopRequest
@@ -156,9 +157,7 @@ class Trainer:
 
     def autocast(self) -> torch.autocast:
         """bf16 where the recipe says so."""
-        return torch.autocast(
-            self.grid.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"
-        )
+        return autocast(self.grid.device, self.recipe.precision)
 
     def record(
         self, loss: torch.Tensor, prediction: torch.Tensor, samples: int, rate: float
