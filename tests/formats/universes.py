@@ -27,7 +27,6 @@ class Seat(Grid):
         self.size = int(np.prod(list(self.extents.values())))
         self.rank, self.coords = rank, self.coords_of(rank)
         self.device = torch.device("cpu")
-        self._noticed, self._remembered = set(), {}
 
     def group(self, axes: Sequence[str]) -> None:
         assert self.size == 1, "a seat is alone in its process"

@@ -1,17 +1,20 @@
 """The grid of ranks and the communication between them, each with its adjoint."""
 
 from hyperslab.comm.collectives import all_reduce_sum, average_gradients
-from hyperslab.comm.exchange import Pending, Plan, plan_exchange
-from hyperslab.comm.grid import AXES, Grid
+from hyperslab.comm.exchange import ExchangePlan, Pending, plan_exchange
+from hyperslab.comm.grid import AXES, Grid, notice
+from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.channels import shared_channels
 
 __all__ = [
     "AXES",
+    "ExchangePlan",
     "Grid",
     "Pending",
-    "Plan",
     "all_reduce_sum",
     "average_gradients",
+    "notice",
+    "per_grid",
     "plan_exchange",
     "shared_channels",
 ]

@@ -16,29 +16,37 @@ import torch.distributed as dist
 
 from hyperslab.comm.agreement import lost_contact
 from hyperslab.comm.grid import Grid
+from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.channels import shared_channels
 from hyperslab.errors import CommError
-from hyperslab.geometry import Box, Cover, Partition, Transfer, transfers
+from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
 from hyperslab.memory_format import memory_format_of
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One rank's part of an exchange; all boxes in global indices.
+class ExchangePlan(TransferPlan):
+    """A rank's part of an exchange in which every rank owns a box and wants one.
 
-    ``own`` is the box this rank owns, ``wanted`` the box it asks for (which may reach over the
-    edge of the volume: nobody sends what is outside).
+    With what its transport asks for in every step, worked out once.
     """
 
     own: Box
     wanted: Box
-    sends: tuple[Transfer, ...]
-    receives: tuple[Transfer, ...]
 
     @cached_property
-    def kept(self) -> Box:
-        """The part of the wanted box that this rank owns itself."""
-        return self.wanted.intersect(self.own)
+    def brought(self) -> tuple[Box, ...]:
+        """The parts of the wanted box that this rank keeps or receives."""
+        return (*self.kept_parts, *(t.box for t in self.receives))
+
+    @cached_property
+    def kept_parts(self) -> tuple[Box, ...]:
+        """The one that it keeps, if there is one."""
+        return () if self.kept is None else (self.kept,)
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether the wanted box is a part of the own one, and nobody wants anything else."""
+        return self.local and self.wanted.intersect(self.own) == self.wanted
 
     @cached_property
     def parts_sent(self) -> list[tuple[int, tuple[slice, ...], tuple[int, ...]]]:
@@ -51,22 +59,22 @@ class Plan:
         return [(t.rank, t.box.shape) for t in self.receives]
 
 
-def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> Plan:
+def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> ExchangePlan:
     """The plan of this rank to get its box of ``cover`` from a tensor cut as ``partition``.
 
     Along axes that do not cut the tensor every rank has its own copy and needs nobody else's.
     """
-    key = (plan_exchange, partition, cover)
-    return grid.remember(key, lambda: _make_plan(partition, cover, grid))
+    return _plan_exchange(grid, partition, cover)
 
 
-def _make_plan(partition: Partition, cover: Cover, grid: Grid) -> Plan:
-    mine = grid.coords
-    own, wanted = partition.box(mine), cover.box(mine)
-    peers = [(grid.rank_of(c), c) for c in partition.peers(mine) if c != mine]
-    receives = transfers(wanted, ((peer, partition.box(c)) for peer, c in peers))
-    sends = tuple(t for peer, c in peers for t in transfers(cover.box(c), [(peer, own)]))
-    return Plan(own, wanted, sends, receives)
+@per_grid
+def _plan_exchange(grid: Grid, partition: Partition, cover: Cover) -> ExchangePlan:
+    peers = {grid.rank_of(coords): coords for coords in partition.peers(grid.coords)}
+    owned = {rank: partition.box(coords) for rank, coords in peers.items()}
+    wanted = {rank: cover.box(coords) for rank, coords in peers.items()}
+    plan = plan_transfers(grid.rank, owned, wanted)
+    own, mine = owned[grid.rank], wanted[grid.rank]
+    return ExchangePlan(own, mine, plan.sends, plan.receives)
 
 
 class Pending:
@@ -120,7 +128,7 @@ class Pending:
         return lost_contact(dist.get_rank(), peers, self._what, error)
 
 
-def start(x: torch.Tensor, plan: Plan, what: str) -> Pending:
+def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Pending:
     """Send the boxes of ``x`` that others want and begin to receive those that this rank wants.
 
     ``x`` holds ``plan.own``.
@@ -131,7 +139,7 @@ def start(x: torch.Tensor, plan: Plan, what: str) -> Pending:
 
 
 def start_adjoint(
-    pieces: Sequence[torch.Tensor], like: torch.Tensor, plan: Plan, what: str
+    pieces: Sequence[torch.Tensor], like: torch.Tensor, plan: ExchangePlan, what: str
 ) -> Pending:
     """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
     sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
@@ -139,7 +147,9 @@ def start_adjoint(
     return Pending(sends, receives, f"the adjoint of {what}")
 
 
-def add_returned(gradient: torch.Tensor, returned: Sequence[torch.Tensor], plan: Plan) -> None:
+def add_returned(
+    gradient: torch.Tensor, returned: Sequence[torch.Tensor], plan: ExchangePlan
+) -> None:
     """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
     for (_, part, _), piece in zip(plan.parts_sent, returned, strict=True):
         gradient[part].add_(piece)
@@ -178,10 +188,10 @@ class _Fetch(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, plan: Plan, fill: float, what: str):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, plan: ExchangePlan, fill: float, what: str):  # type: ignore[no-untyped-def]
         ctx.plan, ctx.what = plan, what
         pending = start(x, plan, what)
-        out = blank(plan.wanted, [plan.kept, *(t.box for t in plan.receives)], x, fill)
+        out = blank(plan.wanted, plan.brought, x, fill)
         place(out, plan.wanted, x, plan.own)
         for t, piece in zip(plan.receives, pending.wait(), strict=True):
             place(out, plan.wanted, piece, t.box)
@@ -200,11 +210,11 @@ class _GiveBack(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, gradient, plan: Plan, what: str):  # type: ignore[no-untyped-def]
+    def forward(ctx, gradient, plan: ExchangePlan, what: str):  # type: ignore[no-untyped-def]
         ctx.plan, ctx.what = plan, what
         pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]
         pending = start_adjoint(pieces, gradient, plan, what)
-        own = blank(plan.own, [plan.kept], gradient)
+        own = blank(plan.own, plan.kept_parts, gradient)
         place(own, plan.own, gradient, plan.wanted)
         add_returned(own, pending.wait(), plan)
         return own
@@ -214,17 +224,17 @@ class _GiveBack(torch.autograd.Function):
         return _Fetch.apply(gradient, ctx.plan, 0.0, ctx.what), None, None
 
 
-def fetch(x: torch.Tensor, plan: Plan, *, fill: float = 0.0, what: str) -> torch.Tensor:
+def fetch(x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, what: str) -> torch.Tensor:
     """The wanted box of a cut tensor, differentiable; ``x`` is the own box.
 
     Elements outside the volume are ``fill`` and have no gradient. Where the plan needs no
     message and stays inside the own box the result is a view.
     """
-    if not plan.sends and not plan.receives and plan.kept == plan.wanted:
+    if plan.in_place:
         return x if plan.own == plan.wanted else x[plan.wanted.slices(plan.own)]
     return _Fetch.apply(x, plan, fill, what)
 
 
-def give_back(gradient: torch.Tensor, plan: Plan, *, what: str) -> torch.Tensor:
+def give_back(gradient: torch.Tensor, plan: ExchangePlan, *, what: str) -> torch.Tensor:
     """The adjoint of `fetch`, differentiable; ``gradient`` is that of the wanted box."""
     return _GiveBack.apply(gradient, plan, what)

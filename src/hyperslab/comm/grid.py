@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
 from hyperslab.comm.allocator import keep_freed_memory
 from hyperslab.comm.bootstrap import device_of_rank, start_distributed
+from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.channels import connect_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 
 AXES = ("data", "depth", "height", "width")
 """Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
-
-T = TypeVar("T")
 
 log = logging.getLogger("hyperslab")
 
@@ -58,9 +56,6 @@ class Grid:
         self.device = device_of_rank()
         self.coords = self.coords_of(self.rank)
         self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
-        self._noticed: set[str] = set()
-        self.random_calls = 0  # how often a random operator ran
-        self._remembered: dict[Hashable, Any] = {}
         if self.device.type == "cpu":
             keep_freed_memory()
 
@@ -105,7 +100,7 @@ class Grid:
             axes[-spatial:] = AXES[-spatial:]
         idle = [a for a in AXES[1:] if self.extents[a] > 1 and a not in axes]
         if idle and spatial:
-            self.notice(f"a {len(shape)}-d tensor has no dim for {idle}: these ranks repeat work")
+            notice(self, f"a {len(shape)}-d tensor has no dim for {idle}: these ranks repeat work")
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
@@ -115,7 +110,7 @@ class Grid:
         if not cut.thin:
             return cut
         if axis == "data":
-            self.notice(f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
+            notice(self, f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
             return None
         raise LayoutError(
             f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
@@ -150,20 +145,14 @@ class Grid:
         ]
         return dist.new_subgroups_by_enumeration(members)[0]
 
-    def remember(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value made for this key before, or now: geometry that every step would repeat."""
-        if key not in self._remembered:
-            self._remembered[key] = make()
-        value: T = self._remembered[key]
-        return value
-
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:
             dist.barrier()
 
-    def notice(self, message: str) -> None:
-        """Log a message once per grid, on the main rank."""
-        if self.is_main and message not in self._noticed:
-            log.warning(message)
-        self._noticed.add(message)
+
+@per_grid
+def notice(grid: Grid, message: str) -> None:
+    """Log a message once per grid, on the main rank."""
+    if grid.is_main:
+        log.warning(message)

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, Unpack
 
 import torch
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, notice
 from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
@@ -167,9 +167,10 @@ def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, size: int) -> int
         return 0
     depth = policy.batches(size)
     if depth < policy.depth:
-        grid.notice(
+        notice(
+            grid,
             f"{depth} mini-batches of {size / 2**20:.1f} MiB a rank are read ahead, not "
-            f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}"
+            f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}",
         )
     return depth
 
@@ -236,7 +237,8 @@ def _check_cut(source: Source, grid: Grid, batch_size: int) -> None:
 
 def _check_line(parameters: Parameters, grid: Grid) -> None:
     if parameters.misfit > NONLINEAR:
-        grid.notice(
+        notice(
+            grid,
             f"physical parameters are not linear in the targets (off by {parameters.misfit:.1%} of "
-            "their range): errors in physical units are approximate"
+            "their range): errors in physical units are approximate",
         )

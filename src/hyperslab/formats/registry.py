@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal, get_args
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, notice
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
@@ -58,7 +58,7 @@ def source_of(
         raise DataError(f"{format=}: choose from {', '.join(get_args(Format))}")
     found = from_main(lambda: find_format(folder)) if format is None else (format, "")
     if found[1]:
-        grid.notice(found[1])
+        notice(grid, found[1])
     source = _scanned(found[0], folder, grid, channels, format, refuse)
     if driver is not None:
         source = _together(source, grid, driver)

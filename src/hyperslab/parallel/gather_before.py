@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, notice
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 
@@ -69,9 +69,10 @@ class _Gather:
         space = [axis for axis in value.partition.axes if axis != "data"]
         if not space:
             return value
-        self.grid.notice(
+        notice(
+            self.grid,
             f"until {self.name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
-            "there repeat the work from here on"
+            "there repeat the work from here on",
         )
         whole = value.redistribute(value.partition.without(space), f"until {self.name!r}")
         whole.mark_as_copy(value)  # serial torch passes the tensor itself, not a copy

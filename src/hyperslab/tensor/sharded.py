@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from hyperslab.comm import Grid, all_reduce_sum, plan_exchange
+from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
@@ -73,6 +73,11 @@ class _Base:
         return self._now != self._version
 
 
+@per_grid
+def _block_shape(grid: Grid, partition: Partition) -> tuple[int, ...]:
+    return partition.box(grid.coords).shape
+
+
 class Sharded(torch.Tensor):
     """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
 
@@ -96,9 +101,7 @@ class Sharded(torch.Tensor):
         Raises:
             LayoutError: the block has not the shape of this rank's box.
         """
-        expected = grid.remember(
-            (Sharded.from_local, partition), lambda: partition.box(grid.coords).shape
-        )
+        expected = _block_shape(grid, partition)
         with DisableTorchFunctionSubclass():
             if tuple(local.shape) != expected:
                 raise LayoutError(

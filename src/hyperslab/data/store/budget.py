@@ -9,7 +9,7 @@ import socket
 import weakref
 from pathlib import Path
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import all_or_raise, from_all
 from hyperslab.data.store.boxes import Store
 from hyperslab.errors import DataError
@@ -33,10 +33,10 @@ def memory_budget(grid: Grid) -> int:
     return _least(free_memory(), SHARE, promised)
 
 
-def stores(grid: Grid) -> weakref.WeakSet[Store]:
+@per_grid
+def stores(_grid: Grid) -> weakref.WeakSet[Store]:
     """Those that are in use on this rank."""
-    found: weakref.WeakSet[Store] = grid.remember("stores", weakref.WeakSet)
-    return found
+    return weakref.WeakSet()
 
 
 def disk_budget(folder: Path, grid: Grid) -> int:

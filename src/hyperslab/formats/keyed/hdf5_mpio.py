@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import all_or_raise
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.keyed.catalog import Catalog
@@ -88,6 +88,7 @@ class MpioFolder(Hdf5Folder):
         return all_or_raise(attempt, failing=failing, error=DataError, gather=gather)
 
 
+@per_grid
 def replica_of(grid: Grid) -> Any:
     """The MPI communicator of the ranks that share their samples with this one; all ranks call it.
 
@@ -95,10 +96,6 @@ def replica_of(grid: Grid) -> Any:
         HyperslabError: mpi4py is missing, h5py is built without MPI, or the ranks of the grid are
             not those of MPI.
     """
-    return grid.remember("replica of MPI", lambda: _split(grid))
-
-
-def _split(grid: Grid) -> Any:
     mpi = optional.mpi()
     if not h5py.get_config().mpi:
         raise HyperslabError(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, notice
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, scan, stamped
@@ -57,9 +57,10 @@ class KeyedFolder(Source):
         folder = Path(path)
         source = cls(from_main(lambda: scan(folder, channels, lbann, cls.suffixes, refuse)))
         if source.catalog.layout.reversed and lbann is None:
-            grid.notice(
+            notice(
+                grid,
                 f"{path}: sub-volumes of LBANN's by key, order and names; their reversed spatial "
-                'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are'
+                'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are',
             )
         return source
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, notice
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Partition, WindowMap
 from hyperslab.tensor import Sharded
@@ -71,9 +71,10 @@ def placement(
     ]
     if not thin:
         return partition, cuts
-    grid.notice(
+    notice(
+        grid,
         f"{name}: output {' x '.join(map(str, extents))} is too thin to be cut along "
-        f"{', '.join(thin)} of {grid}; gathered there, its ranks repeat the work from here on"
+        f"{', '.join(thin)} of {grid}; gathered there, its ranks repeat the work from here on",
     )
     return placement(partition.without(thin), grid, windows, extents, name)
 

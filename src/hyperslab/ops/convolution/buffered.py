@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Plan
+from hyperslab.comm import ExchangePlan
 from hyperslab.comm.exchange import (
     add_returned,
     blank,
@@ -31,7 +31,7 @@ class Local(Protocol):
     def name(self) -> str: ...
 
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> ExchangePlan: ...
 
     @property
     def box(self) -> Box: ...
@@ -76,7 +76,7 @@ class BufferConv(torch.autograd.Function):
             return None, dw, db, None
         halos = [whole[t.box.slices(spec.box)] for t in plan.receives]
         pending = start_adjoint(halos, whole, plan, spec.name)
-        dx = blank(plan.own, [plan.kept], whole)
+        dx = blank(plan.own, plan.kept_parts, whole)
         place(dx, plan.own, whole, spec.box)
         add_returned(dx, pending.wait(), plan)
         return dx, dw, db, None
@@ -107,7 +107,7 @@ def backward_with_graph(
 
 def _fill(x: torch.Tensor, pieces: list[torch.Tensor], spec: Local) -> torch.Tensor:
     plan, box = spec.plan, spec.box
-    buffer = blank(box, [plan.kept, *(t.box for t in plan.receives)], x)
+    buffer = blank(box, plan.brought, x)
     place(buffer, box, x, plan.own)
     for t, piece in zip(plan.receives, pieces, strict=True):
         place(buffer, box, piece, t.box)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm import Grid, plan_exchange
+from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.geometry import Partition, Window
 from hyperslab.ops.common.arguments import hashable, per_dim
 from hyperslab.ops.common.placement import (
@@ -58,9 +58,10 @@ class Layout:
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
 
 
+@per_grid
 def lay_out(
-    x: Partition,
     grid: Grid,
+    x: Partition,
     shape: torch.Size,
     stride: Any,
     padding: Any,
@@ -113,9 +114,8 @@ def convolve(
        (`BufferConv`).
     """
     check_input(x, n, f"conv{n}d")
-    options = (stride, padding, dilation, groups)
-    key = (lay_out, x.partition, weight.shape, *map(hashable, options))
-    layout = x.grid.remember(key, lambda: lay_out(x.partition, x.grid, weight.shape, *options))
+    windowed = (hashable(stride), hashable(padding), hashable(dilation))
+    layout = lay_out(x.grid, x.partition, weight.shape, *windowed, groups)
     x = x.redistribute(layout.input, f"the gather before conv{n}d")
     local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, Plan, plan_exchange
+from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Crop, Partition, TransposedWindow
 from hyperslab.ops.common.arguments import hashable, per_dim
@@ -35,7 +35,7 @@ class TransposedSpec:
     """
 
     name: str
-    plan: Plan
+    plan: ExchangePlan
     box: Box
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -92,8 +92,9 @@ class Layout:
     spec: TransposedSpec
 
 
+@per_grid
 def lay_out(
-    x: Partition, grid: Grid, shape: torch.Size, options: Sequence[Any], groups: int
+    grid: Grid, x: Partition, shape: torch.Size, options: Sequence[Any], groups: int
 ) -> Layout:
     """Where the outputs lie and what they read; ``shape`` is the weight's.
 
@@ -119,7 +120,7 @@ def lay_out(
 
 def _spec(
     name: str,
-    plan: Plan,
+    plan: ExchangePlan,
     volume: Box,
     windows: Sequence[TransposedWindow],
     crops: Sequence[Crop],
@@ -128,7 +129,7 @@ def _spec(
     own = plan.own
     return TransposedSpec(
         name=f"the halo exchange of {name}",
-        plan=Plan(own, plan.wanted.intersect(volume), plan.sends, plan.receives),
+        plan=ExchangePlan(own, plan.wanted.intersect(volume), plan.sends, plan.receives),
         box=Box.of([own.interval(0), own.interval(1), *(crop.inputs for crop in crops)]),
         stride=tuple(w.stride for w in windows),
         padding=tuple(crop.padding for crop in crops),
@@ -160,10 +161,7 @@ def convolve_transposed(
     """
     check_input(x, n, f"conv_transpose{n}d")
     options = tuple(map(hashable, (stride, padding, output_padding, dilation)))
-    layout = x.grid.remember(
-        (lay_out, x.partition, weight.shape, options, groups),
-        lambda: lay_out(x.partition, x.grid, weight.shape, options, groups),
-    )
+    layout = lay_out(x.grid, x.partition, weight.shape, options, groups)
     x = x.redistribute(layout.input, f"the gather before conv_transpose{n}d")
     local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)

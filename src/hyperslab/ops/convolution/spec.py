@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hyperslab.comm import Plan
+from hyperslab.comm import ExchangePlan
 from hyperslab.geometry import Box, Window
 from hyperslab.ops.kernels.convolution import (
     ConvOptions,
@@ -29,7 +29,7 @@ class ConvSpec:
     windows: tuple[Window, ...]
     covered: tuple[bool, ...]
     options: ConvOptions
-    plan: Plan
+    plan: ExchangePlan
     out: Box
 
     @property

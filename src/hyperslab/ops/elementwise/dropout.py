@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import same_on_all
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.ops.common.operands import check_writable
@@ -52,6 +54,12 @@ def _multiply(x: Sharded, mask: torch.Tensor, scale: float, inplace: bool) -> Sh
     return x.like(x.local * mask * scale if scale != 1.0 else x.local * mask)
 
 
+@per_grid
+def _calls(_grid: Grid) -> Iterator[int]:
+    """How often a random operator ran before."""
+    return itertools.count()
+
+
 def check_random_state(x: Sharded) -> None:
     """Ranks whose generators differ would drop different elements of one sample.
 
@@ -59,8 +67,7 @@ def check_random_state(x: Sharded) -> None:
         CommError: the ranks' random states differ.
     """
     grid = x.grid
-    grid.random_calls += 1
-    if grid.size == 1 or grid.random_calls % CHECK_EVERY != 1:
+    if grid.size == 1 or next(_calls(grid)) % CHECK_EVERY != 0:
         return
     state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
     if not same_on_all(zlib.crc32(state.numpy().tobytes())):

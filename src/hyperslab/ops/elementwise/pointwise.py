@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hyperslab.comm import notice
 from hyperslab.errors import LayoutError
 from hyperslab.ops.common.operands import check_writable, common_partition, operand_block
 from hyperslab.tensor import Sharded, register
@@ -68,9 +69,10 @@ def apply_pointwise(
         check_writable(like, function.__name__)
         more = [axis for axis in target.axes if axis not in like.partition.axes]
         if more:
-            like.grid.notice(
+            notice(
+                like.grid,
                 f"{function.__name__} in place: {like.partition} stays as it is; other operands "
-                f"are gathered along {', '.join(more)}, its ranks repeat the work from here on"
+                f"are gathered along {', '.join(more)}, its ranks repeat the work from here on",
             )
         target = like.partition
     local = partial(operand_block, target=target, like=like)

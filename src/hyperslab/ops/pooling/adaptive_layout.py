@@ -5,14 +5,13 @@ Legend: a *spatial dim* is counted from 0 after batch and channel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hyperslab.comm import Grid, plan_exchange
-from hyperslab.comm.exchange import Plan, fetch
+from hyperslab.comm import Grid, notice, per_grid, plan_exchange
+from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import AdaptiveWindow, Box, Interval, Partition
 from hyperslab.ops.common.placement import check_input, output_partition, read_cover
@@ -42,7 +41,7 @@ class AdaptiveLayout:
 
     input: Partition
     output: Partition
-    plan: Plan
+    plan: ExchangePlan
     spans: tuple[Spans, ...]  # of the cut dims
     shared: tuple[str, ...]
     sizes: tuple[int, ...]  # the output block's spatial extents
@@ -60,11 +59,11 @@ class AdaptiveLayout:
 
 def layout_of(x: Sharded, sizes: tuple[int, ...], name: str) -> AdaptiveLayout:
     """The layout of an adaptive pooling to ``sizes``."""
-    key = (layout_of, x.partition, sizes)
-    return x.grid.remember(key, lambda: _lay_out(x.partition, x.grid, sizes, name))
+    return _lay_out(x.grid, x.partition, sizes, name)
 
 
-def _lay_out(x: Partition, grid: Grid, sizes: Sequence[int], name: str) -> AdaptiveLayout:
+@per_grid
+def _lay_out(grid: Grid, x: Partition, sizes: tuple[int, ...], name: str) -> AdaptiveLayout:
     x = x.without([cut.axis for cut in x.cuts[2:] if cut is not None and cut.thin])
     given = x.cuts[2:]
     windows = [AdaptiveWindow(e, s) for e, s in zip(x.shape[2:], sizes, strict=True)]
@@ -83,9 +82,10 @@ def _lay_out(x: Partition, grid: Grid, sizes: Sequence[int], name: str) -> Adapt
         if given[d] is not None
     )
     if any(c is not None and c.axis in shared and s > 1 for c, s in zip(given, sizes, strict=True)):
-        grid.notice(
+        notice(
+            grid,
             f"{name}: output {' x '.join(map(str, sizes))} is too thin to be cut along "
-            f"{', '.join(shared)} of {grid}: its ranks repeat the work from here on"
+            f"{', '.join(shared)} of {grid}: its ranks repeat the work from here on",
         )
     return AdaptiveLayout(x, output, plan, spans, tuple(shared), out.shape[2:])
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, plan_exchange
+from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.agreement import any_rank
-from hyperslab.comm.exchange import Plan, fetch
+from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition, TransposedWindow
 from hyperslab.ops.common.arguments import per_dim
@@ -64,7 +64,7 @@ class Layout:
 
     input: Partition
     output: Partition
-    plan: Plan
+    plan: ExchangePlan
     windows: tuple[Unpooling, ...]
     cut: tuple[bool, ...]  # whether the output is, by spatial dim
     reach: Box  # where this rank's values may go, and its outputs
@@ -83,8 +83,7 @@ def max_unpool(
        are kept.
     """
     name = f"max_unpool{n}d"
-    key = (lay_out, x.partition, windows, sizes)
-    layout = x.grid.remember(key, lambda: lay_out(x.partition, x.grid, windows, sizes, name))
+    layout = lay_out(x.grid, x.partition, windows, sizes, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
     at = operand_block(indices, target=layout.input, like=x)
     values, at = (fetch(t, layout.plan, what=f"the exchange of {name}") for t in (x.local, at))
@@ -98,8 +97,9 @@ def max_unpool(
     return x.like(y if reach == out else y[out.slices(reach)], layout.output)
 
 
+@per_grid
 def lay_out(
-    x: Partition, grid: Grid, windows: tuple[Unpooling, ...], sizes: Sequence[int], name: str
+    grid: Grid, x: Partition, windows: tuple[Unpooling, ...], sizes: tuple[int, ...], name: str
 ) -> Layout:
     """Where the outputs of an unpooling lie and which values may come there."""
     x, cuts = placement(x, grid, windows, sizes, name)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, plan_exchange
-from hyperslab.comm.exchange import Plan, fetch
+from hyperslab.comm import Grid, per_grid, plan_exchange
+from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
@@ -53,7 +53,7 @@ class Layout:
 
     input: Partition
     output: Partition
-    plan: Plan
+    plan: ExchangePlan
     blends: tuple[tuple[int, Taps], ...]  # spatial dim and its taps
     rest: tuple[int, ...]  # the spatial dims that are left to torch's operator
     sizes: tuple[int, ...]  # the block's after it
@@ -87,8 +87,7 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     """
     name = f"interpolate(mode={resize.mode!r})"
     kind = Kind.of(x.local)
-    key = (lay_out, x.partition, resize, kind)
-    layout = x.grid.remember(key, lambda: lay_out(x.partition, x.grid, resize, kind, name))
+    layout = lay_out(x.grid, x.partition, resize, kind, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
     block = fetch(x.local, layout.plan, what=f"the halo exchange of {name}")
     dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
@@ -114,7 +113,8 @@ def _resize_rest(resize: Resize, block: torch.Tensor, layout: Layout) -> torch.T
 
 
 @torch.inference_mode(False)
-def lay_out(x: Partition, grid: Grid, resize: Resize, kind: Kind, name: str) -> Layout:
+@per_grid
+def lay_out(grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str) -> Layout:
     """Where the outputs of an interpolation lie, what they read and how."""
     dims = range(len(resize.sizes))
     kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm import Grid, plan_exchange
+from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition
@@ -61,16 +61,20 @@ def cut_of_joined(tensors: Sequence[torch.Tensor], dim: int, extent: int, grid: 
     Along ``dim``, where that operand is cut there, in balanced shards.
     """
     cut = [t.partition for t in tensors if isinstance(t, Sharded)]
-    candidates = list(dict.fromkeys(_candidate(partition, dim, extent) for partition in cut))
+    candidates = tuple(dict.fromkeys(_candidate(partition, dim, extent) for partition in cut))
     if len(candidates) == 1:
         return candidates[0]
     held = tuple(
         t.partition if isinstance(t, Sharded) else Partition.whole(t.shape) for t in tensors
     )
-    return grid.remember(
-        (cut_of_joined, held, dim),
-        lambda: min(candidates, key=lambda target: _moved(held, dim, target, grid)),
-    )
+    return _cheapest(grid, candidates, held, dim)
+
+
+@per_grid
+def _cheapest(
+    grid: Grid, candidates: tuple[Partition, ...], held: tuple[Partition, ...], dim: int
+) -> Partition:
+    return min(candidates, key=lambda target: _moved(held, dim, target, grid))
 
 
 def _candidate(partition: Partition, dim: int, extent: int) -> Partition:

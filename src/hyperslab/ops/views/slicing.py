@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,9 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition
 from hyperslab.tensor import Sharded, register
+
+LAYOUTS = 4096
+"""Layouts that are remembered, of crops of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,7 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     all if there are fewer elements than ranks, and every rank fetches its own.
     """
     chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
-    stay, target, cover = x.grid.remember(
-        (crop, x.partition, chosen), lambda: _lay_out(x.partition, chosen)
-    )
+    stay, target, cover = _lay_out(x.partition, chosen)
     block, origin = x.local, x.box
     if not stay:
         block = fetch(block, plan_exchange(x.partition, cover, x.grid), what="a crop")
@@ -74,7 +76,8 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     return y
 
 
-def _lay_out(partition: Partition, chosen: Sequence[Span]) -> tuple[bool, Partition, Cover]:
+@functools.lru_cache(LAYOUTS)
+def _lay_out(partition: Partition, chosen: tuple[Span, ...]) -> tuple[bool, Partition, Cover]:
     """Whether all elements stay where they are, how the result is cut, and what it reads."""
     cuts, stay = [], True
     for cut, span in zip(partition.cuts, chosen, strict=True):
