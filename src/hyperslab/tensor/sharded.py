@@ -24,6 +24,7 @@ from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
+from hyperslab.tensor.copies import TrackedTensor
 from hyperslab.tensor.dispatch import RULES, refuse
 
 
@@ -40,45 +41,12 @@ class Policy:
 _GRAD: Any = torch.Tensor.grad
 
 
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    with DisableTorchFunctionSubclass():
-        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
-
-
-def _changes(block: torch.Tensor) -> list[int]:
-    """How often rules changed an inference tensor's memory, of which torch keeps no version."""
-    storage: Any = block.untyped_storage()
-    if not hasattr(storage, "_hyperslab_changes"):
-        storage._hyperslab_changes = [0]
-    changes: list[int] = storage._hyperslab_changes
-    return changes
-
-
-class _Base:
-    """The tensor of which serial torch would have a view."""
-
-    def __init__(self, block: torch.Tensor) -> None:
-        self._changes = _changes(block) if block.is_inference() else None
-        self._counter = block.detach()
-        self._counter.data = block.new_empty(0)  # shares the version counter, but no memory
-        self._version = self._now
-
-    @property
-    def _now(self) -> int:
-        return self._counter._version if self._changes is None else self._changes[0]
-
-    @property
-    def changed(self) -> bool:
-        """Whether it was changed in place since."""
-        return self._now != self._version
-
-
 @per_grid
 def _block_shape(grid: Grid, partition: Partition) -> tuple[int, ...]:
     return partition.box(grid.coords).shape
 
 
-class Sharded(torch.Tensor):
+class Sharded(TrackedTensor):
     """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
 
     Made by `hyperslab.shard`, by a data set, or by `from_local`. Operators run by the rules of
@@ -88,9 +56,6 @@ class Sharded(torch.Tensor):
     _partition: Partition
     _grid: Grid
     _policy: Policy
-    _base_of_copy: _Base | None = None
-    is_crop = False
-    """A view that leaves elements of a cut dim away; on some ranks none: blocks look whole."""
 
     @staticmethod
     def from_local(
@@ -115,28 +80,8 @@ class Sharded(torch.Tensor):
     def like(self, local: torch.Tensor, partition: Partition | None = None) -> Sharded:
         """Wrap a block on the same grid; ``partition`` defaults to this tensor's own."""
         y = Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
-        if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, y):  # a view
-            y._base_of_copy, y.is_crop = self._base_of_copy, self.is_crop
+        self._pass_on_to(y)
         return y
-
-    def mark_as_copy(self, base: Sharded) -> None:
-        """Say that this is a copy of a part of ``base`` where serial torch would have a view.
-
-        From now on it cannot be changed in place, nor be used once ``base`` was: the one would
-        show in the other.
-        """
-        self._base_of_copy = base._base_of_copy or _Base(base.local)
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether serial torch would have a view here; see `mark_as_copy`."""
-        return self._base_of_copy is not None
-
-    def note_change(self) -> None:
-        """Say that a rule changed this tensor in place, where torch does not count it."""
-        block = self.local
-        if block.is_inference():
-            _changes(block)[0] += 1
 
     @property
     def local(self) -> torch.Tensor:
@@ -151,8 +96,7 @@ class Sharded(torch.Tensor):
                 "it was taken from was changed in place since\n    use the operator that returns "
                 "a new tensor (inplace=False) there, or clone() what was taken before"
             )
-        with DisableTorchFunctionSubclass():
-            return self.as_subclass(torch.Tensor)
+        return self._block
 
     @property
     def partition(self) -> Partition:
