@@ -60,13 +60,13 @@ class DimArgument:
 class Signature:
     """What has to be done to the arguments of a call before its rule runs.
 
-    ``first``: the name of the tensor whose dims are counted; ``numpy_names``: those that stand for
-    an argument of the rule; ``takes_out``: whether the rule itself has an argument ``out``.
+    ``first``: the name of the tensor whose dims are counted; ``own``: the names of the rule's
+    arguments; ``numpy_names``: those that stand for one of them.
     """
 
     first: str = "input"
+    own: frozenset[str] = frozenset()
     numpy_names: Mapping[str, str] = field(default_factory=dict)
-    takes_out: bool = False
     dims: tuple[DimArgument, ...] = ()
 
     @staticmethod
@@ -87,7 +87,7 @@ class Signature:
             position = sys.maxsize if by_name else names.index(name)
             found.append(DimArgument(name, position, default))
         first = names[0] if names else ""
-        return Signature(first, other, "out" in parameters, tuple(found))
+        return Signature(first, frozenset(names), other, tuple(found))
 
     def read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
@@ -98,7 +98,7 @@ class Signature:
             LayoutError: ``out=`` is given and the rule has no such argument.
             IndexError: there is no such dim.
         """
-        if kwargs:
+        if not self.own.issuperset(kwargs):
             kwargs = self._own_names(kwargs, function)
         if self.dims:
             return self._from_the_front(args, kwargs, function)
@@ -107,7 +107,7 @@ class Signature:
     def _own_names(
         self, kwargs: Mapping[str, Any], function: Callable[..., Any]
     ) -> Mapping[str, Any]:
-        if "out" in kwargs and not self.takes_out:
+        if "out" in kwargs and "out" not in self.own:
             if kwargs["out"] is not None:
                 raise LayoutError(f"{function.__name__}(out=...) has no rule; use its return value")
             kwargs = {key: value for key, value in kwargs.items() if key != "out"}

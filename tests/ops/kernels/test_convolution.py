@@ -107,7 +107,7 @@ def test_every_version_equals_the_reference(
         y = conv_forward(x, weight, bias, options, padding)
         found = conv_backward(gradient.to(dtype), x, weight, options, padding, [True] * 3)
     own = [t.clone().requires_grad_() for t in (x, weight, bias)]
-    other = differentiable_conv(*own, options, [(p, p) for p in padding])
+    other = differentiable_conv(*own, options, padding)
     graphs = torch.autograd.grad(other, own, gradient.to(dtype))
     for got, expected in zip(
         (y, *found, other, *graphs), (want, *wanted, want, *wanted), strict=True
@@ -118,7 +118,7 @@ def test_every_version_equals_the_reference(
 def test_uneven_padding() -> None:
     x, weight = torch.randn(1, 2, 6, 5), torch.randn(3, 2, 2, 4)
     options = ConvOptions((1, 1), (1, 1), 1)
-    got = differentiable_conv(x, weight, None, options, [(0, 1), (1, 2)])
+    got = differentiable_conv(x, weight, None, options, (0, 1), (0, 1, 0, 1))
     padded = F.pad(x, [1, 2, 0, 1])
     torch.testing.assert_close(got, reference(padded, weight, None, options, (0, 0)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import SupportsIndex
 
 PerDim = int | Sequence[int]
@@ -24,6 +24,6 @@ def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int
     return values * n if len(values) == 1 else values
 
 
-def hashable(option: PerDim | str) -> int | str | tuple[int, ...]:
+def hashable(option: PerDim | str) -> Hashable:
     """A number, a word, or a sequence of numbers, as a key."""
-    return option if isinstance(option, int | str) else tuple(option)
+    return tuple(option) if isinstance(option, list) else option

@@ -47,13 +47,18 @@ def windows_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """One rank's geometry of a convolution; made once per (partition, weight shape, options)."""
+class ConvLayout:
+    """One rank's geometry of a convolution; made once per (partition, weight shape, options).
+
+    ``padding`` and ``margins`` are for torch's own convolution of the block, where nothing is cut
+    in space: what both ends of a dim share, and what one end has more, as ``F.pad`` takes it.
+    """
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
-    windows: tuple[Window, ...]
     options: ConvOptions
+    padding: tuple[int, ...]
+    margins: tuple[int, ...]
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
 
@@ -67,7 +72,7 @@ def lay_out(
     padding: Any,
     dilation: Any,
     groups: int,
-) -> Layout:
+) -> ConvLayout:
     """Where the outputs of a convolution lie and what they read."""
     windows = windows_of(shape, stride, padding, dilation)
     options = ConvOptions(
@@ -79,8 +84,10 @@ def lay_out(
     extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
     x, cuts = placement(x, grid, windows, extents, name)
     output = output_partition(x, shape[0], extents, cuts)
+    shared = tuple(min(w.before, w.after) for w in windows)
+    margins = _margins(windows)
     if not any(cuts):
-        return Layout(x, output, windows, options, None, None)
+        return ConvLayout(x, output, options, shared, margins, None, None)
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
     spec = ConvSpec(
         name=f"the halo exchange of {name} {tuple(shape)}",
@@ -91,7 +98,15 @@ def lay_out(
         out=output.box(grid.coords),
     )
     slabs = slabs_of(spec) if aligned(spec) and not thin(spec) else None
-    return Layout(x, output, windows, options, spec, slabs)
+    return ConvLayout(x, output, options, shared, margins, spec, slabs)
+
+
+def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
+    """The padding that one end of a dim has more than the other, from the last dim on."""
+    if all(w.before == w.after for w in windows):
+        return ()
+    ends = [(w.before - min(w.before, w.after), w.after - min(w.before, w.after)) for w in windows]
+    return tuple(end for pair in reversed(ends) for end in pair)
 
 
 def convolve(
@@ -120,8 +135,7 @@ def convolve(
     local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     if layout.spec is None:
-        margins = [(w.before, w.after) for w in layout.windows]
-        y = differentiable_conv(local, weight, bias, layout.options, margins)
+        y = differentiable_conv(local, weight, bias, layout.options, layout.padding, layout.margins)
         return x.like(y, layout.output)
     if layout.slabs is None:
         return x.like(BufferConv.apply(local, weight, bias, layout.spec), layout.output)

@@ -124,13 +124,15 @@ def differentiable_conv(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     options: ConvOptions,
-    margins: Sequence[tuple[int, int]],
+    padding: Sequence[int],
+    margins: Sequence[int] = (),
 ) -> torch.Tensor:
-    """Torch's own convolution with its graph; ``margins``: padding before and after each dim."""
+    """Torch's own convolution with its graph; ``margins``: more padding, as ``F.pad`` takes it."""
     version = choose.differentiable_convolution(x, weight)
-    shared = [0 if version == "padded" else min(pair) for pair in margins]
-    more = [m - both for pair, both in zip(margins, shared, strict=True) for m in reversed(pair)]
-    if any(more):
-        x = F.pad(x, more[::-1])
-    local = LOCAL[len(margins)]
-    return local(x, weight, bias, options.stride, shared, options.dilation, options.groups)
+    if margins:
+        x = F.pad(x, margins)
+    if version == "padded":
+        x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
+        padding = [0] * len(padding)
+    local = LOCAL[len(padding)]
+    return local(x, weight, bias, options.stride, padding, options.dilation, options.groups)
