@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hyperslab.ops  # noqa: F401 - enters the rules of torch's operators
-from hyperslab import losses, models
+from hyperslab import formats, losses, models
 from hyperslab.checkpoint.save_load import load, save
 from hyperslab.comm import Grid
 from hyperslab.data import Source, open
@@ -28,6 +28,7 @@ __all__ = [
     "Sharded",
     "Source",
     "UnsupportedOp",
+    "formats",
     "gather",
     "load",
     "losses",

@@ -13,7 +13,7 @@ import zarr
 
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import LayoutError
-from hyperslab.formats.io_cost import advice, boxes, cost, storage_of
+from hyperslab.formats.io_cost import advice, boxes, cost
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.formats.test_formats import CUTS
@@ -78,7 +78,7 @@ STORED: dict[str, Callable[[Path], None]] = {
 def test_the_system_reads_what_is_said(tmp_path: Path, kind: str, extents: dict[str, int]) -> None:
     STORED[kind](tmp_path)
     source = source_of(tmp_path, Seat(), "last" if "npy" in kind else None)
-    storage = storage_of(source)
+    storage = source.storage(0)
     assert storage is not None
     source.read(0, Box((0, 0, 0, 0), (1, 1, 1, 1)))
     said = read = 0
@@ -96,7 +96,7 @@ def test_the_system_reads_what_is_said(tmp_path: Path, kind: str, extents: dict[
 def test_packed_samples_are_read_whole(tmp_path: Path) -> None:
     mlperf(tmp_path / "u.tfrecord", 0, packed=True)
     source = source_of(tmp_path, Seat())
-    storage = storage_of(source)
+    storage = source.storage(0)
     assert storage is not None
     ranks = [cost(storage, box) for box in boxes(source.shape, {"depth": 3})]
     assert [rank.read for rank in ranks] == [(tmp_path / "u.tfrecord").stat().st_size] * 3
@@ -106,14 +106,14 @@ def test_packed_samples_are_read_whole(tmp_path: Path) -> None:
 def test_a_packed_scan_is_read_up_to_the_end_of_the_box(tmp_path: Path) -> None:
     niftis(".nii.gz", False)(tmp_path)
     source = source_of(tmp_path, Seat())
-    storage = storage_of(source)
+    storage = source.storage(0)
     assert storage is not None
     size = (tmp_path / "volume-0.nii.gz").stat().st_size
     ranks = [cost(storage, box) for box in boxes(source.shape, {"depth": 2})]
     assert [rank.read for rank in ranks] == [round(size * 4 / 7), size]
-    turned = storage_of(source, 2)  # its outermost axis runs along the patient's, but backwards
+    turned = source.storage(2)  # its outermost axis runs along the patient's, but backwards
     assert turned is not None
-    assert (turned.dims, turned.flipped) == ("HWD", "DH")
+    assert (turned.order.dims, turned.order.flipped) == ("HWD", "DH")
     size = (tmp_path / "volume-2.nii.gz").stat().st_size
     ranks = [cost(turned, box) for box in boxes(source.shape, {"height": 2})]
     assert [rank.read for rank in ranks] == [size, round(size / 2)]
@@ -125,7 +125,7 @@ def test_advice_where_the_cut_fights_the_file(tmp_path: Path) -> None:
     found = {}
     for name in ("piece", "chunks"):
         source = source_of(tmp_path / name, Seat())
-        storage = storage_of(source)
+        storage = source.storage(0)
         assert storage is not None
         for axis in ("depth", "height", "width"):
             ranks = [cost(storage, box) for box in boxes(source.shape, {axis: 4})]
@@ -141,7 +141,7 @@ def test_advice_where_the_cut_fights_the_file(tmp_path: Path) -> None:
 def test_every_format_has_a_cost(tmp_path: Path, name: str) -> None:
     volumes = FORMATS[name](tmp_path)
     source = source_of(tmp_path, Seat())
-    storage = storage_of(source)
+    storage = source.storage(0)
     assert storage is not None
     assert sorted(storage.shape) == sorted(source.shape)[4 - len(storage.shape) :]
     for extents in CUTS:

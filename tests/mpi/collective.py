@@ -69,21 +69,21 @@ def mode_of(dataset: Any) -> int:
 @contextmanager
 def fetching(instead: Callable[..., Any]) -> Iterator[None]:
     """Call ``instead`` with the ordinary function and its arguments."""
-    fetch = hdf5_mpio.MpioFolder._fetch
-    hdf5_mpio.MpioFolder._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
+    fetch = hdf5_mpio.MpioOpener._fetch
+    hdf5_mpio.MpioOpener._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        hdf5_mpio.MpioFolder._fetch = fetch  # type: ignore[method-assign]
+        hdf5_mpio.MpioOpener._fetch = fetch  # type: ignore[method-assign]
 
 
 def check_bytes(folder: Path, extents: dict[str, int], mode: str) -> int:
     """Two epochs; returns the collective transfers of this rank."""
     modes: list[int] = []
 
-    def watched(fetch: Callable[..., Any], source: Any, dataset: Any, *what: Any) -> Any:
+    def watched(fetch: Callable[..., Any], opener: Any, dataset: Any, *what: Any) -> Any:
         assert dataset.file.driver == "mpio"
-        values = fetch(source, dataset, *what)
+        values = fetch(opener, dataset, *what)
         modes.append(mode_of(dataset))
         return values
 

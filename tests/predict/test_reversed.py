@@ -26,10 +26,10 @@ ABOUT = DataCard(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
 @pytest.mark.parametrize(("lbann", "format"), [(None, None), (True, "lbann"), (False, "hdf5")])
 def test_axes_are_those_of_training(tmp_path: Path, lbann: bool | None, format: str | None) -> None:
     split(tmp_path)
-    source = source_of(tmp_path, Seat(), format=format)  # type: ignore[arg-type]
+    source = source_of(tmp_path, Seat(), format=format)
     file = Hdf5(Path(source.where(1)), ABOUT, native=False, channels=None, lbann=lbann)
     box = Box((1, 0, 2, 1), (3, 4, 5, 3))
-    np.testing.assert_array_equal(file.read(0, box), source.read(1, box))
+    np.testing.assert_array_equal(file.source.read(0, box), source.read(1, box))
     assert file.shape == source.shape
 
 

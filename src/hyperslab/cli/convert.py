@@ -16,6 +16,7 @@ from hyperslab.convert import Request
 from hyperslab.convert import convert as convert_folder
 from hyperslab.ct import Outcome, Pair, Shape, find, make_phantoms
 from hyperslab.ct import convert as convert_pairs
+from hyperslab.formats.registry import choices, compressions, names
 
 FOLDER = "folder"
 """The command without a name."""
@@ -72,9 +73,7 @@ def _wrapped(text: str) -> str:
 def folder(
     src: Annotated[Path, typer.Argument(metavar="SRC", help="A folder that hyperslab.open takes.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; made if missing.")],
-    format: Annotated[
-        str, typer.Option(help="To: hdf5, lbann, npy, tfrecord, zarr or nifti.")
-    ] = "hdf5",
+    format: Annotated[str, typer.Option(help=f"To: {choices(names())}.")] = "hdf5",
     cut: Annotated[
         str | None, typer.Option(help="Parts along depth, height and width: 2,2,2.")
     ] = None,
@@ -82,7 +81,7 @@ def folder(
         int | None, typer.Option(help="Cut each volume into cubes of so many voxels a side.")
     ] = None,
     compression: Annotated[
-        str, typer.Option(help="none or gzip; of zarr also zstd; npy has none.")
+        str, typer.Option(help=f"{choices(compressions())}, as far as the format has it.")
     ] = "none",
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     source_format: Annotated[
@@ -95,7 +94,7 @@ def folder(
     if channels not in (None, "first", "last"):
         raise typer.BadParameter(f"--channels {channels}: give first or last")
     parts = None if cut is None else _three("--cut", cut)
-    request = Request(format, parts, subvolumes, compression)  # type: ignore[arg-type]
+    request = Request(format, parts, subvolumes, compression)
     with progress() as bar:
 
         def begun(count: int, notices: Sequence[str]) -> None:
@@ -108,7 +107,7 @@ def folder(
             out,
             request,
             channels=channels,  # type: ignore[arg-type]
-            source_format=source_format,  # type: ignore[arg-type]
+            source_format=source_format,
             workers=_workers(workers),
             begun=begun,
             done=lambda outcome: bar.advance(bar.task_ids[0]),

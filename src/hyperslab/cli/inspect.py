@@ -11,8 +11,8 @@ import typer
 
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source
-from hyperslab.formats.io_cost import Storage, advice, boxes, cost, storage_of
-from hyperslab.formats.registry import find_format, source_of
+from hyperslab.formats.io_cost import Storage, advice, boxes, cost
+from hyperslab.formats.registry import choices, find_format, names, source_of
 
 PLACE = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
@@ -22,19 +22,16 @@ def inspect(
     places: Annotated[
         list[str] | None, typer.Argument(help="A grid, such as grid.depth=2 grid.width=2.")
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="hdf5, lbann, npy, tfrecord, zarr or nifti.")
-    ] = None,
+    format: Annotated[str | None, typer.Option(help=f"{choices(names())}.")] = None,
     channels: Annotated[str | None, typer.Option(help="first or last.")] = None,
 ) -> None:
     """Say what a folder holds and what reading it on a grid costs in bytes and requests."""
     extents = _extents(places or [])
     if channels not in (None, "first", "last"):
         raise typer.BadParameter(f"--channels {channels}: give first or last")
-    found = format or find_format(path)[0]
+    found = format or find_format(path)[0].name
     source = source_of(path, Grid(), channels, format)  # type: ignore[arg-type]
-    storage = storage_of(source)
-    assert storage is not None, "every format of ours has one"
+    storage = source.storage(0)
     typer.echo(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
         typer.echo(f"  {word:11}{text}")
@@ -52,19 +49,22 @@ def _extents(places: list[str]) -> dict[str, int]:
     return extents
 
 
-def _about(source: Source, storage: Storage) -> dict[str, str]:
-    chunk = "" if storage.chunk is None else f", chunks of {_product(storage.chunk)}"
-    packing = f", {storage.compression}" if storage.compression else ""
+def _about(source: Source, storage: Storage | None) -> dict[str, str]:
     found = {"parameters": ", ".join(_ranges(source))}
     if source.classes:
         found = {"classes": ", ".join(source.classes)}
     return {
         "first": source.where(0),
         "volume": f"{_product(source.shape)} (C x D x H x W) {source.dtype.name}",
-        "stored": f"{_product(storage.shape)} ({' x '.join(storage.dims)}){chunk}{packing}, "
-        f"{_size(storage.size)}",
+        "stored": "not said by its format" if storage is None else _stored(storage),
         **found,
     }
+
+
+def _stored(storage: Storage) -> str:
+    chunk = "" if storage.chunk is None else f", chunks of {_product(storage.chunk)}"
+    packing = f", {storage.compression}" if storage.compression else ""
+    return f"{_product(storage.shape)} ({storage.order}){chunk}{packing}, {_size(storage.size)}"
 
 
 def _ranges(source: Source) -> list[str]:
@@ -75,7 +75,9 @@ def _ranges(source: Source) -> list[str]:
     ]
 
 
-def _costs(source: Source, storage: Storage, extents: dict[str, int]) -> list[str]:
+def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> list[str]:
+    if storage is None:
+        return []
     ranks = [cost(storage, box) for box in boxes(source.shape, extents)]
     most = max(ranks, key=lambda rank: rank.read)
     read = sum(rank.read for rank in ranks)

@@ -1,4 +1,4 @@
-"""The record of a conversion, `hyperslab.data.conversion`, as it grows.
+"""The record of a conversion, `hyperslab.formats.shared.manifest`, as it grows.
 
 A sample is recorded before its files get their names: what has a name and no line is somebody
 else's, what has a line and no name is made again.

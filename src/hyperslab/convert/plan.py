@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 from hyperslab.convert.journal import REMEDY, Record
-from hyperslab.convert.origin import alone, stamp, stamps
 from hyperslab.convert.request import Outcome, Request
-from hyperslab.convert.targets import check_fit
 from hyperslab.convert.worker import Doubtful, Job, Todo
 from hyperslab.errors import DataError
+from hyperslab.formats import registry
 from hyperslab.formats.shared.chunking import sides
+from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
 from hyperslab.formats.shared.manifest import RECORD, Entry
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
@@ -29,10 +29,12 @@ class Plan:
     """
 
     def __init__(self, root: Path, source: Source, request: Request) -> None:
-        self.root, self.source, self.request = root, source, request
+        self.root = root
+        self.source = source
+        self.request = request
         self.samples = source if request.width is None else Subvolumes(source, request.width)
-        check_fit(request.format, self.samples)
-        self.names = request.target.names(self.samples, root.resolve().name)
+        check_fit(request, self.samples)
+        self.names = request.writer.names(self.samples, root.resolve().name)
         self.per_volume = len(self.names) // len(source.names)
         name, count = Counter(self.names).most_common(1)[0]
         if count > 1:
@@ -41,8 +43,9 @@ class Plan:
                 "sub-folders for them: convert one folder at a time"
             )
         self.cut = request.cut or (1, 1, 1)
-        self.chunk, self.word = None, ""
-        if request.target.chunked:
+        self.chunk = None
+        self.word = ""
+        if request.writer.chunked:
             channels, *extents = self.samples.shape
             voxel = channels * self.samples.dtype.itemsize
             self.chunk, self.word = sides(extents, self.cut, voxel)
@@ -63,7 +66,7 @@ class Plan:
 
     def notices(self) -> list[str]:
         """What a user should know beforehand."""
-        told = self.request.target.told(self.samples)
+        told = self.request.writer.told(self.samples)
         words = f'the shape does not tell where the channels are; open it with channels="{told}"'
         return [*filter(None, [self.word]), *([words] if told else [])]
 
@@ -87,11 +90,13 @@ class Plan:
                     todo.append((number, name))
             finished += [entry for _, entry in there]
             try:
-                now = stamps(self.source, volume, self.root)
+                now = recorded_stamps(self.source.files(volume), self.root)
             except DataError as error:  # it has gone since the folder was scanned
                 outcomes.append(Outcome("failed", str(error)))
                 continue
-            doubtful = [(number, entry) for number, entry in there if entry["stamps"] != now]
+            # Of a source that names no files nobody knows whether it is what it was.
+            same = [bool(now) and entry["stamps"] == now for _, entry in there]
+            doubtful = [one for one, kept in zip(there, same, strict=True) if not kept]
             if todo or doubtful:
                 jobs.append(self._job(volume, record.folder, tuple(todo), tuple(doubtful)))
             else:
@@ -100,15 +105,14 @@ class Plan:
 
     def _job(self, volume: int, out: Path, todo: Todo, doubtful: Doubtful) -> Job:
         source, request = self.source, self.request
-        kind, about = alone(source, volume)
         return Job(
             source.names[volume],
             source.volume(volume),
             self.root,
-            kind,
-            about,
+            source.alone(volume),
             request.width,
             request.format,
+            request.writer,
             request.compression,
             self.cut,
             self.chunk,
@@ -124,14 +128,14 @@ class Plan:
             DataError: something of its name is not it.
         """
         entry = record.entries.get(name)
-        files = self.request.target.files(name, self.request.compression)
+        files = self.request.writer.files(name, self.request.compression)
         for file in files:
             path = record.folder / file
             if not path.exists():
                 return False
             if entry is None:
                 raise DataError(f"{path}: is of no conversion: take it away or {REMEDY}")
-            size, then = stamp(path)[0], entry["files"][file]
+            size, then = size_and_time(path)[0], entry["files"][file]
             if size != then:
                 raise DataError(
                     f"{path}: has {size} bytes but had {then} when it was written: delete it and "
@@ -147,3 +151,18 @@ class Plan:
                         f"{record.folder / RECORD}: {entry['name']!r} was made of {file}, which is "
                         f"not in {self.root}: {REMEDY}"
                     )
+
+
+def check_fit(request: Request, source: Source) -> None:
+    """Nothing, if the format can hold the samples.
+
+    Raises:
+        DataError: it cannot; named are the format, what does not fit, and the formats that can.
+    """
+    misfit = request.writer.misfit(source)
+    if misfit:
+        writers = {one.name: one.writer for one in registry.formats() if one.writer is not None}
+        others = [name for name, writer in writers.items() if not writer.misfit(source)]
+        raise DataError(
+            f"{source.where(0)}: {request.format} cannot hold {misfit}; {', '.join(others)} can"
+        )

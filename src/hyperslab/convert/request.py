@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from hyperslab.convert.targets import TARGETS
 from hyperslab.errors import DataError
-from hyperslab.formats.registry import Format
-from hyperslab.formats.writer import Target
+from hyperslab.formats import registry
+from hyperslab.formats.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +29,26 @@ class Request:
         DataError: something asked for does not exist.
     """
 
-    format: Format
+    format: str
     cut: tuple[int, ...] | None = None
     width: int | None = None
     compression: str = "none"
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(Format):
-            raise DataError(f"format {self.format!r}: choose from {', '.join(get_args(Format))}")
-        if self.compression not in self.target.compressions:
-            known = ", ".join(self.target.compressions)
-            raise DataError(f"compression of {self.format}: {known}, not {self.compression}")
-        if self.cut is not None and not self.target.chunked:
+        known = [one.name for one in registry.formats() if one.writer is not None]
+        if self.format not in known:
+            raise DataError(f"format {self.format!r}: choose from {', '.join(known)}")
+        if self.compression not in self.writer.compressions:
+            has = ", ".join(self.writer.compressions)
+            raise DataError(f"compression of {self.format}: {has}, not {self.compression}")
+        if self.cut is not None and not self.writer.chunked:
             raise DataError(f"{self.format} files have no chunks; leave out the cut")
         if self.cut is not None and (len(self.cut) != 3 or min(self.cut) < 1):
             raise DataError(f"cut {self.cut}: needs three numbers of parts, of at least 1")
 
     @property
-    def target(self) -> Target:
-        return TARGETS[self.format]
+    def writer(self) -> Writer:
+        """Of the format."""
+        writer = registry.named(self.format).writer
+        assert writer is not None, "it was looked up when the request was made"
+        return writer

@@ -14,8 +14,8 @@ from hyperslab.convert.plan import SCRATCH, Plan
 from hyperslab.convert.request import Outcome, Request
 from hyperslab.convert.worker import Done, run
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.header import Channels
-from hyperslab.formats.registry import Format, source_of
+from hyperslab.formats.registry import source_of
+from hyperslab.formats.shared.channels import Channels
 from hyperslab.worker_pool import each
 
 
@@ -25,7 +25,7 @@ def convert(
     request: Request,
     *,
     channels: Channels | None = None,
-    source_format: Format | None = None,
+    source_format: str | None = None,
     workers: int = 1,
     begun: Callable[[int, Sequence[str]], None] = lambda count, notices: None,
     done: Callable[[Outcome], None] = lambda outcome: None,
@@ -70,7 +70,7 @@ def _outcomes(plan: Plan, record: Record, workers: int) -> Generator[Outcome, No
     try:
         with _writing(record.folder):
             names = plan.samples.parameters.names
-            plan.request.target.begin(record.folder, names, finished)
+            plan.request.writer.begin(record.folder, names, finished)
         with closing(each(run, [(job,) for job in jobs], workers)) as results:
             for result in results:
                 with _writing(record.folder):
@@ -88,7 +88,7 @@ def _finish(plan: Plan, record: Record, result: Done) -> None:
     made = {name for _, name in result.job.todo}
     new = [entry for entry in result.entries if entry["name"] in made]
     record.add(result.entries)
-    plan.request.target.finish(record.folder, new)
+    plan.request.writer.finish(record.folder, new)
     for entry in new:
         for file in entry["files"]:
             path = record.folder / file

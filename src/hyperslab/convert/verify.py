@@ -14,13 +14,13 @@ from hyperslab.formats.registry import source_of
 from hyperslab.formats.shared import slabs
 from hyperslab.formats.shared.chunking import AXES
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.writer import Part, Target
+from hyperslab.formats.writer import SampleToWrite, Writer
 from hyperslab.geometry import Box, Cut
 
 Shares = tuple[int, ...]
 
 
-def verify(folder: Path, target: Target, written: Mapping[str, Part], cut: Shares) -> None:
+def verify(folder: Path, writer: Writer, written: Mapping[str, SampleToWrite], cut: Shares) -> None:
     """Open the folder, and compare all that is read of it with what was to be written.
 
     Volumes are read box by box, as ranks on a grid of ``cut`` (depth, height, width) would.
@@ -29,20 +29,22 @@ def verify(folder: Path, target: Target, written: Mapping[str, Part], cut: Share
         DataError: the folder cannot be read, or what is read differs.
     """
     expected = next(iter(written.values())).source
-    found = source_of(folder, Grid(), target.told(expected), target.read_as)
+    found = source_of(folder, Grid(), writer.told(expected), writer.read_as)
     try:
         _same(folder, "names", sorted(found.names), sorted(written))
         for sample, name in enumerate(found.names):
-            _verify(found, sample, target, written[name], cut)
+            _verify(found, sample, writer, written[name], cut)
     finally:
         found.close()
 
 
-def _verify(found: Source, sample: int, target: Target, part: Part, cut: Shares) -> None:
-    where, source = found.where(sample), part.source
+def _verify(found: Source, sample: int, writer: Writer, wanted: SampleToWrite, cut: Shares) -> None:
+    where, source = found.where(sample), wanted.source
     for word in ("shape", "dtype", "classes"):
         _same(where, word, getattr(found, word), getattr(source, word))
-    step = slabs.thickness(source.shape, source.dtype.itemsize, part.chunk[0] if part.chunk else 1)
+    step = slabs.thickness(
+        source.shape, source.dtype.itemsize, wanted.chunk[0] if wanted.chunk else 1
+    )
     rows, columns = (
         Cut.balanced(*dim).intervals
         for dim in zip(AXES[1:], source.shape[2:], cut[1:], strict=True)
@@ -65,15 +67,15 @@ def _verify(found: Source, sample: int, target: Target, part: Part, cut: Shares)
 
     tally = slabs.Tally()
     slabs.pass_by(slabs.values(found, sample, step, tally, read))
-    _same(where, "checksum", str(tally), str(part.tally))
+    _same(where, "checksum", str(tally), str(wanted.tally))
     if source.classes:
         tally = slabs.Tally()
         slabs.pass_by(slabs.labels(found, sample, step, tally, read_labels))
-        _same(where, "checksum of the labels", str(tally), str(part.label_tally))
+        _same(where, "checksum of the labels", str(tally), str(wanted.label_tally))
         return
-    if target.named:
+    if writer.named:
         _same(where, "parameters", found.parameters.names, source.parameters.names)
-    exact = target.target(source.target(part.sample)).tolist()
+    exact = writer.stored_target(wanted.target).tolist()
     _same(where, "targets", found.target(sample).tolist(), exact)
 
 

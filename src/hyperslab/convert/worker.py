@@ -5,21 +5,17 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hyperslab.convert.extras import extras_of
 from hyperslab.convert.journal import REMEDY
-from hyperslab.convert.origin import stamp, stamps
-from hyperslab.convert.targets import TARGETS
 from hyperslab.convert.verify import verify
 from hyperslab.errors import DataError
-from hyperslab.formats.registry import Format
 from hyperslab.formats.shared import slabs
 from hyperslab.formats.shared.chunking import Sides
+from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
 from hyperslab.formats.shared.manifest import Entry
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
-from hyperslab.formats.writer import Part
+from hyperslab.formats.writer import SampleToWrite, Writer
 
 Todo = tuple[tuple[int, str], ...]
 Doubtful = tuple[tuple[int, Entry], ...]
@@ -27,7 +23,10 @@ Doubtful = tuple[tuple[int, Entry], ...]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One volume of ``root``, which ``kind(about)`` opens, and its samples.
+    """One volume of ``root``, a source of its own, and its samples.
+
+    Everything in it can be sent to another process by pickle, which imports the modules of the
+    classes there: so formats of users are registered there too.
 
     ``todo``: the number of each within the volume, and its name. ``doubtful``: those that are
     finished, but of a file that does not look as it did. ``scratch``: a folder for this job alone.
@@ -36,10 +35,10 @@ class Job:
     name: str
     volume: str
     root: Path
-    kind: type[Source]
-    about: Any
+    source: Source
     width: int | None
-    format: Format
+    format: str
+    writer: Writer
     compression: str
     cut: Sides
     chunk: Sides | None
@@ -67,13 +66,13 @@ def run(job: Job) -> Done:
     Raises:
         DataError: a file cannot be written.
     """
-    whole = job.kind(job.about)  # type: ignore[call-arg]
+    whole = job.source
     try:
         source = whole if job.width is None else Subvolumes(whole, job.width)
-        before = stamps(whole, 0, job.root)
+        before = recorded_stamps(whole.files(0), job.root)
         entries = [_checked(source, number, entry) for number, entry in job.doubtful]
         entries += _written(source, job)
-        if stamps(whole, 0, job.root) != before:
+        if recorded_stamps(whole.files(0), job.root) != before:
             raise DataError(f"{whole.where(0)}: has changed while it was read")
         return Done(job, tuple(entry | {"stamps": before} for entry in entries))
     except DataError as error:
@@ -93,30 +92,33 @@ def _written(source: Source, job: Job) -> list[Entry]:
     """Write samples and verify them."""
     if not job.todo:
         return []
-    target, parts = TARGETS[job.format], {}
+    samples = {}
     job.scratch.mkdir(parents=True)
     for number, name in job.todo:
-        part = Part(source, number, extras_of(source, number), job.chunk, job.compression)
-        target.write(job.scratch, name, part)
-        parts[name] = part
-    verify(job.scratch, target, parts, job.cut)
-    return [_entry(job, name, part) for name, part in parts.items()]
+        extras = source.extras(number)
+        sample = SampleToWrite(source, number, extras, job.chunk, job.compression)
+        for file in job.writer.files(name, job.compression):
+            (job.scratch / file).parent.mkdir(parents=True, exist_ok=True)
+        job.writer.write(job.scratch, name, sample)
+        samples[name] = sample
+    verify(job.scratch, job.writer, samples, job.cut)
+    return [_entry(job, name, sample) for name, sample in samples.items()]
 
 
-def _entry(job: Job, name: str, part: Part) -> Entry:
-    files = TARGETS[job.format].files(name, job.compression)
+def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
+    files = job.writer.files(name, job.compression)
     entry: Entry = {
         "name": name,
-        "files": {file: stamp(job.scratch / file)[0] for file in files},
+        "files": {file: size_and_time(job.scratch / file)[0] for file in files},
         "source": job.name,
-        "crc32c": str(part.tally),
+        "crc32c": str(sample.tally),
     }
     if job.volume != name:
         entry["volume"] = job.volume
-    if part.source.classes:
-        entry["labels_crc32c"] = str(part.label_tally)
+    if sample.source.classes:
+        entry["labels_crc32c"] = str(sample.label_tally)
     else:
-        entry["target"] = part.source.target(part.sample).tolist()
+        entry["target"] = sample.target.tolist()
     return entry
 
 

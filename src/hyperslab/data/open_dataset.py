@@ -19,7 +19,7 @@ from hyperslab.data.sampler import Schedule, samples_of
 from hyperslab.data.transforms import Window, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.parameters import Parameters
-from hyperslab.formats.registry import Driver, Format, source_of
+from hyperslab.formats.registry import Driver, source_of
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
 
@@ -47,7 +47,7 @@ def open(
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     seed: int = 0,
     shuffle: bool | None = None,
-    format: Format | None = None,
+    format: str | None = None,
     channels: Literal["first", "last"] | None = None,
     driver: Driver | None = None,
     subvolume: int | None = None,

@@ -9,42 +9,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
 from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError
-from hyperslab.formats.keyed.header import kind_of, opened
-from hyperslab.formats.keyed.source import KeyedFolder
-from hyperslab.formats.nifti.source import NiftiFolder, stored_axes
-from hyperslab.formats.npy.file import header_of
-from hyperslab.formats.npy.source import NpyFolder
-from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.shared.strided_read import plan
-from hyperslab.formats.source import Source
-from hyperslab.formats.tfrecord.records import is_gzip
-from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.geometry import Box, Cut, Interval
 
 SIEVE, BUFFER = 65536, 4096
 """What HDF5 and Python's files read at least where a piece begins [B]."""
-
-FIRST, LAST, BACK = "CDHW", "DHWC", "CWHD"
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How the volume of a sample lies in its file.
 
-    ``dims``: the file's, outermost first, as letters; those ``flipped`` run backwards. ``chunk``:
-    none where it is one piece. ``size``: of all of it as stored [B]. ``buffer``: what is read at
-    least where a piece begins [B]. ``bridged``: read by ourselves, short gaps too, see `pieces`.
-    ``packed``: one stream, of which all before the end of a box is read, or (``whole``) all.
+    ``shape``: of the stored array, whose dims have an ``order``. ``chunk``: none where it is one
+    piece. ``size``: of all of it as stored [B]. ``buffer``: what is read at least where a piece
+    begins [B]. ``bridged``: read by ourselves, short gaps too, see `strided_read`. ``packed``: one
+    stream, of which all before the end of a box is read, or (``whole``) all.
     """
 
-    dims: str
+    order: StorageOrder
     shape: tuple[int, ...]
     itemsize: int
     size: int
@@ -54,7 +43,6 @@ class Storage:
     bridged: bool = False
     packed: bool = False
     whole: bool = False
-    flipped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,53 +52,6 @@ class Cost:
     box: int  # bytes of the box itself
     read: int
     requests: int
-
-
-def storage_of(source: Source, sample: int = 0) -> Storage | None:
-    """How a sample is stored; ``None`` of a source that is not one of ours.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    match source:
-        case KeyedFolder():
-            return _keyed(source, sample)
-        case NpyFolder():
-            stored, size = source.arrays.stored, source.dtype.itemsize
-            dims = {3: "DHW", 4: LAST if source.arrays.channels == "last" else FIRST}[len(stored)]
-            if header_of(Path(source.where(sample))).fortran:
-                dims, stored = dims[::-1], stored[::-1]
-            return Storage(dims, stored, size, math.prod(stored) * size, bridged=True)
-        case TfRecordFolder():
-            path, stored = Path(source.where(sample)), source.catalog.stored
-            with naming(path, "TFRecord"):
-                packed, size = is_gzip(path), path.stat().st_size
-            plain = Storage(LAST, stored, 2, math.prod(stored) * 2, bridged=True)
-            if not packed:
-                return plain
-            return replace(plain, size=size, compression="gzip", packed=True, whole=True)
-        case NiftiFolder():
-            dims, flipped, stored, itemsize = stored_axes(source, sample)
-            path = Path(source.where(sample))
-            size, packed = path.stat().st_size, path.suffix == ".gz"
-            plain = Storage(dims, stored, itemsize, size, buffer=BUFFER, flipped=flipped)
-            return replace(plain, compression="gzip", packed=True) if packed else plain
-    return None
-
-
-def _keyed(source: KeyedFolder, sample: int) -> Storage:
-    layout, path = source.catalog.layout, Path(source.where(sample))
-    dims = BACK if layout.reversed else LAST if layout.channels == "last" else FIRST
-    with naming(path, kind_of(path)), opened(path) as file:
-        stored = file[layout.key]
-        plain = Storage(dims, layout.stored, stored.dtype.itemsize, stored.nbytes)
-        if kind_of(path) == "Zarr":
-            word = ", ".join(type(codec).__name__ for codec in stored.compressors)
-            chunk = tuple(stored.chunks)
-            return replace(plain, size=stored.nbytes_stored(), chunk=chunk, compression=word)
-        word = stored.compression or ""
-        size = stored.id.get_storage_size()
-        return replace(plain, size=size, chunk=stored.chunks, compression=word, buffer=SIEVE)
 
 
 def boxes(shape: Sequence[int], extents: Mapping[str, int]) -> list[Box]:
@@ -130,7 +71,7 @@ def boxes(shape: Sequence[int], extents: Mapping[str, int]) -> list[Box]:
 
 def cost(storage: Storage, box: Box) -> Cost:
     """What reading ``box`` (C, d, h, w) takes."""
-    stored = Box.of([_interval(storage, box, place) for place in range(len(storage.dims))])
+    stored = storage.order.to_file(box, storage.shape)
     own = box.size * storage.itemsize
     if storage.packed:
         ends = [hi - 1 for hi in stored.hi]
@@ -150,13 +91,6 @@ def cost(storage: Storage, box: Box) -> Cost:
         count = math.prod(stored.shape[:outer])
         return Cost(own, count * span, count)
     return Cost(own, *_pieces(storage, stored))
-
-
-def _interval(storage: Storage, box: Box, place: int) -> Interval:
-    """What a box takes of a dim of the file."""
-    dim, extent = storage.dims[place], storage.shape[place]
-    lo, hi = box.interval(FIRST.index(dim))
-    return (extent - hi, extent - lo) if dim in storage.flipped else (lo, hi)
 
 
 def _pieces(storage: Storage, box: Box) -> tuple[int, int]:
@@ -199,7 +133,7 @@ def advice(storage: Storage, costs: Sequence[Cost], extents: Mapping[str, int]) 
             f"cuts along {cut} go through chunks, which are then read by several ranks; write "
             f"chunks whose sides divide the shards: {command}"
         )
-    outer = {"D": "depth", "H": "height", "W": "width"}[storage.dims.replace("C", "")[0]]
+    outer = {"D": "depth", "H": "height", "W": "width"}[storage.order.dims.replace("C", "")[0]]
     return (
         f"cutting {cut} reads whole rows of files without chunks; cut along {outer}, which is "
         f"outermost in the file, or write chunks whose sides divide the shards: {command}"

@@ -10,6 +10,19 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+COSMOFLOW_NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")
+"""In the order of ``unitPar`` in the public files."""
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """The names of parameters that have none: ``y0``, ``y1``, ..."""
+    return tuple(f"y{i}" for i in range(count))
+
+
+def universe_names(count: int) -> tuple[str, ...]:
+    """The documented names, where the parameters are as many."""
+    return COSMOFLOW_NAMES if count == len(COSMOFLOW_NAMES) else numbered(count)
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:

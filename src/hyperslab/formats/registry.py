@@ -1,107 +1,143 @@
-"""Which format a folder holds, and its `Source`: by what is there, never by a guess."""
+"""The formats: which there are, which one a folder holds, and its `Source`."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from hyperslab.comm import Grid, notice
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
-from hyperslab.formats.keyed.hdf5 import Hdf5Folder
-from hyperslab.formats.keyed.hdf5_mpio import MpioFolder, replica_of
-from hyperslab.formats.keyed.header import Channels
-from hyperslab.formats.keyed.zarr import ZarrFolder
-from hyperslab.formats.nifti.source import NiftiFolder
-from hyperslab.formats.npy.source import NpyFolder
+from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.listing import Refuse, check_folder, walk
 from hyperslab.formats.shared.manifest import volumes_of
-from hyperslab.formats.source import Source
-from hyperslab.formats.tfrecord.source import TfRecordFolder
-
-Format = Literal["hdf5", "lbann", "npy", "tfrecord", "zarr", "nifti"]
+from hyperslab.formats.source import ScanOptions, Source
+from hyperslab.formats.writer import Writer
 
 Driver = Literal["mpio"]
 
-SUFFIXES: dict[Format, tuple[str, ...]] = {
-    "hdf5": HDF5,
-    "npy": NpyFolder.suffixes,
-    "tfrecord": TfRecordFolder.suffixes,
-    "zarr": ZarrFolder.suffixes,
-    "nifti": NiftiFolder.suffixes,
-}
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A storage format.
+
+    ``suffixes``: of its files' names, by which a folder is known to hold it; without any it has to
+    be asked for by its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``:
+    of what `hyperslab convert` makes; ``None`` where it makes none. ``help``: one line.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    source: type[Source]
+    writer: Writer | None = None
+    help: str = ""
+
+
+_FORMATS: dict[str, Format] = {}
+"""By name, in the order of their registration."""
+
+
+def register(
+    name: str,
+    *,
+    suffixes: Sequence[str] = (),
+    source: type[Source],
+    writer: Writer | None = None,
+    help: str = "",
+) -> Format:
+    """Make a format known to `hyperslab.open`, recipes, and every command; see `Format`.
+
+    Raises:
+        ValueError: the name, or a suffix, is that of another format.
+    """
+    if name in _FORMATS:
+        raise ValueError(f"format {name!r} is registered already, by {_FORMATS[name].source}")
+    for other in _FORMATS.values():
+        for known in other.suffixes:
+            for suffix in suffixes:
+                if suffix.endswith(known) or known.endswith(suffix):
+                    raise ValueError(f"files *{suffix} are those of the format {other.name!r}")
+    _FORMATS[name] = Format(name, tuple(suffixes), source, writer, help)
+    return _FORMATS[name]
+
+
+def formats() -> tuple[Format, ...]:
+    """All that are registered."""
+    return tuple(_FORMATS.values())
+
+
+def names() -> tuple[str, ...]:
+    """Of all that are registered."""
+    return tuple(_FORMATS)
+
+
+def compressions() -> list[str]:
+    """Those that any writer has."""
+    writers = [one.writer for one in formats() if one.writer is not None]
+    return list(dict.fromkeys(word for writer in writers for word in writer.compressions))
+
+
+def choices(names: Sequence[str]) -> str:
+    """For a sentence.
+
+    >>> choices(["hdf5", "npy", "zarr"])
+    'hdf5, npy or zarr'
+    """
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def named(format: str) -> Format:
+    """The format of this name.
+
+    Raises:
+        DataError: there is none; names those that there are.
+    """
+    if format not in _FORMATS:
+        raise DataError(f"{format=}: choose from {', '.join(names())}")
+    return _FORMATS[format]
 
 
 def source_of(
     path: str | Path,
     grid: Grid,
     channels: Channels | None = None,
-    format: Format | None = None,
+    format: str | None = None,
     refuse: Refuse | None = None,
     driver: Driver | None = None,
 ) -> Source:
     """The folder as a source of its format; all ranks call this.
 
-    Without ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the
-    spatial dims as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files
-    that are not what they should be, which are then left out. With ``driver="mpio"`` the ranks of a
-    replica read together.
+    The main rank scans it, so that a folder that changes meanwhile is the same for all. Without
+    ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the spatial dims
+    as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files that are not
+    what they should be, which are then left out. With ``driver="mpio"`` the ranks of a replica read
+    together.
 
     Raises:
         DataError: the folder is missing or holds no known file, or files of two formats side by
             side; or as the format's own source.
     """
     folder = Path(path)
-    if format is not None and format not in get_args(Format):
-        raise DataError(f"{format=}: choose from {', '.join(get_args(Format))}")
-    found = from_main(lambda: find_format(folder)) if format is None else (format, "")
-    if found[1]:
-        notice(grid, found[1])
-    source = _scanned(found[0], folder, grid, channels, format, refuse)
-    if driver is not None:
-        source = _together(source, grid, driver)
-    source.volumes = from_main(lambda: volumes_of(folder))
-    return source
-
-
-def _scanned(
-    found: Format,
-    folder: Path,
-    grid: Grid,
-    channels: Channels | None,
-    format: Format | None,
-    refuse: Refuse | None,
-) -> Source:
-    """The source of the format that was ``found``, which need not have been asked for."""
-    match found:
-        case "hdf5" | "lbann":
-            return Hdf5Folder.scan(folder, grid, channels, lbann_of(format), refuse)
-        case "zarr":
-            return ZarrFolder.scan(folder, grid, channels, refuse=refuse)
-        case "npy":
-            return NpyFolder.scan(folder, grid, channels, refuse)
-        case "tfrecord":
-            return TfRecordFolder.scan(folder, grid, refuse=refuse)
-        case "nifti":
-            return NiftiFolder.scan(folder, grid, refuse)
-
-
-def _together(source: Source, grid: Grid, driver: str) -> Source:
-    if driver not in get_args(Driver):
+    if driver is not None and driver not in get_args(Driver):
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
-    if not isinstance(source, Hdf5Folder):
-        raise DataError(
-            f"{source.where(0)}: {driver=} is for HDF5 files\n    hyperslab convert makes such of "
-            "others; without the driver every rank reads by itself"
-        )
-    return MpioFolder(source.catalog, replica_of(grid))
+    options = ScanOptions(channels, format, refuse)
+    known = None if format is None else named(format)
 
+    def scan() -> tuple[Source, dict[str, str], str]:
+        found, others = find_format(folder) if known is None else (known, "")
+        return found.source.open_folder(folder, options), volumes_of(folder), others
 
-def lbann_of(format: Format | None) -> bool | None:
-    """Whether HDF5 files have reversed spatial dims, by the format that was asked for."""
-    return None if format is None else format == "lbann"
+    source, volumes, others = from_main(scan)
+    for words in filter(None, (others, source.remark)):
+        notice(grid, words)
+    if driver is not None:
+        source = source.read_together(driver, grid)
+    source.volumes = volumes
+    return source
 
 
 def find_format(folder: Path) -> tuple[Format, str]:
@@ -113,7 +149,7 @@ def find_format(folder: Path) -> tuple[Format, str]:
     check_folder(folder)
     found = Counter((name.count("/"), kind) for name in walk(folder) if (kind := _kind(name)))
     if not found:
-        known = ", ".join("*" + suffix for group in SUFFIXES.values() for suffix in group)
+        known = ", ".join("*" + suffix for format in formats() for suffix in format.suffixes)
         raise DataError(f"{folder}: no file {known} in it or below")
     top = min(depth for depth, _ in found)
     first = sorted(kind for depth, kind in found if depth == top)
@@ -122,9 +158,13 @@ def find_format(folder: Path) -> tuple[Format, str]:
         raise DataError(f'{folder}: holds files of two formats, {words}; say format="{first[0]}"')
     others = sorted({kind for _, kind in found} - {first[0]})
     if not others:
-        return first[0], ""
-    return first[0], f"{folder}: read as {first[0]}; files of {', '.join(others)} are left out"
+        return named(first[0]), ""
+    return (
+        named(first[0]),
+        f"{folder}: read as {first[0]}; files of {', '.join(others)} are left out",
+    )
 
 
-def _kind(name: str) -> Format | None:
-    return next((kind for kind, group in SUFFIXES.items() if name.endswith(group)), None)
+def _kind(file: str) -> str | None:
+    """The name of the format of a file, by its suffix."""
+    return next((one.name for one in formats() if file.endswith(one.suffixes)), None)

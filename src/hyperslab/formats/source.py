@@ -4,40 +4,94 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.formats.parameters import Parameters
+from hyperslab.comm import Grid
+from hyperslab.errors import DataError
+from hyperslab.formats.extras import Extras
+from hyperslab.formats.io_cost import Storage
+from hyperslab.formats.parameters import Parameters, numbered
+from hyperslab.formats.shared.channels import Channels
+from hyperslab.formats.shared.listing import Refuse
+from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.geometry import Box
 
 Array = NDArray[Any]
 
 
-class Source(ABC):
-    """Samples of one shape, each a volume that can be read box by box and what is to be found.
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """What a user says of a folder that is to be scanned.
 
-    That is P numbers (implement `target`) or, where ``classes`` has their names, a class for every
-    voxel (implement `labels`). Implement `read` too and set the attributes; every rank must set
-    them alike. An instance can be given to `hyperslab.open` in place of a path.
+    ``channels``: where they are stored, needed where the shape does not tell. ``format``: the name
+    of the format, if the user has said it. ``refuse``: told of files that are not what they should
+    be, which are then left out; without it the first is an error.
+    """
+
+    channels: Channels | None = None
+    format: str | None = None
+    refuse: Refuse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumePart:
+    """Of which volume a sample is a part: the ``place``-th along D, H and W, ``number`` of all."""
+
+    volume: str
+    place: tuple[int, ...]
+    number: int
+
+
+class Source(ABC):
+    """Samples of one shape, each a volume that can be read box by box, with its target or labels.
+
+    A target is P numbers (implement `target`); where ``classes`` has their names, voxels have
+    labels (implement `labels`). Implement `read` too and set ``names``, ``shape`` and ``dtype``;
+    every rank must set them alike. An instance can be given to `hyperslab.open` in place of a path;
+    a class whose constructor takes a folder can be registered, see `hyperslab.formats.register`.
 
     ``names``: one per sample, unique. ``shape``: (C, D, H, W) of every volume. ``dtype``: of the
     storage, kept until the data is on the device. ``parameters``: what the P targets are, none
-    where voxels have classes. ``classes``: their names, the background's first. ``label_bytes``:
-    stored for the label of one voxel [B]. ``collective``: the ranks of a replica read together, so
-    nothing is read in the background. ``volumes``: of samples that are parts of one, by name.
+    where voxels have classes; by default ``y0``, ``y1``, ... ``classes``: their names, the
+    background's first. ``label_bytes``: stored for the label of one voxel [B]. ``order``: of the
+    stored dims, where it is one for all samples and known. ``collective``: the ranks of a replica
+    read together, so nothing is read in the background. ``volumes``: of samples that are parts of
+    one, by name. ``remark``: what a user should know of how the folder was read.
     """
 
     names: Sequence[str]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    parameters: Parameters = Parameters.normalised(())
     classes: tuple[str, ...] = ()
     label_bytes: int = 1
+    order: StorageOrder | None = None
     collective: bool = False
     volumes: Mapping[str, str] = MappingProxyType({})
+    remark: str = ""
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
+        """The samples of a folder of this format.
+
+        Called on the main rank alone; the others get what it returns, by pickle.
+
+        Raises:
+            DataError: a file is not what it should be.
+        """
+        return cls(folder)  # type: ignore[call-arg]
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """What the P targets are."""
+        count = 0 if self.classes else len(self.target(0))
+        return Parameters.normalised(numbered(count))
 
     @abstractmethod
     def read(self, sample: int, box: Box) -> Array:
@@ -63,9 +117,95 @@ class Source(ABC):
         name = self.names[sample]
         return self.volumes.get(name, name)
 
+    def part(self, sample: int) -> VolumePart | None:
+        """Which part of its volume the sample is; ``None`` where none was cut here."""
+        return None
+
     def where(self, sample: int) -> str:
         """The words by which an error names the sample."""
         return f"sample {self.names[sample]!r}"
 
+    def storage(self, sample: int) -> Storage | None:
+        """How the volume lies in its file, for `hyperslab inspect`; ``None`` if that is not known.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        return None
+
+    def extras(self, sample: int) -> Extras:
+        """What there is beside the voxels, for `hyperslab convert`.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        if self.classes:
+            return Extras()
+        return Extras(names=self.parameters.names, target=self.target(sample))
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        """The files whose change means that the sample may have changed; none if not known.
+
+        `hyperslab convert`, run again, then reads the sample again and compares it.
+        """
+        return ()
+
+    def alone(self, sample: int) -> Source:
+        """A source of this sample only, which pickle can send to another process."""
+        return SingleSample(self, sample)
+
+    def read_together(self, driver: str, grid: Grid) -> Source:
+        """The samples as the ranks of a replica read them together; all ranks call this.
+
+        Raises:
+            DataError: the format has no such driver.
+        """
+        raise DataError(
+            f"{self.where(0)}: {driver=} is for HDF5 files\n    hyperslab convert makes such of "
+            "others; without the driver every rank reads by itself"
+        )
+
     def close(self) -> None:  # noqa: B027 - most sources hold nothing open
         """Let go of what is open; a later `read` opens it again."""
+
+
+class SingleSample(Source):
+    """One sample of another source."""
+
+    def __init__(self, source: Source, sample: int) -> None:
+        self.source = source
+        self.sample = sample
+        self.names = (source.names[sample],)
+        self.shape = source.shape
+        self.dtype = source.dtype
+        self.parameters = source.parameters
+        self.classes = source.classes
+        self.label_bytes = source.label_bytes
+        self.order = source.order
+
+    def read(self, sample: int, box: Box) -> Array:
+        return self.source.read(self.sample, box)
+
+    def target(self, sample: int) -> Array:
+        return self.source.target(self.sample)
+
+    def labels(self, sample: int, box: Box) -> Array:
+        return self.source.labels(self.sample, box)
+
+    def volume(self, sample: int) -> str:
+        return self.source.volume(self.sample)
+
+    def where(self, sample: int) -> str:
+        return self.source.where(self.sample)
+
+    def storage(self, sample: int) -> Storage | None:
+        return self.source.storage(self.sample)
+
+    def extras(self, sample: int) -> Extras:
+        return self.source.extras(self.sample)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        return self.source.files(self.sample)
+
+    def close(self) -> None:
+        self.source.close()

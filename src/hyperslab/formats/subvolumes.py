@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 from hyperslab.errors import LayoutError
-from hyperslab.formats.source import Array, Source
+from hyperslab.formats.extras import Extras
+from hyperslab.formats.source import Array, Source, VolumePart
 from hyperslab.geometry import Box
 
 
@@ -32,7 +34,8 @@ class Subvolumes(Source):
         self.shape = (channels, width, width, width)
         self.dtype = source.dtype
         self.parameters = source.parameters
-        self.classes, self.label_bytes = source.classes, source.label_bytes
+        self.classes = source.classes
+        self.label_bytes = source.label_bytes
         self.collective = source.collective
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
         self.names = [
@@ -52,6 +55,18 @@ class Subvolumes(Source):
 
     def volume(self, sample: int) -> str:
         return self.source.volume(sample // len(self.places))
+
+    def part(self, sample: int) -> VolumePart:
+        volume, number = divmod(sample, len(self.places))
+        return VolumePart(self.source.names[volume], self.places[number], number)
+
+    def extras(self, sample: int) -> Extras:
+        """Those of the volume but for the attributes and the affine, which speak of the whole."""
+        whole = self.source.extras(sample // len(self.places))
+        return Extras(whole.keys, whole.names, whole.target, whole.arrays)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        return self.source.files(sample // len(self.places))
 
     def where(self, sample: int) -> str:
         place = self.places[sample % len(self.places)]

@@ -1,18 +1,18 @@
-"""`Target`: what a format can hold, and how a sample is written in it."""
+"""`Writer`: what a format can hold, and how a sample is written in it."""
 
 from __future__ import annotations
 
 import gzip
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
-from hyperslab.formats.keyed.header import Channels
-from hyperslab.formats.registry import Format
+from hyperslab.formats.extras import Extras
 from hyperslab.formats.shared import slabs
+from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.shared.manifest import Entry
 from hyperslab.formats.source import Array, Source
@@ -22,24 +22,7 @@ LEVEL = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """What a file holds beside its voxels.
-
-    ``keys``: of volume and targets, by which a file with keys knows them. ``names``: of the
-    parameters. ``arrays``: physical values and redshifts, where they are known. ``attributes``: of
-    a file with keys. ``affine`` (4, 4): (d, h, w, 1) to (x, y, z, 1) [mm], RAS+.
-    """
-
-    keys: tuple[str, str]
-    names: tuple[str, ...]
-    target: Array | None = None
-    arrays: Mapping[str, Array] = field(default_factory=dict)
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    affine: Array | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
+class SampleToWrite:
     """A sample of ``source`` to write. Its checksums are known when its slabs have passed."""
 
     source: Source
@@ -50,12 +33,17 @@ class Part:
     tally: slabs.Tally = field(default_factory=slabs.Tally)
     label_tally: slabs.Tally = field(default_factory=slabs.Tally)
 
+    @property
+    def target(self) -> Array:
+        """The targets (P,)."""
+        return self.source.target(self.sample)
+
     def values(self) -> slabs.Slabs:
-        """Where each slab begins, and its values (C, d, H, W): whole layers of chunks."""
+        """Where each slab begins along the depth, and its values (C, d, H, W): whole chunks."""
         return slabs.values(self.source, self.sample, self._step(), self.tally)
 
     def labels(self) -> slabs.Slabs:
-        """Where each slab begins, and its labels (d, H, W)."""
+        """Where each slab begins along the depth, and its labels (d, H, W)."""
         return slabs.labels(self.source, self.sample, self._step(), self.label_tally)
 
     def _step(self) -> int:
@@ -64,16 +52,17 @@ class Part:
         return slabs.thickness(source.shape, source.dtype.itemsize, side)
 
 
-class Target(ABC):
-    """A format.
+class Writer(ABC):
+    """Writes samples in one format; pickle can send it to another process.
 
-    ``chunked``: its files are cut into chunks, for grids. ``named``: it holds parameters' names.
-    ``read_as``: said to the reader, which would find it out and write it to the log.
+    ``compressions``: that it has. ``chunked``: its files are cut into chunks, for grids. ``named``:
+    it holds parameters' names. ``read_as``: the format's name, where the reader has to be told it,
+    because it would find it out and write it to the log.
     """
 
-    compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
+    compressions: ClassVar[tuple[str, ...]] = ("none",)
     named: ClassVar[bool] = True
-    read_as: ClassVar[Format | None] = None
+    read_as: ClassVar[str | None] = None
     chunked: ClassVar[bool] = False
 
     def misfit(self, source: Source) -> str:
@@ -84,7 +73,7 @@ class Target(ABC):
         """What a reader has to be told of the channels, where the files do not say it."""
         return None
 
-    def target(self, exact: Array) -> Array:
+    def stored_target(self, exact: Array) -> Array:
         """The targets (P,) as the format has them."""
         return exact
 
@@ -97,8 +86,10 @@ class Target(ABC):
         """The files of a sample, relative, in the order in which they get their names."""
 
     @abstractmethod
-    def write(self, folder: Path, name: str, part: Part) -> None:
-        """Write a sample into a folder that exists.
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
+        """Write a sample into a folder that exists; so do those of its `files`.
+
+        All slabs of ``sample.values()`` have to be taken, and those of its labels if it has such.
 
         Raises:
             DataError: it cannot be read.

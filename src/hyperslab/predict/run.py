@@ -19,8 +19,8 @@ from hyperslab.data import Source, Subvolumes
 from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
 from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
+from hyperslab.formats.keyed.header import lbann_of
 from hyperslab.formats.nifti.image import SUFFIXES as NIFTI
-from hyperslab.formats.registry import lbann_of
 from hyperslab.metrics.confusion import predicted_classes
 from hyperslab.predict.inputs import Input, expand
 from hyperslab.predict.journal import Journal, digest
@@ -177,7 +177,8 @@ class Work:
         return Hdf5(entry.path, self.about, native=native, channels=data.channels, lbann=lbann)
 
     def _numbers(self, entry: Input) -> None:
-        source: Source = self._open_hdf5(entry, native=False)
+        volume = self._open_hdf5(entry, native=False)
+        source: Source = volume.source
         width = self.network.recipe.data.subvolume
         source = source if width is None else Subvolumes(source, width)
         unit = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,10 +17,10 @@ from hyperslab.comm.agreement import all_or_raise, from_main
 from hyperslab.ct.scan_file import as_hu
 from hyperslab.data import Source
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.header import DTYPES, Channels, is_reversed
+from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear
-from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.channels import Channels
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor.main_rank import deal
 
@@ -76,16 +75,14 @@ class Nifti:
         image.write_mask(path, mask, self.scan)
 
 
-class Hdf5(Source):
+class Hdf5:
     """An HDF5 file of one of the layouts that training reads; its targets need not be there.
 
-    Every rank reads its own hyperslab.
+    Every rank reads its own hyperslab. ``source`` has the file as its only sample.
 
     Raises:
         DataError: on every rank: not such a file, or of another size than the network's.
     """
-
-    KEYS = ("full", "x", "volume")
 
     def __init__(
         self,
@@ -93,62 +90,24 @@ class Hdf5(Source):
         about: DataCard,
         *,
         native: bool,
-        channels: str | None,
+        channels: Channels | None,
         lbann: bool | None = None,
     ) -> None:
-        self.path, self.names = path, (path.stem,)
-        read = self._header
-        self.key, stored, dtype, self.affine = from_main(
-            read, failing=f"{path}: cannot be read", error=DataError
+        self.source, self.affine = from_main(
+            lambda: Hdf5Folder.of_volume(path, about.whole, channels, lbann),
+            failing=f"{path}: cannot be read",
+            error=DataError,
         )
-        self.dtype = np.dtype(dtype)
-        self.last = self._channels_last(stored, about.whole, channels)
-        order: Channels = "last" if self.last else "first"
-        self.reversed = is_reversed(path, self.key, order, lbann)
-        self.shape = (stored[-1], *stored[:-1]) if self.last else stored
-        if self.reversed:
-            self.shape = (stored[0], *stored[:0:-1])
+        self.shape = self.source.shape
         _check(path, self.shape[:1], about.whole[:1], "channels")
         if not native:
             _check(path, self.shape[1:], about.whole[1:], "voxels")
 
-    def _header(self) -> tuple[str, tuple[int, ...], str, Any]:
-        with naming(self.path, "HDF5"), h5py.File(self.path, "r", locking=False) as file:
-            key = next((key for key in self.KEYS if isinstance(file.get(key), h5py.Dataset)), None)
-            if key is None:
-                known = ", ".join(self.KEYS)
-                raise DataError(f"{self.path}: has none of the data sets {known}")
-            stored = file[key]
-            if stored.ndim != 4 or 0 in stored.shape or stored.dtype.name not in DTYPES:
-                raise DataError(
-                    f"{self.path}: {key!r} is {stored.dtype} {stored.shape}; needs three spatial "
-                    f"dims and channels of {', '.join(DTYPES)}"
-                )
-            affine = file.attrs.get("affine") if key == "volume" else None
-            return key, stored.shape, stored.dtype.name, affine
-
-    def _channels_last(
-        self, stored: tuple[int, ...], whole: tuple[int, ...], channels: str | None
-    ) -> bool:
-        if self.key == "volume" or channels is not None:
-            return self.key != "volume" and channels == "last"
-        return stored != whole and stored == (*whole[1:], whole[0])
-
-    def where(self, sample: int) -> str:
-        return str(self.path)
-
-    def read(self, sample: int, box: Box) -> Array:
-        stored = Box(box.lo[1:] + box.lo[:1], box.hi[1:] + box.hi[:1]) if self.last else box
-        if self.reversed:
-            stored = Box(box.lo[:1] + box.lo[:0:-1], box.hi[:1] + box.hi[:0:-1])
-        with naming(self.path, "HDF5"), h5py.File(self.path, "r", locking=False) as file:
-            values: Array = file[self.key][stored.slices()]
-        if self.reversed:
-            return values.transpose(0, 3, 2, 1)
-        return np.moveaxis(values, -1, 0) if self.last else values
-
     def block(self, grid: Grid) -> Array:
-        return read_block(self, 0, grid)
+        try:
+            return read_block(self.source, 0, grid)
+        finally:
+            self.source.close()
 
     def write(self, mask: Mask, path: Path) -> None:
         """With the affine that `hyperslab convert` left; without one the file knows none."""

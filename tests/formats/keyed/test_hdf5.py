@@ -114,9 +114,10 @@ def test_few_handles_stay_open(tmp_path: Path) -> None:
         for i, volume in enumerate(volumes):
             box = Box((1, 2, 3, 0), (3, 4, 7, 6))
             np.testing.assert_array_equal(source.read(i, box), volume[box.slices()])
-    assert len(source._open) == HANDLES
+    opener: Any = source.opener
+    assert len(opener._open) == HANDLES
     source.close()
-    assert not source._open
+    assert not opener._open
     np.testing.assert_array_equal(source.read(0, box), volumes[0][box.slices()])
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hyperslab.convert import Request, convert
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import LayoutError
-from hyperslab.formats.io_cost import boxes, cost, storage_of
+from hyperslab.formats.io_cost import boxes, cost
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.shared import chunking
 from hyperslab.formats.shared.chunking import FEW, MOST, sides
@@ -81,7 +81,7 @@ def test_a_rank_reads_its_box_and_no_more(tmp_path: Path, format: str, kind: str
     public(tmp_path / "src/u.hdf5", volume)
     convert(tmp_path / "src", tmp_path / "out", Request(format, cut))  # type: ignore[arg-type]
     source = source_of(tmp_path / "out", Seat())
-    storage = storage_of(source)
+    storage = source.storage(0)
     assert storage is not None
     assert storage.chunk is not None
     ranks = [cost(storage, box) for box in boxes(source.shape, grid)]

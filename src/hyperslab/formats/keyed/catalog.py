@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +11,31 @@ import numpy as np
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.header import (
     KEYS,
-    Channels,
     Header,
-    Layout,
+    StorageLayout,
     kind_of,
     read_header,
 )
 from hyperslab.formats.parameters import Floats, Parameters
+from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
 
 SUFFIXES = (".hdf5", ".h5")
+
+ALIKE = (
+    "key",
+    "stored",
+    "dtype",
+    "channels",
+    "names",
+    "classes",
+    "label_shape",
+    "label_dtype",
+    "reversed",
+)
+"""Of a `StorageLayout`, what an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,7 @@ class Catalog:
 
     folder: Path
     files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
-    layout: Layout
+    layout: StorageLayout
     unit: Floats
     parameters: Parameters
     stamps: Mapping[str, Stamp]
@@ -98,12 +111,15 @@ def stamped(file: str, key: str) -> str:
     return f"{file}/{key}/zarr.json" if kind_of(Path(file)) == "Zarr" else file
 
 
-def _check_alike(folder: Path, first: str, one: Layout, file: str, other: Layout) -> None:
-    for field in fields(Layout):
-        ours, theirs = getattr(one, field.name), getattr(other, field.name)
+def _check_alike(
+    folder: Path, first: str, one: StorageLayout, file: str, other: StorageLayout
+) -> None:
+    for word in ALIKE:
+        ours = getattr(one, word)
+        theirs = getattr(other, word)
         if ours != theirs:
             raise DataError(
-                f"{folder / file}: {field.name} is {theirs} but {ours} in {first}; "
+                f"{folder / file}: {word} is {theirs} but {ours} in {first}; "
                 "all files of a data set are stored alike"
             )
 

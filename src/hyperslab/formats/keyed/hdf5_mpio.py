@@ -8,6 +8,7 @@ collective calls need one order on all ranks, and HDF5 lets one thread in at a t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,7 @@ import numpy as np
 from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import all_or_raise
 from hyperslab.errors import DataError, HyperslabError
-from hyperslab.formats.keyed.catalog import Catalog
-from hyperslab.formats.keyed.hdf5 import Hdf5Folder
-from hyperslab.formats.keyed.source import KeyedFolder, Selection
+from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.fingerprint import check
 from hyperslab.formats.source import Array
@@ -27,8 +26,8 @@ from hyperslab.formats.source import Array
 T = TypeVar("T")
 
 
-class MpioFolder(Hdf5Folder):
-    """The HDF5 files of a catalogue, opened on the communicator of this rank's replica.
+class MpioOpener(KeyedOpener):
+    """Opens HDF5 files on the communicator of this rank's replica.
 
     No file stays open, for to close one is collective too, and a rank that has left after an error
     of its own, such as NaN in its box, does not take part any more.
@@ -36,46 +35,36 @@ class MpioFolder(Hdf5Folder):
 
     collective = True
 
-    def __init__(self, catalog: Catalog, communicator: Any) -> None:
-        super().__init__(catalog)
+    def __init__(self, communicator: Any) -> None:
         self.communicator = communicator
 
-    def _load(self, sample: int, *what: Any) -> Array:
-        """What is selected of a data set.
+    def read(self, array: StoredArray, selection: Selection) -> Array:
+        """What is selected of an array.
 
         Distribution scheme: 1. the ranks of the replica agree that each sees the file as it was;
         2. they open it and agree that it holds what it should; 3. one collective transfer; 4. they
         close it; 5. they agree that all went well, and that the file is still as it was.
         """
-        path, stamp = Path(self.where(sample)), self.catalog.stamps[self.catalog.files[sample]]
-        self._all_or_raise(lambda: check(path, self.names[sample], stamp), path)
+        path = array.path
+        self._all_or_raise(lambda: check(array.stamped, array.sample, array.stamp), path)
 
-        def read() -> Array:
-            try:
-                return KeyedFolder._load(self, sample, *what)
-            finally:
-                self.close()
+        def transfer() -> Array:
+            with ExitStack() as opened, array.as_scanned():
 
-        return self._all_or_raise(read, path)
+                def dataset() -> Any:
+                    file = h5py.File(path, "r", driver="mpio", comm=self.communicator)
+                    return array.of(opened.enter_context(file))
 
-    def _dataset(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
-        def dataset() -> Any:
-            return KeyedFolder._dataset(self, sample, key, shape, dtype)
+                stored = self._all_or_raise(dataset, path)
+                return self._fetch(stored, selection, np.dtype(array.dtype))
 
-        return self._all_or_raise(dataset, Path(self.where(sample)))
+        return self._all_or_raise(transfer, path)
 
     def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
+        values = np.empty([s.stop - s.start for s in selection], dtype)
         with dataset.collective:
-            return super()._fetch(dataset, selection, dtype)
-
-    def _file(self, name: str) -> h5py.File:
-        path = self.catalog.folder / name
-        self._open[name] = h5py.File(path, "r", driver="mpio", comm=self.communicator)
-        return self._open[name]
-
-    def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+            dataset.read_direct(values, source_sel=selection)
+        return values
 
     def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:
         """What ``attempt`` returns, if it succeeds on all ranks of the replica.

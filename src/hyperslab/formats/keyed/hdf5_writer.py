@@ -12,14 +12,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hyperslab.formats.keyed.source import KeyedFolder
-from hyperslab.formats.keyed.writer import REVERSED, KeyedTarget
+from hyperslab.formats.keyed.writer import KeyedWriter
 from hyperslab.formats.shared.chunking import Sides
+from hyperslab.formats.shared.storage_order import LBANN
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.subvolumes import Subvolumes
 
 
-class Hdf5Target(KeyedTarget):
+class Hdf5Writer(KeyedWriter):
+    """Samples in the public layout, scans as LBANN's LiTS files."""
+
     suffix = ".hdf5"
 
     @contextmanager
@@ -57,7 +58,7 @@ class Hdf5Target(KeyedTarget):
                 file.attrs[key] = stored
 
 
-class LbannTarget(Hdf5Target):
+class LbannWriter(Hdf5Writer):
     """Parts as LBANN's splitter writes them, in the storage type of the cube.
 
     It transposes the cube to (C, W, H, D) and counts the parts along the dims of that: part
@@ -65,19 +66,22 @@ class LbannTarget(Hdf5Target):
     0, 0, 0 of one. [LLNL/lbann, applications/physics/cosmology/cosmoflow/split_cosmoflow_sample.py]
     """
 
-    order = REVERSED
+    order = LBANN
     read_as = "lbann"
 
     def misfit(self, source: Source) -> str:
         return "labels" if source.classes else ""
 
     def names(self, source: Source, root: str) -> Sequence[str]:
-        if isinstance(source, Subvolumes):
-            places = ["_".join(map(str, reversed(place))) for place in source.places]
-            return [f"{name}_{place}" for name in source.source.names for place in places]
-        if isinstance(source, KeyedFolder) and source.catalog.layout.reversed:
-            return source.names
-        return [f"{name}_0_0_0" for name in source.names]
+        return [self._name(source, sample) for sample in range(len(source.names))]
+
+    @staticmethod
+    def _name(source: Source, sample: int) -> str:
+        part = source.part(sample)
+        if part is not None:
+            return f"{part.volume}_{'_'.join(map(str, reversed(part.place)))}"
+        name = source.names[sample]
+        return name if source.order == LBANN else f"{name}_0_0_0"  # they are parts already
 
     def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:
         return "full", "unitPar"

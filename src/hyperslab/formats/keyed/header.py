@@ -7,8 +7,8 @@ In the first two the volume is (D, H, W, C) or (C, D, H, W).
 
 LBANN's splitter transposes the whole cube, so that its files ``{base}_{ix}_{iy}_{iz}.hdf5`` hold
 ``full`` as (C, W, H, D): channels first, the spatial dims reversed. By that key, order and name
-they are known; `Layout.reversed` says so. The three numbers count along the dims of the file: ix
-along W, iz along D.
+they are known; `StorageLayout.reversed` says so. The three numbers count along the dims of the
+file: ix along W, iz along D.
 
 The attribute ``channels``, "first" or "last", which `hyperslab convert` writes, says where the
 channels of the first two are; else the shape tells, or the user does.
@@ -19,52 +19,64 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import h5py
 import numpy as np
 
 from hyperslab.errors import DataError
+from hyperslab.formats.io_cost import SIEVE, Storage
+from hyperslab.formats.parameters import numbered, universe_names
 from hyperslab.formats.shared import labels, optional
+from hyperslab.formats.shared.channels import DTYPES, Channels, channel_order
 from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.storage_order import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    LBANN,
+    StorageOrder,
+)
 
-Channels = Literal["first", "last"]
-Part = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
+LBANN_PART_NAME = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
 """The name of a sub-volume of LBANN's: the cube's, and the place along width, height and depth."""
 
 KEYS = (("full", "unitPar"), ("x", "y"), labels.KEYS)
-DTYPES = ("int16", "uint16", "float32")
-NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")  # the order of unitPar in the public files
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StorageLayout:
     """How the volumes of a data set are stored: equal in all of its files."""
 
     key: str
     stored: tuple[int, ...]  # the shape in the file
     dtype: str
-    channels: Channels
-    names: tuple[str, ...]  # of the targets
+    order: StorageOrder
+    names: tuple[str, ...] = ()  # of the targets
     classes: tuple[str, ...] = ()
     label_shape: tuple[int, ...] = ()  # in the file
     label_dtype: str = ""
-    reversed: bool = False  # the spatial dims in the file are (W, H, D)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The volume's shape (C, D, H, W)."""
-        if self.reversed:
-            return (self.stored[0], *self.stored[:0:-1])
-        last = self.channels == "last"
-        return (self.stored[-1], *self.stored[:-1]) if last else self.stored
+        return self.order.volume_shape(self.stored)
+
+    @property
+    def channels(self) -> Channels:
+        """Where the channels are stored."""
+        return "first" if self.order.dims.startswith("C") else "last"
+
+    @property
+    def reversed(self) -> bool:
+        """Whether the spatial dims in the file are (W, H, D)."""
+        return self.order == LBANN
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    layout: Layout
+    layout: StorageLayout
     unit: tuple[float, ...]
     physical: tuple[float, ...] | None
 
@@ -107,13 +119,12 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
             raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
         order = channels or said or channel_order(path, volume.shape, redshifts)
         return Header(
-            Layout(
+            StorageLayout(
                 key,
                 volume.shape,
                 volume.dtype.name,
-                order,
+                storage_order(path, key, order, lbann),
                 _names(file, target, len(unit)),
-                reversed=is_reversed(path, key, order, lbann),
             ),
             unit,
             _physical(path, file, len(unit)),
@@ -147,20 +158,19 @@ def _said(file: Any) -> Channels | None:
     return next((order for order in get_args(Channels) if str(said) == order), None)
 
 
-def _labelled(path: Path, file: Any, channels: Channels | None) -> Layout:
+def _labelled(path: Path, file: Any, channels: Channels | None) -> StorageLayout:
     volume, segmentation = (file[key] for key in labels.KEYS)
     if channels == "last":
         raise DataError(f"{path}: in files with 'volume' and 'segmentation' channels come first")
     labels.check_segmentation(str(path), volume, segmentation)
-    return Layout(
+    return StorageLayout(
         labels.KEYS[0],
         volume.shape,
         volume.dtype.name,
-        "first",
-        (),
-        labels.classes_of(str(path), file),
-        segmentation.shape,
-        segmentation.dtype.name,
+        CHANNELS_FIRST,
+        classes=labels.classes_of(str(path), file),
+        label_shape=segmentation.shape,
+        label_dtype=segmentation.dtype.name,
     )
 
 
@@ -175,37 +185,69 @@ def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def is_reversed(path: Path, key: str, order: Channels, lbann: bool | None) -> bool:
-    """Whether the spatial dims of a file are (W, H, D); ``lbann`` says so, or is found out.
+def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) -> StorageOrder:
+    """The order of the dims of a volume; ``lbann`` says if it is LBANN's, or is found out.
 
     Raises:
         DataError: it is said of a file with channels last.
     """
-    if lbann and order == "last":
+    if lbann and channels == "last":
         raise DataError(f'{path}: stores channels last, which LBANN\'s do not; say format="hdf5"')
-    found = key == "full" and order == "first" and Part.fullmatch(path.stem) is not None
-    return found if lbann is None else lbann
+    if lbann is None:
+        named = LBANN_PART_NAME.fullmatch(path.stem) is not None
+        lbann = key == "full" and channels == "first" and named
+    if lbann:
+        return LBANN
+    return CHANNELS_LAST if channels == "last" else CHANNELS_FIRST
 
 
-def channel_order(path: Path, stored: tuple[int, ...], redshifts: int = -1) -> Channels:
-    """From the cube's equal extents, or else from the number of redshifts.
+def lbann_of(format: str | None) -> bool | None:
+    """Whether HDF5 files have reversed spatial dims, by the format that was asked for."""
+    return None if format is None else format == "lbann"
+
+
+def read_volume_header(
+    path: Path, like: tuple[int, ...], channels: Channels | None, lbann: bool | None
+) -> tuple[StorageLayout, Any]:
+    """How the volume of a file is stored, which need not have a target, and its affine or ``None``.
+
+    Where ``channels`` is ``None`` and the file is no scan, they are last if that gives the shape
+    ``like`` (C, D, H, W).
 
     Raises:
-        DataError: neither tells.
+        DataError: the file is foreign or truncated, or its volume is none.
     """
-    cube = {
-        "last": stored[0] == stored[1] == stored[2],
-        "first": stored[1] == stored[2] == stored[3],
-    }
-    count = {"last": stored[-1] == redshifts, "first": stored[0] == redshifts}
-    for evidence in (cube, count):
-        found = [order for order in get_args(Channels) if evidence[order]]
-        if len(found) == 1:
-            return found[0]
-    raise DataError(
-        f"{path}: shape {stored} does not tell which dim is the channel's; "
-        'say channels="first" or channels="last"'
-    )
+    with naming(path, kind_of(path)), opened(path) as file:
+        known = [key for key, _ in KEYS]
+        key = next((key for key in known if hasattr(file.get(key), "ndim")), None)
+        if key is None:
+            raise DataError(f"{path}: has none of the data sets {', '.join(known)}")
+        volume = file[key]
+        _check_volume(path, key, volume)
+        scan = key == labels.KEYS[0]
+        last = tuple(volume.shape) != like and CHANNELS_LAST.volume_shape(volume.shape) == like
+        found: Channels = "last" if last else "first"
+        order = storage_order(path, key, "first" if scan else channels or found, lbann)
+        affine = file.attrs.get("affine") if scan else None
+        return StorageLayout(key, volume.shape, volume.dtype.name, order), affine
+
+
+def storage_in(path: Path, layout: StorageLayout) -> Storage:
+    """How the volume of ``layout`` lies in a file.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with naming(path, kind_of(path)), opened(path) as file:
+        stored = file[layout.key]
+        plain = Storage(layout.order, layout.stored, stored.dtype.itemsize, stored.nbytes)
+        if kind_of(path) == "Zarr":
+            word = ", ".join(type(codec).__name__ for codec in stored.compressors)
+            chunk = tuple(stored.chunks)
+            return replace(plain, size=stored.nbytes_stored(), chunk=chunk, compression=word)
+        word = stored.compression or ""
+        size = stored.id.get_storage_size()
+        return replace(plain, size=size, chunk=stored.chunks, compression=word, buffer=SIEVE)
 
 
 def _names(file: Any, target: str, count: int) -> tuple[str, ...]:
@@ -216,7 +258,7 @@ def _names(file: Any, target: str, count: int) -> tuple[str, ...]:
         names = tuple(v.strip("\0 ") for v in text)
         if len({*names, ""}) == count + 1:  # all different and none empty
             return names
-    return NAMES if target == "unitPar" and count == 4 else tuple(f"y{i}" for i in range(count))
+    return universe_names(count) if target == "unitPar" else numbered(count)
 
 
 def _physical(path: Path, file: Any, count: int) -> tuple[float, ...] | None:

@@ -1,10 +1,8 @@
-"""A folder of files with keys as a `Source`: a box of a volume is one selection in a data set."""
+"""A folder of files with keys as a `Source`: a box of a volume is one selection in an array."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,34 +10,49 @@ import numpy as np
 
 from hyperslab.comm import Grid, notice
 from hyperslab.comm.agreement import from_main
-from hyperslab.errors import DataError
+from hyperslab.formats.extras import Extras
+from hyperslab.formats.io_cost import Storage
 from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, scan, stamped
-from hyperslab.formats.keyed.header import Channels, Part, kind_of
+from hyperslab.formats.keyed.header import LBANN_PART_NAME, kind_of, opened, storage_in
+from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
+from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
-from hyperslab.formats.shared.fingerprint import unchanged
 from hyperslab.formats.shared.labels import KEYS, as_classes
 from hyperslab.formats.shared.listing import Refuse
-from hyperslab.formats.source import Array, Source
+from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
 
-Selection = tuple[slice, ...]
+CARRIED = ("physPar", "redshifts")
+"""Arrays beside the volume and its target that a conversion takes along."""
 
 
 class KeyedFolder(Source):
-    """The samples of a `Catalog`, one file each. Every process opens the files for itself."""
+    """The samples of a `Catalog`, one file each, read by an `opener`."""
 
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, opener: KeyedOpener) -> None:
         self.catalog = catalog
+        self.opener = opener
         self.names = catalog.names
         self.shape = catalog.layout.shape
         self.dtype = np.dtype(catalog.layout.dtype)
+        self.order = catalog.layout.order
         self.parameters = catalog.parameters
         self.classes = catalog.layout.classes
+        self.collective = opener.collective
         if self.classes:
-            channels, itemsize = catalog.layout.label_shape[0], catalog.layout.label_dtype
-            self.label_bytes = channels * np.dtype(itemsize).itemsize
+            channels = catalog.layout.label_shape[0]
+            self.label_bytes = channels * np.dtype(catalog.layout.label_dtype).itemsize
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the files for itself."""
+        return type(self), (self.catalog,)
+
+    @classmethod
+    def of(cls, catalog: Catalog) -> Self:
+        """The samples of a catalogue, by the library's ordinary opener."""
+        return cls(catalog)  # type: ignore[call-arg]  # a format's own class knows its opener
 
     @classmethod
     def scan(
@@ -54,15 +67,45 @@ class KeyedFolder(Source):
 
         ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
         """
-        folder = Path(path)
-        source = cls(from_main(lambda: scan(folder, channels, lbann, cls.suffixes, refuse)))
-        if source.catalog.layout.reversed and lbann is None:
-            notice(
-                grid,
-                f"{path}: sub-volumes of LBANN's by key, order and names; their reversed spatial "
-                'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are',
+        options = ScanOptions(channels, refuse=refuse)
+        source = from_main(lambda: cls.scanned(Path(path), options, lbann))
+        if source.remark:
+            notice(grid, source.remark)
+        return source
+
+    @classmethod
+    def scanned(cls, folder: Path, options: ScanOptions, lbann: bool | None) -> Self:
+        """The folder as this process sees it; see `scan`."""
+        catalog = scan(folder, options.channels, lbann, cls.suffixes, options.refuse)
+        source = cls.of(catalog)
+        if catalog.layout.reversed and lbann is None:
+            source.remark = (
+                f"{folder}: sub-volumes of LBANN's by key, order and names; their reversed spatial "
+                'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are'
             )
         return source
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
+        return cls.scanned(folder, options, None)
+
+    def read(self, sample: int, box: Box) -> Array:
+        """Read one hyperslab.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        layout = self.catalog.layout
+        stored = layout.order.to_file(box)
+        array = self._stored(sample, layout.key, layout.stored, layout.dtype)
+        return layout.order.to_volume(self.opener.read(array, stored.slices()))
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """Read one hyperslab of the labels; errors as `read`, and labels that are no classes."""
+        layout = self.catalog.layout
+        selection: Selection = (slice(0, layout.label_shape[0]), *box.slices())
+        array = self._stored(sample, KEYS[1], layout.label_shape, layout.label_dtype)
+        return as_classes(self.opener.read(array, selection), f"{self.where(sample)}: {box}")
 
     def target(self, sample: int) -> Array:
         return self.catalog.unit[sample]
@@ -76,65 +119,51 @@ class KeyedFolder(Source):
         if name in self.volumes:
             return self.volumes[name]
         folder, slash, base = name.rpartition("/")
-        part = Part.fullmatch(base) if self.catalog.layout.reversed else None
+        part = LBANN_PART_NAME.fullmatch(base) if self.catalog.layout.reversed else None
         return f"{folder}{slash}{part[1]}" if part else name
 
-    def read(self, sample: int, box: Box) -> Array:
-        """Read one hyperslab.
+    def storage(self, sample: int) -> Storage:
+        return storage_in(Path(self.where(sample)), self.catalog.layout)
 
-        Raises:
-            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
-        """
-        layout = self.catalog.layout
-        last = layout.channels == "last"
-        channel, *spatial = box.slices()
-        if layout.reversed:
-            spatial.reverse()
-        stored = (*spatial, channel) if last else (channel, *spatial)
-        values = self._load(sample, layout.key, layout.stored, layout.dtype, stored)
-        if layout.reversed:
-            return values.transpose(0, 3, 2, 1)
-        return np.moveaxis(values, -1, 0) if last else values
+    def extras(self, sample: int) -> Extras:
+        path = Path(self.where(sample))
+        with naming(path, kind_of(path)), opened(path) as file:
+            attributes = dict(file.attrs)
+            if self.classes:
+                affine = np.asarray(attributes.get("affine"))
+                known = affine.shape == (4, 4) and affine.dtype.kind == "f"
+                return Extras(KEYS, attributes=attributes, affine=affine if known else None)
+            volume = self.catalog.layout.key
+            target = "unitPar" if volume == "full" else "y"
+            arrays = {key: np.asarray(file[key][()]) for key in CARRIED if key in file}
+            values = np.asarray(file[target][()])
+        return Extras((volume, target), self.parameters.names, values, arrays, attributes)
 
-    def labels(self, sample: int, box: Box) -> Array:
-        """Read one hyperslab of the labels; errors as `read`, and labels that are no classes."""
-        layout = self.catalog.layout
-        selection = (slice(0, layout.label_shape[0]), *box.slices())
-        stored = self._load(sample, KEYS[1], layout.label_shape, layout.label_dtype, selection)
-        return as_classes(stored, f"{self.where(sample)}: {box}")
+    def files(self, sample: int) -> tuple[Path, ...]:
+        return (self.catalog.folder / self.catalog.files[sample],)
 
-    def _load(
-        self, sample: int, key: str, shape: tuple[int, ...], dtype: str, selection: Selection
-    ) -> Array:
-        """What is selected of a data set that has to be of this shape and type."""
-        with self._reading(sample, key):
-            dataset = self._dataset(sample, key, shape, dtype)
-            return self._fetch(dataset, selection, np.dtype(dtype))
+    def alone(self, sample: int) -> Self:
+        one = slice(sample, sample + 1)
+        catalog = self.catalog
+        return self.of(replace(catalog, files=catalog.files[one], unit=catalog.unit[one]))
 
-    @abstractmethod
-    def _file(self, name: str) -> Any:
-        """The open file of this relative name: a mapping from keys to data sets."""
+    def close(self) -> None:
+        self.opener.close()
 
-    @abstractmethod
-    def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
-        """The selected values of a data set, in the order of the file, as native ``dtype``."""
-
-    @contextmanager
-    def _reading(self, sample: int, key: str) -> Iterator[None]:
-        """What goes wrong within names the file; that the file has changed is such a thing."""
-        catalog, file = self.catalog, self.catalog.files[sample]
-        path, name = catalog.folder / file, stamped(file, key)
-        with (
-            unchanged(catalog.folder / name, self.names[sample], catalog.stamps[name]),
-            naming(path, kind_of(path)),
-        ):
-            yield
-
-    def _dataset(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> Any:
-        stored = self._file(self.catalog.files[sample])[key]
-        if stored.shape != shape or stored.dtype.name != dtype:
-            raise DataError(
-                f"{self.where(sample)}: {key!r} is {stored.dtype} {stored.shape} but was "
-                f"{dtype} {shape} when the folder was scanned"
-            )
-        return stored
+    def _stored(self, sample: int, key: str, shape: tuple[int, ...], dtype: str) -> StoredArray:
+        """An array of a sample, as it was when the folder was scanned."""
+        catalog = self.catalog
+        file = catalog.files[sample]
+        path = catalog.folder / file
+        name = stamped(file, key)
+        kind = kind_of(path)
+        return StoredArray(
+            path,
+            kind,
+            key,
+            shape,
+            dtype,
+            self.names[sample],
+            catalog.folder / name,
+            catalog.stamps[name],
+        )

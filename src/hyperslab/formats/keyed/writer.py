@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,75 +14,75 @@ import numpy as np
 from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.shared.labels import KEYS
 from hyperslab.formats.shared.slabs import Slabs
+from hyperslab.formats.shared.storage_order import CHANNELS_FIRST, CHANNELS_LAST, StorageOrder
 from hyperslab.formats.source import Array
-from hyperslab.formats.writer import Part, Target
-
-Order = tuple[int, int, int, int]
-
-LAST: Order = (1, 2, 3, 0)
-FIRST: Order = (0, 1, 2, 3)
-REVERSED: Order = (0, 3, 2, 1)
-"""Which of the dims C, D, H, W each dim of a file is."""
+from hyperslab.formats.writer import SampleToWrite, Writer
+from hyperslab.geometry import Box
 
 
-class KeyedTarget(Target):
+@dataclass(frozen=True, slots=True)
+class ArrayToWrite:
+    """The array ``key`` of a volume of ``shape`` (C, D, H, W), stored in an ``order``."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: StorageOrder
+
+
+class KeyedWriter(Writer):
     """Universes as the public files have them, channels last; scans as LBANN has them."""
 
     suffix: ClassVar[str]
-    order: ClassVar[Order] = LAST
+    order: ClassVar[StorageOrder] = CHANNELS_LAST
+    compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
     chunked = True
 
     def files(self, name: str, compression: str) -> tuple[str, ...]:
         return (name + self.suffix,)
 
-    def write(self, folder: Path, name: str, part: Part) -> None:
-        path = folder / (name + self.suffix)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self._created(path) as file:
-            if part.source.classes:
-                self._write_scan(file, part)
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
+        with self._created(folder / (name + self.suffix)) as file:
+            if sample.source.classes:
+                self._write_scan(file, sample)
             else:
-                self._write_universe(file, part)
+                self._write_universe(file, sample)
 
-    def _write_universe(self, file: Any, part: Part) -> None:
-        extras, source = part.extras, part.source
+    def _write_universe(self, file: Any, sample: SampleToWrite) -> None:
+        extras, source = sample.extras, sample.source
         volume, target = self._keys(extras.keys)
-        self._stream(file, volume, source.shape, source.dtype, self.order, part.values(), part)
+        whole = ArrayToWrite(volume, source.shape, source.dtype, self.order)
+        self._stream(file, whole, sample.values(), sample)
         self._put(file, target, extras.target)
         for key, array in extras.arrays.items():
             self._put(file, key, array)
         self._put_names(file, "namePar", extras.names)
         # The shape of what is no cube would not tell.
-        order = "last" if self.order == LAST else "first"
+        order = "last" if self.order == CHANNELS_LAST else "first"
         self._describe(file, {**extras.attributes, "channels": order})
 
-    def _write_scan(self, file: Any, part: Part) -> None:
-        source, (volume, segmentation) = part.source, KEYS
-        labels = ((lo, slab[None]) for lo, slab in part.labels())
-        shape, uint8 = (1, *source.shape[1:]), np.dtype(np.uint8)
-        self._stream(file, volume, source.shape, source.dtype, FIRST, part.values(), part)
-        self._stream(file, segmentation, shape, uint8, FIRST, labels, part)
-        affine = {} if part.extras.affine is None else {"affine": part.extras.affine}
-        self._describe(file, {**affine, **part.extras.attributes, "classes": list(source.classes)})
+    def _write_scan(self, file: Any, sample: SampleToWrite) -> None:
+        source, extras = sample.source, sample.extras
+        volume, segmentation = KEYS
+        whole = ArrayToWrite(volume, source.shape, source.dtype, CHANNELS_FIRST)
+        self._stream(file, whole, sample.values(), sample)
+        shape = (1, *source.shape[1:])
+        classes = ArrayToWrite(segmentation, shape, np.dtype(np.uint8), CHANNELS_FIRST)
+        labels = ((lo, slab[None]) for lo, slab in sample.labels())
+        self._stream(file, classes, labels, sample)
+        affine = {} if extras.affine is None else {"affine": extras.affine}
+        self._describe(file, {**affine, **extras.attributes, "classes": list(source.classes)})
 
-    def _stream(
-        self,
-        file: Any,
-        key: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        order: Order,
-        slabs: Slabs,
-        part: Part,
-    ) -> None:
-        """A data set of the volume (C, D, H, W) of which these are the slabs."""
-        chunk = (shape[0], *part.chunk) if part.chunk else shape
-        stored, chunks = (tuple(dims[dim] for dim in order) for dims in (shape, chunk))
-        dataset = self._create(file, key, stored, dtype, chunks, part.compression)
+    def _stream(self, file: Any, array: ArrayToWrite, slabs: Slabs, sample: SampleToWrite) -> None:
+        """Create the array of which these are the slabs, and fill it."""
+        order, shape = array.order, array.shape
+        chunk = (shape[0], *sample.chunk) if sample.chunk else shape
+        stored, chunks = order.stored_shape(shape), order.stored_shape(chunk)
+        dataset = self._create(file, array.key, stored, array.dtype, chunks, sample.compression)
         for lo, slab in slabs:
-            hi = lo + slab.shape[1]
-            where = tuple(slice(lo, hi) if dim == 1 else slice(None) for dim in order)
-            dataset[where] = np.ascontiguousarray(slab.transpose(order))
+            box = Box((0, lo, 0, 0), (shape[0], lo + slab.shape[1], *shape[2:]))
+            where = order.to_file(box).slices()
+            dataset[where] = np.ascontiguousarray(order.from_volume(slab))
             self._check(file)
 
     def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:

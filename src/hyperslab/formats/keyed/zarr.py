@@ -10,18 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.formats.keyed.source import KeyedFolder, Selection
+from hyperslab.formats.keyed.catalog import Catalog
+from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
+from hyperslab.formats.keyed.source import KeyedFolder
 from hyperslab.formats.shared import optional
 from hyperslab.formats.source import Array
 
 
 class ZarrFolder(KeyedFolder):
-    """Zarr v3 groups of the layouts that `header` knows; nothing stays open."""
+    """Zarr v3 groups of the layouts that `header` knows."""
 
     suffixes = (".zarr",)
 
-    def _file(self, name: str) -> Any:
-        return optional.zarr().open_group(self.catalog.folder / name, mode="r", zarr_format=3)
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__(catalog, ZarrOpener())
+
+
+class ZarrOpener(KeyedOpener):
+    """Opens Zarr v3 groups; nothing stays open."""
+
+    def read(self, array: StoredArray, selection: Selection) -> Array:
+        with array.as_scanned():
+            group = optional.zarr().open_group(array.path, mode="r", zarr_format=3)
+            return self._fetch(array.of(group), selection, np.dtype(array.dtype))
 
     def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
         return np.asarray(dataset[selection], dtype)

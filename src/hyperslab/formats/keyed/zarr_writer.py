@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.formats.keyed.writer import KeyedTarget
+from hyperslab.formats.keyed.writer import KeyedWriter
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.source import Array
 
 
-class ZarrTarget(KeyedTarget):
+class ZarrWriter(KeyedWriter):
     """Each chunk is a file. Those of zeros are written, too, so that one that is lost is missed."""
 
     suffix = ".zarr"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
+from hyperslab.formats.extras import Extras
+from hyperslab.formats.io_cost import BUFFER, Storage
 from hyperslab.formats.nifti.pairs import Pair, find
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
-from hyperslab.formats.shared.labels import LIVER, as_classes
+from hyperslab.formats.shared.labels import KEYS, LIVER, as_classes
 from hyperslab.formats.shared.listing import Refuse, sift
-from hyperslab.formats.source import Array, Source
+from hyperslab.formats.shared.storage_order import StorageOrder
+from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
 
 Header = tuple[tuple[int, ...], np.dtype[Any], int]
@@ -82,7 +85,14 @@ class NiftiFolder(Source):
                 elsewhere than their volume; or volumes differ in shape or type.
             HyperslabError: the extra ``medical`` is not installed.
         """
-        return cls(from_main(lambda: _scan(Path(path), refuse)))
+        return from_main(lambda: cls.open_folder(Path(path), ScanOptions(refuse=refuse)))
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
+        return cls(_scan(folder, options.refuse))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NiftiFolder, (self.scans,)
 
     def where(self, sample: int) -> str:
         return str(self.scans.pairs[sample].image)
@@ -95,20 +105,43 @@ class NiftiFolder(Source):
         """
         path, name = self.scans.pairs[sample].image, self.names[sample]
         with unchanged(path, name, self.scans.stamps[name][0]):
-            values = _read(path, self.scans.shape, Box(box.lo[1:], box.hi[1:]))
+            values = _read(path, self.scans.shape, box)
         if values.dtype != self.dtype:
             raise DataError(
                 f"{self.where(sample)}: is read as {values.dtype} but was {self.dtype} when the "
                 "folder was scanned"
             )
-        return values[None][box.slices()[:1]]
+        return values
 
     def labels(self, sample: int, box: Box) -> Array:
         """The classes of one box; errors as `read`, and labels that are no classes."""
         path, name = self.scans.pairs[sample].labels, self.names[sample]
         with unchanged(path, name, self.scans.stamps[name][1]):
-            values = _read(path, self.scans.shape, box)
-        return as_classes(values[None], f"{path}: {box}")
+            values = _read(path, self.scans.shape, Box((0, *box.lo), (1, *box.hi)))
+        return as_classes(values, f"{path}: {box}")
+
+    def storage(self, sample: int) -> Storage:
+        path = self.scans.pairs[sample].image
+        with naming(path, NIFTI, ANY):
+            image = load(path)
+            order = order_of(orientation(path, image)).reversed  # the file's first index is fastest
+            itemsize = image.get_data_dtype().itemsize
+        size, packed = path.stat().st_size, path.suffix == ".gz"
+        plain = Storage(order, image.shape[::-1], itemsize, size, buffer=BUFFER)
+        return replace(plain, compression="gzip", packed=True) if packed else plain
+
+    def extras(self, sample: int) -> Extras:
+        path = self.scans.pairs[sample].image
+        with naming(path, NIFTI, ANY):
+            image = load(path)
+            affine = _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
+        return Extras(KEYS, affine=affine)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        return self.scans.pairs[sample].image, self.scans.pairs[sample].labels
+
+    def alone(self, sample: int) -> NiftiFolder:
+        return NiftiFolder(replace(self.scans, pairs=self.scans.pairs[sample : sample + 1]))
 
 
 def load(path: Path) -> Any:
@@ -161,56 +194,33 @@ def orientation(path: Path, image: Any) -> NDArray[Any]:
     )
 
 
-def stored_axes(source: NiftiFolder, sample: int) -> tuple[str, str, tuple[int, ...], int]:
-    """The file's dims as letters of D, H, W, outermost first, those of them that run backwards,
-    their extents, and the bytes of a voxel in it.
+def order_of(turn: NDArray[Any]) -> StorageOrder:
+    """The order of a file's dims (i, j, k), given how they become RAS+.
 
-    Raises:
-        DataError: the file cannot be read.
+    >>> order_of(np.array([[0, 1], [1, 1], [2, 1]]))  # x, y and z are W, H and D
+    StorageOrder(dims='WHD', flipped='')
     """
-    path = source.scans.pairs[sample].image
-    with naming(path, NIFTI, ANY):
-        image = load(path)
-        turn = orientation(path, image)
     dims = "".join("WHD"[int(axis)] for axis, _ in turn)
-    flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
-    return dims[::-1], flipped, image.shape[::-1], image.get_data_dtype().itemsize
-
-
-def affine_of(source: NiftiFolder, sample: int) -> NDArray[Any]:
-    """(4, 4): from (d, h, w, 1) of the volume as it is read to (x, y, z, 1) [mm], RAS+.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    path = source.scans.pairs[sample].image
-    with naming(path, NIFTI, ANY):
-        image = load(path)
-        return _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
+    return StorageOrder(dims, "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0))
 
 
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
-    """The box (d, h, w) of a file, along the patient's axes."""
+    """The box (1, d, h, w) of a file, along the patient's axes."""
     with naming(path, NIFTI, ANY):
         image = load(path)
-        turn = orientation(path, image)
-        if _shape(image, turn) != shape:
+        order = order_of(orientation(path, image))
+        if order.volume_shape(image.shape)[1:] != shape:
             raise DataError(
-                f"{path}: has {_shape(image, turn)} voxels but had {shape} when the folder was "
-                "scanned"
+                f"{path}: has {order.volume_shape(image.shape)[1:]} voxels but had {shape} when "
+                "the folder was scanned"
             )
-        selection = []
-        for (axis, flip), extent in zip(turn, image.shape, strict=True):
-            lo, hi = box.interval(2 - int(axis))  # axes x, y, z are dims W, H, D
-            selection.append(slice(lo, hi) if flip > 0 else slice(extent - hi, extent - lo))
-        values = np.asarray(image.dataobj[tuple(selection)], dtype_of(image))
-        return optional.nibabel().orientations.apply_orientation(values, turn).transpose(2, 1, 0)
+        stored = order.to_file(box, image.shape)
+        return order.to_volume(np.asarray(image.dataobj[stored.slices()], dtype_of(image)))
 
 
 def _shape(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
     """(D, H, W)"""
-    extents = dict(zip(turn[:, 0].astype(int), image.shape, strict=True))
-    return tuple(int(extents[axis]) for axis in (2, 1, 0))
+    return order_of(turn).volume_shape(image.shape)[1:]
 
 
 def _affine(image: Any, turn: NDArray[Any]) -> NDArray[Any]:

@@ -11,15 +11,17 @@ import numpy as np
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.labels import LIVER
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.writer import Part, Target, packed
+from hyperslab.formats.writer import SampleToWrite, Writer, packed
 
 LITS = re.compile(r"volume-(\d+)")
 LONGEST = 32767
 MSD = re.compile(r"liver_(\d+)")
 
 
-class NiftiTarget(Target):
+class NiftiWriter(Writer):
     """One channel with labels, its axes along the patient's (RAS+)."""
+
+    compressions = ("none", "gzip")
 
     def misfit(self, source: Source) -> str:
         if not source.classes:
@@ -46,15 +48,14 @@ class NiftiTarget(Target):
             return f"labelsTr/{name}{suffix}", f"imagesTr/{name}{suffix}"
         return f"{name.replace('volume', 'segmentation')}{suffix}", f"{name}{suffix}"
 
-    def write(self, folder: Path, name: str, part: Part) -> None:
-        labels, volume = (folder / file for file in self.files(name, part.compression))
-        shape, affine = part.source.shape[1:], part.extras.affine
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
+        labels, volume = (folder / file for file in self.files(name, sample.compression))
+        shape, affine = sample.source.shape[1:], sample.extras.affine
         for path, dtype, slabs in (
-            (volume, part.source.dtype, part.values()),
-            (labels, np.dtype(np.uint8), part.labels()),
+            (volume, sample.source.dtype, sample.values()),
+            (labels, np.dtype(np.uint8), sample.labels()),
         ):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with packed(path, part.compression) as file:
+            with packed(path, sample.compression) as file:
                 _write_header(file, shape, dtype, affine)
                 for _, slab in slabs:  # (x, y, z), x fastest, is (D, H, W) in the order of C
                     file.write(np.ascontiguousarray(slab).tobytes())

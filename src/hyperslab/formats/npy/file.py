@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.header import DTYPES
+from hyperslab.formats.shared.channels import DTYPES
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.strided_read import read_box
 from hyperslab.geometry import Box

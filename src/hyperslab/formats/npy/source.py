@@ -8,8 +8,9 @@ in ``{name}.target.npy`` (P,).
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,20 @@ from numpy.typing import NDArray
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.header import Channels, channel_order
+from hyperslab.formats.io_cost import Storage
 from hyperslab.formats.npy.file import Header, header_of, values
-from hyperslab.formats.parameters import Floats, Parameters
+from hyperslab.formats.parameters import Floats, Parameters, numbered
+from hyperslab.formats.shared.channels import Channels, channel_order
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
-from hyperslab.formats.source import Array, Source
+from hyperslab.formats.shared.storage_order import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    NO_CHANNELS,
+    StorageOrder,
+)
+from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
 
 TARGET = ".target.npy"
@@ -40,7 +48,7 @@ class Arrays:
     names: tuple[str, ...]
     stored: tuple[int, ...]
     dtype: np.dtype[Any]
-    channels: Channels
+    order: StorageOrder
     targets: Floats
     parameters: tuple[str, ...]
     stamps: Mapping[str, Stamp]  # by name
@@ -56,10 +64,11 @@ class NpyFolder(Source):
         self.names = arrays.names
         self.dtype = arrays.dtype.newbyteorder("=")
         self.parameters = Parameters.normalised(arrays.parameters)
-        last = arrays.channels == "last"
-        self.shape = (arrays.stored[-1], *arrays.stored[:-1]) if last else arrays.stored
-        if len(arrays.stored) == 3:
-            self.shape = (1, *arrays.stored)
+        self.order = arrays.order
+        self.shape = arrays.order.volume_shape(arrays.stored)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NpyFolder, (self.arrays,)
 
     @classmethod
     def scan(
@@ -78,7 +87,12 @@ class NpyFolder(Source):
                 like the first; a target is missing or there are two; ``channels`` is ``None`` and
                 the shape does not tell.
         """
-        return cls(from_main(lambda: _scan(Path(path), channels, refuse)))
+        options = ScanOptions(channels, refuse=refuse)
+        return from_main(lambda: cls.open_folder(Path(path), options))
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> NpyFolder:
+        return cls(_scan(folder, options.channels, options.refuse))
 
     def where(self, sample: int) -> str:
         return str(self._path(sample))
@@ -93,13 +107,26 @@ class NpyFolder(Source):
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
         path, name, arrays = self._path(sample), self.names[sample], self.arrays
-        last = arrays.channels == "last"
-        places = [*range(1, 4), 0] if last else [*range(4 - len(arrays.stored), 4)]
-        stored = Box.of([box.interval(dim) for dim in places])
+        stored = arrays.order.to_file(box)
         with unchanged(path, name, arrays.stamps[name]), naming(path, "npy"):
             found = values(path, arrays.stored, arrays.dtype, stored)
-        found = found.astype(self.dtype, copy=False)
-        return np.moveaxis(found, -1, 0) if last else found.reshape(box.shape)
+        return arrays.order.to_volume(found.astype(self.dtype, copy=False))
+
+    def storage(self, sample: int) -> Storage:
+        order, stored = self.arrays.order, self.arrays.stored
+        if header_of(self._path(sample)).fortran:
+            order, stored = order.reversed, stored[::-1]
+        size = math.prod(stored) * self.dtype.itemsize
+        return Storage(order, stored, self.dtype.itemsize, size, bridged=True)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        """The volume, and what holds its target."""
+        single = self.arrays.folder / f"{self.names[sample]}{TARGET}"
+        return self._path(sample), single if single.exists() else self.arrays.folder / TABLE
+
+    def alone(self, sample: int) -> NpyFolder:
+        one, arrays = slice(sample, sample + 1), self.arrays
+        return NpyFolder(replace(arrays, names=arrays.names[one], targets=arrays.targets[one]))
 
     def _path(self, sample: int) -> Path:
         return self.arrays.folder / f"{self.names[sample]}.npy"
@@ -134,9 +161,10 @@ def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None)
         return name
 
     names = tuple(name for _, name in sift(found, alike, refuse))
-    if len(stored) == 3:
-        channels = "first"
-    order = channels or channel_order(folder / f"{first}.npy", stored)
+    order = NO_CHANNELS
+    if len(stored) == 4:
+        place = channels or channel_order(folder / f"{first}.npy", stored)
+        order = CHANNELS_LAST if place == "last" else CHANNELS_FIRST
     names, targets, parameters = _targets(folder, names, refuse)
     return Arrays(folder, names, stored, dtype, order, targets, parameters, stamps)
 
@@ -168,7 +196,7 @@ def _targets(
 
     found = sift(names, vector, refuse)
     vectors = np.array([values for _, values in found], np.float64)
-    return tuple(name for name, _ in found), vectors, tuple(f"y{i}" for i in range(sizes[0]))
+    return tuple(name for name, _ in found), vectors, numbered(sizes[0])
 
 
 def _table(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:

@@ -13,17 +13,21 @@ import numpy as np
 
 from hyperslab.atomic_files import append_whole, write_bytes
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.header import Channels, channel_order
 from hyperslab.formats.npy.source import TABLE, TARGET
+from hyperslab.formats.shared.channels import Channels, channel_order
 from hyperslab.formats.shared.manifest import Entry
+from hyperslab.formats.shared.storage_order import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    NO_CHANNELS,
+    StorageOrder,
+)
 from hyperslab.formats.source import Source
-from hyperslab.formats.writer import Part, Target
+from hyperslab.formats.writer import SampleToWrite, Writer
 
 
-class NpyTarget(Target):
+class NpyWriter(Writer):
     """(C, D, H, W), or (D, H, W) of one channel, and a line of ``targets.csv`` for each."""
-
-    compressions = ("none",)
 
     def misfit(self, source: Source) -> str:
         if source.classes:
@@ -35,31 +39,30 @@ class NpyTarget(Target):
     def files(self, name: str, compression: str) -> tuple[str, ...]:
         return (f"{name}.npy",)
 
-    def write(self, folder: Path, name: str, part: Part) -> None:
-        path = folder / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        channels, depth, *plane = shape = part.source.shape
-        order, _ = stored_order(shape)
-        stored = (*shape[1:], channels) if order == "last" else shape[channels == 1 :]
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
+        shape = sample.source.shape
+        channels, depth, *plane = shape
+        order, _ = order_to_write(shape)
+        channels_last = order == CHANNELS_LAST
         # Plain writes: the pages of a mapping would count as this process's memory.
-        with path.open("wb") as file:
-            _write_header(file, stored, part.source.dtype)
+        with (folder / f"{name}.npy").open("wb") as file:
+            _write_header(file, order.stored_shape(shape), sample.source.dtype)
             start = file.tell()
-            layer = math.prod(plane) * part.source.dtype.itemsize
-            for lo, slab in part.values():
-                if order == "last":
+            layer = math.prod(plane) * sample.source.dtype.itemsize
+            for lo, slab in sample.values():
+                if channels_last:
                     file.seek(start + lo * layer * channels)
-                    file.write(np.ascontiguousarray(np.moveaxis(slab, 0, -1)).data)
+                    file.write(np.ascontiguousarray(order.from_volume(slab)).data)
                     continue
                 for channel, values in enumerate(slab):
                     file.seek(start + (channel * depth + lo) * layer)
                     file.write(np.ascontiguousarray(values).data)
         if not (folder / TABLE).exists():
-            self.begin(folder, part.extras.names, [])
-        self.finish(folder, [{"name": name, "target": part.source.target(part.sample).tolist()}])
+            self.begin(folder, sample.extras.names, [])
+        self.finish(folder, [{"name": name, "target": sample.target.tolist()}])
 
     def told(self, source: Source) -> Channels | None:
-        return stored_order(source.shape)[1]
+        return order_to_write(source.shape)[1]
 
     def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:
         """Write the table anew: the last run may have ended within a line, or before a volume."""
@@ -69,19 +72,19 @@ class NpyTarget(Target):
         append_whole(out / TABLE, _lines(entries))
 
 
-def stored_order(shape: tuple[int, ...]) -> tuple[Channels, Channels | None]:
+def order_to_write(shape: tuple[int, ...]) -> tuple[StorageOrder, Channels | None]:
     """How (C, D, H, W) is stored, and what readers have to be told of it.
 
     Nobody may take another dim for the channels. Where the shape, which is no cube, seems to say
     that they come last, they do; where it says nothing, readers ask.
     """
     if shape[0] == 1:
-        return "first", None  # (D, H, W)
+        return NO_CHANNELS, None
     try:
-        order = channel_order(Path(), shape)
+        seeming = channel_order(Path(), shape)
     except DataError:
-        return "first", "first"
-    return order, None if order == "first" else "last"
+        return CHANNELS_FIRST, "first"
+    return (CHANNELS_FIRST, None) if seeming == "first" else (CHANNELS_LAST, "last")
 
 
 def _lines(entries: Sequence[Entry]) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.checks import naming
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,34 @@ class Stamp:
         second, rest = divmod(self.modified, 10**9)
         when = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
         return f"{self.size} bytes of {when}.{rest:09d} UTC"
+
+
+RecordedStamps = dict[str, list[int]]
+"""As JSON has them: of each file, relative to a folder, `size_and_time`."""
+
+
+def recorded_stamps(files: Sequence[Path], root: Path) -> RecordedStamps:
+    """What is recorded of files, relative to ``root``.
+
+    Raises:
+        DataError: one has gone.
+    """
+    found = {}
+    for path in files:
+        with naming(path, "a file"):
+            found[Path(os.path.relpath(path, root)).as_posix()] = size_and_time(path)
+    return found
+
+
+def size_and_time(path: Path) -> list[int]:
+    """The size [B] of a file and when it was written [ns]; of a folder all, and the last one.
+
+    Raises:
+        OSError: it has gone.
+    """
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    states = [file.stat() for file in files]
+    return [sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)]
 
 
 @contextmanager

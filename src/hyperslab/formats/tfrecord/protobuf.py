@@ -12,7 +12,7 @@ from typing import overload
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FileBytes:
     """The bytes lo to hi of an open file, given by its number; read when they are asked for."""
 
     file: int
@@ -31,15 +31,15 @@ class Part:
     @overload
     def __getitem__(self, place: int) -> int: ...
     @overload
-    def __getitem__(self, place: slice) -> Part: ...
-    def __getitem__(self, place: int | slice) -> int | Part:
+    def __getitem__(self, place: slice) -> FileBytes: ...
+    def __getitem__(self, place: int | slice) -> int | FileBytes:
         if isinstance(place, int):
-            return bytes(Part(self.file, self.lo + place, self.lo + place + 1))[0]
+            return bytes(FileBytes(self.file, self.lo + place, self.lo + place + 1))[0]
         start, stop, _ = place.indices(len(self))
-        return Part(self.file, self.lo + start, self.lo + stop)
+        return FileBytes(self.file, self.lo + start, self.lo + stop)
 
 
-Bytes = memoryview | Part
+Bytes = memoryview | FileBytes
 """Bytes of a message, in memory or in its file."""
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.strided_read import read_box
-from hyperslab.formats.tfrecord.protobuf import Bytes, Part, fields
+from hyperslab.formats.tfrecord.protobuf import Bytes, FileBytes, fields
 from hyperslab.geometry import Box
 
 MAGIC = b"\x1f\x8b"
@@ -41,7 +41,7 @@ class Example:
     @property
     def unpacked(self) -> bool:
         """Whether it is in memory; else it is there as long as its file is open."""
-        return not any(isinstance(value, Part) for value in self.features.values())
+        return not any(isinstance(value, FileBytes) for value in self.features.values())
 
     def box(self, name: str, stored: tuple[int, ...], box: Box) -> NDArray[np.int16]:
         """A box of a feature whose bytes are little-endian int16 of the shape ``stored``.
@@ -55,7 +55,7 @@ class Example:
             raise DataError(
                 f"{self.path}: {name!r} has {len(data)} bytes, not those of int16 {stored}"
             )
-        if isinstance(data, Part):
+        if isinstance(data, FileBytes):
             return read_box(data.file, data.lo, stored, dtype, box)
         return np.frombuffer(data, dtype).reshape(stored)[box.slices()].copy()
 
@@ -121,7 +121,7 @@ def opened(path: Path) -> Iterator[Example]:
             with gzip.open(file) as unpacked:
                 data: Bytes = memoryview(unpacked.read())
         else:
-            data = Part(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            data = FileBytes(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         length = _length(path, bytes(data[:12]))
         if len(data) != length + FRAME:
             raise DataError(

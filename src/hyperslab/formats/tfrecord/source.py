@@ -13,20 +13,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.header import NAMES
-from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.io_cost import Storage
+from hyperslab.formats.parameters import Parameters, universe_names
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
-from hyperslab.formats.source import Array, Source
+from hyperslab.formats.shared.storage_order import CHANNELS_LAST
+from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.tfrecord import records
 from hyperslab.geometry import Box
 
@@ -56,14 +58,17 @@ class TfRecordFolder(Source):
     def __init__(self, catalog: Records) -> None:
         self.catalog = catalog
         self.names = [_stem(file) for file in catalog.files]
-        self.shape = (catalog.stored[-1], *catalog.stored[:-1])
+        self.order = CHANNELS_LAST
+        self.shape = CHANNELS_LAST.volume_shape(catalog.stored)
         self.dtype = np.dtype("<i2")
-        count = catalog.targets
-        names = NAMES if count == len(NAMES) else tuple(f"y{i}" for i in range(count))
-        self.parameters = Parameters.normalised(names)
+        self.parameters = Parameters.normalised(universe_names(catalog.targets))
         self._targets: dict[int, Array] = {}
         self._kept: OrderedDict[int, records.Example] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process unpacks for itself."""
+        return TfRecordFolder, (self.catalog,)
 
     @classmethod
     def scan(
@@ -86,6 +91,10 @@ class TfRecordFolder(Source):
         """
         return cls(from_main(lambda: _scan(Path(path), shape, refuse)))
 
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> TfRecordFolder:
+        return cls(_scan(folder, None, options.refuse))
+
     def where(self, sample: int) -> str:
         return str(self.catalog.folder / self.catalog.files[sample])
 
@@ -95,10 +104,10 @@ class TfRecordFolder(Source):
         Raises:
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
-        stored = Box.of([box.interval(dim) for dim in (1, 2, 3, 0)])
+        stored = CHANNELS_LAST.to_file(box)
         with self._example(sample) as example:
             values = example.box("x", self.catalog.stored, stored)
-        return np.moveaxis(values, -1, 0)
+        return CHANNELS_LAST.to_volume(values)
 
     def target(self, sample: int) -> Array:
         """The targets; errors as `read`."""
@@ -106,6 +115,22 @@ class TfRecordFolder(Source):
             with self._example(sample):
                 pass
         return self._targets[sample]
+
+    def storage(self, sample: int) -> Storage:
+        path, stored = Path(self.where(sample)), self.catalog.stored
+        with naming(path, "TFRecord"):
+            packed, size = records.is_gzip(path), path.stat().st_size
+        plain = Storage(CHANNELS_LAST, stored, 2, math.prod(stored) * 2, bridged=True)
+        if not packed:
+            return plain
+        return replace(plain, size=size, compression="gzip", packed=True, whole=True)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        return (self.catalog.folder / self.catalog.files[sample],)
+
+    def alone(self, sample: int) -> TfRecordFolder:
+        files = self.catalog.files[sample : sample + 1]
+        return TfRecordFolder(replace(self.catalog, files=files))
 
     def close(self) -> None:
         with self._lock:

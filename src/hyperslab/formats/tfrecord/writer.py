@@ -1,4 +1,4 @@
-"""MLPerf's TFRecords: one `tf.train.Example` a file, see `hyperslab.data.records`."""
+"""MLPerf's TFRecords: one `tf.train.Example` a file, see `records`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import IO
 import google_crc32c
 import numpy as np
 
+from hyperslab.formats.shared.storage_order import CHANNELS_LAST
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.tfrecord.records import masked
 from hyperslab.formats.tfrecord.source import CHANNELS
-from hyperslab.formats.writer import Part, Target, packed
+from hyperslab.formats.writer import SampleToWrite, Writer, packed
 
 LONGEST = 2**31
 """A protocol buffer is shorter [B]."""
 
 
-class TfRecordTarget(Target):
+class TfRecordWriter(Writer):
     """``x``, the bytes of int16 (D, H, W, C), and ``y``, float32.
 
     Parts are named as by MLPerf's script, which cuts along D, then H, then W, counts the parts and
@@ -29,6 +29,7 @@ class TfRecordTarget(Target):
     [sparticlesteve/cosmoflow-benchmark and mlcommons/hpc, prepare.py: split_universe, process_file]
     """
 
+    compressions = ("none", "gzip")
     named = False
 
     def misfit(self, source: Source) -> str:
@@ -45,33 +46,34 @@ class TfRecordTarget(Target):
         return ""
 
     def names(self, source: Source, root: str) -> Sequence[str]:
-        if not isinstance(source, Subvolumes):
-            return source.names
-        found = []
-        for name in source.source.names:
-            *folders, base = [root, *name.split("/")]
-            found += [f"{folders[-1]}_{base}_{i:03}" for i in range(len(source.places))]
-        return found
+        return [self._name(source, sample, root) for sample in range(len(source.names))]
 
-    def target(self, exact: Array) -> Array:
+    @staticmethod
+    def _name(source: Source, sample: int, root: str) -> str:
+        part = source.part(sample)
+        if part is None:
+            return source.names[sample]
+        *folders, base = [root, *part.volume.split("/")]
+        return f"{folders[-1]}_{base}_{part.number:03}"
+
+    def stored_target(self, exact: Array) -> Array:
         return exact.astype(np.float32).astype(np.float64)
 
     def files(self, name: str, compression: str) -> tuple[str, ...]:
         return (f"{name}.tfrecord",)
 
-    def write(self, folder: Path, name: str, part: Part) -> None:
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         path = folder / f"{name}.tfrecord"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        size = 2 * math.prod(part.source.shape)
+        size = 2 * math.prod(sample.source.shape)
         x = _head(b"x", size, 1)
-        y = np.asarray(part.source.target(part.sample), "<f4").tobytes()
+        y = np.asarray(sample.target, "<f4").tobytes()
         y = _head(b"y", len(y), 2) + y
         features = _field(1, len(x) + size + len(y))  # Example.features
-        with packed(path, part.compression) as file:
+        with packed(path, sample.compression) as file:
             record = Record(file, len(features) + len(x) + size + len(y))
             record.write(features + x)
-            for _, slab in part.values():
-                record.write(np.ascontiguousarray(np.moveaxis(slab, 0, -1), "<i2").tobytes())
+            for _, slab in sample.values():
+                record.write(np.ascontiguousarray(CHANNELS_LAST.from_volume(slab), "<i2").tobytes())
             record.write(y)
             record.end()
 

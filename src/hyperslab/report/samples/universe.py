@@ -9,8 +9,7 @@ import numpy as np
 from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, stamps_of
-from hyperslab.formats.keyed.header import read_header
-from hyperslab.formats.registry import lbann_of
+from hyperslab.formats.keyed.header import lbann_of, read_header
 from hyperslab.geometry import Box, Window
 from hyperslab.models.cosmoflow_variants import variant_of
 from hyperslab.report.figures.slices import AXES, Planes

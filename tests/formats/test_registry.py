@@ -1,0 +1,76 @@
+"""The list of formats, and what is said of one that is not in it (tier: no process)."""
+
+from __future__ import annotations
+
+import doctest
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hyperslab as hs
+from hyperslab.convert import Request
+from hyperslab.formats import registry
+from hyperslab.formats.nifti import source as nifti
+from hyperslab.formats.npy.writer import NpyWriter
+from hyperslab.geometry import Box
+from tests.formats.universes import Seat
+from tests.formats.writers import FORMATS
+
+KNOWN = "hdf5, lbann, npy, tfrecord, zarr, nifti"
+
+
+@pytest.fixture
+def formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered within a test is not known after it."""
+    monkeypatch.setattr(registry, "_FORMATS", dict(registry._FORMATS))
+
+
+def test_the_examples() -> None:
+    assert doctest.testmod(registry).failed == 0
+    assert doctest.testmod(nifti).failed == 0
+
+
+def test_a_name_or_a_suffix_is_registered_once(formats: None) -> None:
+    toy = hs.formats.register("toy", suffixes=[".toy"], source=hs.formats.NpyFolder)
+    assert (toy.suffixes, toy.writer) == ((".toy",), None)
+    assert registry.named("toy") is toy
+    with pytest.raises(ValueError, match=r"format 'toy' is registered already, by .*Npy"):
+        hs.formats.register("toy", suffixes=[".toys"], source=hs.formats.NpyFolder)
+    for suffix, owner in ((".toy", "toy"), (".h5", "hdf5"), (".my.npy", "npy"), ("z", "tfrecord")):
+        with pytest.raises(
+            ValueError, match=rf"files \*{suffix} are those of the format '{owner}'"
+        ):
+            hs.formats.register("other", suffixes=[suffix], source=hs.formats.NpyFolder)
+    assert registry.names() == (*KNOWN.split(", "), "toy")
+
+
+def test_an_unknown_format_is_told_the_known_ones(tmp_path: Path, formats: None) -> None:
+    with pytest.raises(hs.DataError, match=f"format='hdf': choose from {KNOWN}"):
+        registry.source_of(tmp_path, Seat(), format="hdf")
+    with pytest.raises(hs.DataError, match=f"format 'hdf': choose from {KNOWN}"):
+        Request("hdf")
+    hs.formats.register("toy", suffixes=[".toy"], source=hs.formats.NpyFolder)
+    with pytest.raises(hs.DataError, match=f"format 'toy': choose from {KNOWN}"):
+        Request("toy")  # it has no writer
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_sample_alone_is_the_same_in_another_process(tmp_path: Path, name: str) -> None:
+    FORMATS[name](tmp_path)
+    source = registry.source_of(tmp_path, Seat())
+    box = Box.whole(source.shape)
+    alone: Any = pickle.loads(pickle.dumps(source.alone(1)))
+    assert list(alone.names) == [source.names[1]]
+    assert alone.read(0, box).tobytes() == source.read(1, box).tobytes()
+    assert alone.files(0) == source.files(1)
+    assert alone.storage(0) == source.storage(1)
+    if not source.classes:
+        assert alone.target(0).tolist() == source.target(1).tolist()
+
+
+def test_writers_can_be_sent_to_another_process() -> None:
+    for one in registry.formats():
+        assert type(pickle.loads(pickle.dumps(one.writer))) is type(one.writer)
+    assert NpyWriter.compressions == ("none",)
