@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hyperslab import data as volumes
 from hyperslab import models
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
+from hyperslab.data.build import StorePolicy
 from hyperslab.data.sampler import samples_of
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
@@ -22,6 +24,8 @@ from hyperslab.parallel import parallelize
 from hyperslab.recipe.choices import choose
 from hyperslab.recipe.schema import CosmoFlowSection, Recipe, UNet3DSection
 from hyperslab.train.objective import Objective, Regression, Segmentation
+
+KEEP_NOTHING = StorePolicy("direct")
 
 
 def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
@@ -48,10 +52,11 @@ def open_training(recipe: Recipe, grid: Grid) -> Iterator[volumes.Dataset]:
         yield open_data(recipe, grid, split="validation")
         return
     budget = memory_budget(grid) if data.budget is None else data.budget
-    training = open_data(recipe, grid, split="train", budget=budget)
+    store = StorePolicy(data.mode, budget, data.staging)
+    training = open_data(recipe, grid, split="train", store=store)
     yield training
-    left = budget - training.store_room
-    yield open_data(recipe, grid, split="validation", budget=left)
+    left = replace(store, budget=budget - training.store_room)
+    yield open_data(recipe, grid, split="validation", store=left)
 
 
 def open_data(
@@ -60,14 +65,13 @@ def open_data(
     *,
     split: str,
     shuffle: bool | None = None,
-    budget: int | None = None,
+    store: StorePolicy = KEEP_NOTHING,
 ) -> volumes.Dataset:
     """One split of the recipe's data; only training itself is shuffled and augmented.
 
-    Without a ``budget`` [B] nothing is kept, as for a single pass.
+    Without a ``store`` nothing is kept, as for a single pass.
     """
     data = recipe.data
-    keeps = budget is not None
     return volumes.open(
         data.path,
         grid,
@@ -82,12 +86,9 @@ def open_data(
         augment=data.augment and split == "train" and shuffle is not False,
         subvolume=data.subvolume,
         driver=data.driver,
-        mode=data.mode if keeps else "direct",
-        budget=budget,
-        staging=data.staging if keeps else None,
+        store=store,
+        prefetch=volumes.PrefetchPolicy(data.prefetch, data.prefetch_bytes),
         on_error=data.on_error,
-        prefetch=data.prefetch,
-        prefetch_bytes=data.prefetch_bytes,
         fractions=data.fractions,
     )
 

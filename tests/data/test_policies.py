@@ -1,0 +1,70 @@
+"""What is kept and what is read ahead, as policies and in short (tier: no process)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hyperslab as hs
+from hyperslab.data import PrefetchPolicy, StorePolicy, open
+from tests.data.numbered import Numbered
+from tests.formats.universes import Seat
+
+SIZE = 60 * 2 + 8  # of a sample [B]
+
+ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"store": StorePolicy("direct"), "prefetch": PrefetchPolicy()}),
+    ({"store": "preload"}, {"store": StorePolicy("preload")}),
+    ({"store": "store"}, {"mode": "store"}),
+    ({"mode": "store", "budget": 3 * SIZE}, {"store": StorePolicy(budget=3 * SIZE)}),
+    ({"store": "store", "budget": SIZE}, {"store": StorePolicy("store", SIZE)}),
+    ({"prefetch": 3}, {"prefetch": PrefetchPolicy(3)}),
+    ({"prefetch_bytes": 2 * SIZE}, {"prefetch": PrefetchPolicy(2, 2 * SIZE)}),
+    ({"prefetch": 5, "prefetch_bytes": SIZE}, {"prefetch": PrefetchPolicy(5, SIZE)}),
+]
+
+
+def opened(**how: Any) -> tuple[int, int, int]:
+    """What is read ahead, what may be kept, and what is kept after an epoch [B]."""
+    with open(Numbered(), Seat(), batch_size=1, split="all", **how) as data:
+        assert len(list(data.epoch(0))) == 4
+        return data.prefetch, data.store_room, data.stored_bytes
+
+
+@pytest.mark.parametrize(("short", "policies"), ALIKE, ids=str)
+def test_short_forms_are_policies(short: dict[str, Any], policies: dict[str, Any]) -> None:
+    assert opened(**short) == opened(**policies)
+
+
+def test_a_staging_folder_takes_what_memory_does_not(tmp_path: Path) -> None:
+    policy = StorePolicy(budget=SIZE, staging=tmp_path / "fast")
+    assert opened(store=policy) == (2, SIZE, SIZE)
+    assert opened(mode="store", budget=SIZE, staging=str(tmp_path / "fast")) == (2, SIZE, SIZE)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"store": "kept"},
+        {"mode": "kept"},
+        {"mode": "store", "budget": -1},
+        {"budget": 5},
+        {"staging": "fast"},
+        {"prefetch": -1},
+        {"prefetch_bytes": -1},
+        {"store": "store", "mode": "preload"},
+        {"store": StorePolicy(), "budget": 5},
+        {"prefetch": PrefetchPolicy(), "prefetch_bytes": 5},
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(hs.DataError, match="|".join(how)):
+        opened(**how)
+
+
+def test_an_unknown_keyword_is_named() -> None:
+    with pytest.raises(TypeError, match=r"open\(\) got an unexpected keyword argument 'depth'"):
+        opened(depth=2)
