@@ -1,4 +1,4 @@
-"""What stands between a module and DistributedDataParallel: nothing may stay unaveraged.
+"""A guard around DistributedDataParallel: no gradient may stay unaveraged.
 
 DistributedDataParallel averages once for each forward, those parameters that it was made with.
 Whatever it would leave partial without a word is an error here.
@@ -64,7 +64,8 @@ class Guard:
     """
 
     def __init__(self, module: nn.Module, *, find_unused: bool) -> None:
-        self.module, self.find_unused = module, find_unused
+        self.module = module
+        self.find_unused = find_unused
         self.averaged = _trainable(module)
         self.synchronised = True
         self.seen: set[int] = set()
@@ -126,7 +127,12 @@ class Guard:
 
 
 def _in_a_functions_backward() -> bool:
-    """Whether this pass was begun by a Python autograd function in the backward pass of another."""
+    """Whether this pass was begun by a Python autograd function in the backward pass of another.
+
+    That is how re-entrant checkpointing recomputes. A pass inside another ends as any pass does,
+    and torch does not say how deep one is (`torch._C._current_graph_task_id` knows the innermost);
+    but the function's own ``apply`` is still under way on this thread: only its frame tells.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
         frame = frame.f_back

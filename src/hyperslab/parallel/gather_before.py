@@ -1,9 +1,8 @@
-"""`until`: from which part of a network on whole volumes are wanted."""
+"""``parallelize(until=...)``: submodules whose inputs are gathered before them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -12,11 +11,11 @@ from hyperslab.comm import Grid, notice
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 
-Part = str | nn.Module
+Submodule = str | nn.Module
 """A submodule or its name."""
 
 
-def gather_before(module: nn.Module, until: Part | Sequence[Part], grid: Grid) -> None:
+def gather_before(module: nn.Module, until: Submodule | Sequence[Submodule], grid: Grid) -> None:
     """Let these submodules of ``module`` get their inputs whole in space.
 
     Raises:
@@ -24,14 +23,14 @@ def gather_before(module: nn.Module, until: Part | Sequence[Part], grid: Grid) -
             calls.
     """
     wanted = (until,) if isinstance(until, str | nn.Module) else until
-    for name in [_name(module, part) for part in wanted]:
+    for name in [_name(module, submodule) for submodule in wanted]:
         hook = _Gather(name, grid)
         module.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _name(module: nn.Module, wanted: Part) -> str:
-    for name, part in module.named_modules():
-        if wanted in (name, part):
+def _name(module: nn.Module, wanted: Submodule) -> str:
+    for name, submodule in module.named_modules():
+        if wanted in (name, submodule):
             break
     else:
         kind = repr(wanted) if isinstance(wanted, str) else f"a {type(wanted).__name__}"
@@ -40,30 +39,33 @@ def _name(module: nn.Module, wanted: Part) -> str:
             f"until={kind} is no part of {type(module).__name__}\n"
             f"    its parts are {parts}, and what named_modules() lists below them"
         )
-    if isinstance(part, nn.ModuleList | nn.ModuleDict):
-        members = ", ".join(f"{name}.{key}" for key, _ in part.named_children())
+    if isinstance(submodule, nn.ModuleList | nn.ModuleDict):
+        members = ", ".join(f"{name}.{key}" for key, _ in submodule.named_children())
         raise LayoutError(
-            f"until={name!r} is a {type(part).__name__}, which is never called\n"
+            f"until={name!r} is a {type(submodule).__name__}, which is never called\n"
             f"    name what it holds: {members}"
         )
     return name
 
 
 class _Gather:
-    """A hook that runs before a part's forward.
+    """A hook that runs before a submodule's forward.
 
     Distribution scheme: 1. every cut tensor among the arguments is gathered along the axes that
-    cut space; along the batch it stays cut, 2. the ranks of a replica repeat the part's work, and
-    that of what uses its results.
+    cut space; along the batch it stays cut, 2. the ranks of a replica repeat the
+    submodule's work, and that of what uses its results.
     """
 
     def __init__(self, name: str, grid: Grid) -> None:
-        self.name, self.grid = name, grid
+        self.name = name
+        self.grid = grid
 
-    def __call__(self, _part: nn.Module, args: Any, kwargs: Any) -> Any:
+    def __call__(
+        self, _submodule: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         return tree_map(self.whole, args), tree_map(self.whole, kwargs)
 
-    def whole(self, value: Any) -> Any:
+    def whole(self, value: object) -> object:
         if not isinstance(value, Sharded):
             return value
         space = [axis for axis in value.partition.axes if axis != "data"]

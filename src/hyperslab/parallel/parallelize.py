@@ -18,7 +18,7 @@ from hyperslab.comm import Grid, average_gradients, shared_channels
 from hyperslab.comm.agreement import same_on_all
 from hyperslab.errors import LayoutError
 from hyperslab.parallel.ddp_guard import Body, Guard, Watched
-from hyperslab.parallel.gather_before import Part, gather_before
+from hyperslab.parallel.gather_before import Submodule, gather_before
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.sharded import Policy
 
@@ -36,7 +36,7 @@ def parallelize(
     module: nn.Module,
     grid: Grid,
     *,
-    until: Part | Sequence[Part] = (),
+    until: Submodule | Sequence[Submodule] = (),
     batch_norm: str = "grid",
     find_unused_parameters: bool = False,
 ) -> nn.Module:
