@@ -1,4 +1,4 @@
-"""The state of a run besides its weights: how far it is, and its random numbers."""
+"""The state of a run: its weights, how far it is, and its random numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import load
-from hyperslab.comm import Grid
 from hyperslab.errors import RecipeError
 
 
@@ -28,58 +27,57 @@ class Position:
     best: float | None = None  # lowest validation loss at a checkpoint
 
 
-def state_of(
-    at: Position,
-    schedule: LRScheduler,
-    batch_size: int,
-    samples: str,
-    about: DataCard,
-    device: torch.device,
-) -> dict[str, Any]:
-    """What a checkpoint holds besides model and optimizer."""
-    return {
-        "about": about.state(),
-        "position": asdict(at),
-        "schedule": schedule.state_dict(),
-        "random": _random_state(device),
-        "batch_size": batch_size,
-        "samples": samples,
-    }
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a checkpoint of a run holds besides its `Position`.
 
-
-def restore(
-    path: Path,
-    grid: Grid,
-    *,
-    batch_size: int,
-    samples: str,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: LRScheduler,
-) -> Position:
-    """Go back to a checkpoint, written on any grid, and say where that is.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of another network.
-        RecipeError: its mini-batches had another size or its training split was another one, so
-            its position means something else.
+    ``samples`` is the digest of the training split; ``about`` describes the data. The random
+    numbers are those of torch's default generators, for the CPU and for ``device``.
     """
-    state = load(path, model, optimizer)
-    if state["batch_size"] != batch_size:
-        raise RecipeError(
-            f"data.batch_size is {batch_size} but {path} was written with {state['batch_size']}\n"
-            "    keep it, or start another run"
-        )
-    if state.get("samples", samples) != samples:
-        raise RecipeError(
-            f"the training split is not the one that {path} was trained on: data.seed, "
-            "data.fractions, data.subvolume or the files in data.path are others now\n"
-            "    what it was trained on must not end up in another split: put them back, or start "
-            "another run"
-        )
-    schedule.load_state_dict(state["schedule"])
-    _set_random_state(state["random"], grid.device)
-    return Position(**state["position"])
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: LRScheduler
+    batch_size: int
+    samples: str
+    about: DataCard
+    device: torch.device
+
+    def extra(self, at: Position) -> dict[str, Any]:
+        """What a checkpoint at this position holds besides model and optimizer."""
+        return {
+            "about": self.about.state(),
+            "position": asdict(at),
+            "schedule": self.schedule.state_dict(),
+            "random": _random_state(self.device),
+            "batch_size": self.batch_size,
+            "samples": self.samples,
+        }
+
+    def restore(self, path: Path) -> Position:
+        """Go back to a checkpoint, written on any grid, and say where that is.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another network.
+            RecipeError: its mini-batches had another size or its training split was another one,
+                so its position means something else.
+        """
+        state = load(path, self.model, self.optimizer)
+        if state["batch_size"] != self.batch_size:
+            raise RecipeError(
+                f"data.batch_size is {self.batch_size} but {path} was written with "
+                f"{state['batch_size']}\n    keep it, or start another run"
+            )
+        if state.get("samples", self.samples) != self.samples:
+            raise RecipeError(
+                f"the training split is not the one that {path} was trained on: data.seed, "
+                "data.fractions, data.subvolume or the files in data.path are others now\n"
+                "    what it was trained on must not end up in another split: put them back, or "
+                "start another run"
+            )
+        self.schedule.load_state_dict(state["schedule"])
+        _set_random_state(state["random"], self.device)
+        return Position(**state["position"])
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

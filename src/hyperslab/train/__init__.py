@@ -1,5 +1,6 @@
 """From a recipe to a trained network: the loop, in reading order.
 
-`run` builds everything (with `build` and `optimizers`), `trainer` steps through the data, the ranks
-agree on each step by `step_vote` and end at a `stop_request`, `reporter` writes the `history`.
+`run` builds everything (with `build`, `objective`, `optimizers` and `precision`), `trainer` steps
+through the data, `progress` keeps the position, the `history` and the checkpoints: the ranks vote
+on each `step` (`step_vote`), end at a `stop_request`, and the `reporter` shows how far they are.
 """

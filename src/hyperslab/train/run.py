@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.checkpoint.retention import folder_of, latest
-from hyperslab.checkpoint.run_state import Position, restore
+from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main, lost_contact
 from hyperslab.comm.bootstrap import start_ranks
@@ -29,6 +29,7 @@ from hyperslab.train.build import (
 )
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizers import build_optimizer, build_schedule
+from hyperslab.train.progress import Progress
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.run_lock import hold
 from hyperslab.train.trainer import Trainer
@@ -81,19 +82,17 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
     objective = build_objective(recipe, about)
     optimizer = build_optimizer(recipe.optimizer, model.parameters())
     steps = -(-data.steps // recipe.optimizer.accumulate)
-    schedule = build_schedule(recipe.optimizer, optimizer, steps)
-    samples = training_digest(recipe, data)
-    at, path = Position(), latest(recipe.output) if resume else None
-    if path is not None:
-        at = restore(
-            path,
-            grid,
-            batch_size=recipe.data.batch_size,
-            samples=samples,
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
-        )
+    state = RunState(
+        model,
+        optimizer,
+        build_schedule(recipe.optimizer, optimizer, steps),
+        batch_size=recipe.data.batch_size,
+        samples=training_digest(recipe, data),
+        about=about,
+        device=grid.device,
+    )
+    path = latest(recipe.output) if resume else None
+    at = Position() if path is None else state.restore(path)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         words = f"cannot write into output {recipe.output}"
         from_main(
@@ -103,20 +102,9 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
         if resume and path is None:
             log.info("nothing to resume in %s: from the start", recipe.output)
         log.info("%s", _opening_words(grid, data, validation, path))
-    return Trainer(
-        recipe,
-        grid,
-        model,
-        objective,
-        data=data,
-        validation=validation,
-        optimizer=optimizer,
-        schedule=schedule,
-        at=at,
-        samples=samples,
-        about=about,
-        reporter=_reporter(recipe, objective, at, steps, stack) if grid.is_main else None,
-    )
+    reporter = _reporter(recipe, objective, at, steps, stack) if grid.is_main else None
+    progress = Progress(recipe, grid, state, at, reporter=reporter)
+    return Trainer(recipe, grid, objective, data=data, validation=validation, progress=progress)
 
 
 def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
