@@ -78,14 +78,23 @@ def scheme_of(doc: str) -> str:
     return " ".join(paragraph.lstrip(":, ").split())
 
 
-def schemes(rules: list[Rule]) -> set[str]:
-    """What the rules, and the functions and classes beside them, say about their messages."""
-    runs = {rule.run for rule in rules}
-    places = {getattr(run, "__module__", None) or "" for run in runs}
-    beside = [v for place in places & sys.modules.keys() for v in vars(sys.modules[place]).values()]
-    own = [v for v in beside if inspect.isroutine(v) or inspect.isclass(v)]
-    docs = {v.__doc__ for v in (*runs, *own) if getattr(v, "__module__", None) in places}
-    return {scheme_of(doc) for doc in docs if isinstance(doc, str) and SCHEME in doc}
+def modules_of(rules: list[Rule]) -> set[str]:
+    """The modules of rules, and all that stand in the same rooms of ``hyperslab.ops``."""
+    own = {getattr(rule.run, "__module__", None) or "" for rule in rules}
+    rooms = {name.rpartition(".")[0] for name in own if name.startswith("hyperslab.ops.")}
+    return {name for name in sys.modules if name in own or name.rpartition(".")[0] in rooms}
+
+
+def schemes(rules: list[Rule]) -> set[tuple[str, str]]:
+    """What the modules of rules say about their messages: the module's name, and the scheme."""
+    found = set()
+    for module in modules_of(rules):
+        for value in vars(sys.modules[module]).values():
+            own = getattr(value, "__module__", None) == module
+            doc = value.__doc__ if own and callable(value) else None
+            if isinstance(doc, str) and SCHEME in doc:
+                found.add((module.rpartition(".")[2], scheme_of(doc)))
+    return found
 
 
 def table(family: str, functions: list[Callable[..., Any]]) -> str:
@@ -97,7 +106,7 @@ def table(family: str, functions: list[Callable[..., Any]]) -> str:
         for doc, names in sorted(rows.items(), key=lambda row: merged(row[1])[0])
     ]
     said = sorted(schemes([RULES[f] for f in functions]))
-    notes = [f"\n*How it communicates:* {text}" for text in said]
+    notes = [f"\n*How `{file}` communicates:* {text}" for file, text in said]
     head = [f"## {family.capitalize()}\n", "| operators | rule |", "|---|---|"]
     return "\n".join([*head, *lines, *notes])
 

@@ -17,7 +17,7 @@ from tests.ops.programs.aliases import run_aliases
 from tests.ops.programs.programs import run_program
 from tests.ranks import run_ranks
 
-COVERS: dict[str, set[str]] = {"pointwise": {"contiguous"}}
+COVERS: dict[str, set[str]] = {"elementwise": {"contiguous"}}
 
 LAYOUTS: list[dict[str, int]] = [
     {"depth": 2},

@@ -16,7 +16,7 @@ from hyperslab.comm import exchange
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"transposed convolution": {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}}
+COVERS = {"convolution": {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}}
 
 TRANSPOSED = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}
 

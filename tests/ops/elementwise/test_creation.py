@@ -12,15 +12,16 @@ import hyperslab as hs
 from tests.ranks import run_ranks
 
 COVERS = {
-    "creation": {
+    "elementwise": {
         "new_zeros",
         "new_ones",
         "new_empty",
         "new_full",
         "new_tensor",
         "empty_like",
+        "rand_like",
+        "randn_like",
     },
-    "random": {"rand_like", "randn_like"},
 }
 
 SHAPE = (3, 2, 6, 5, 4)

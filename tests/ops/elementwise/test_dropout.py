@@ -18,7 +18,7 @@ from hyperslab.ops.kernels.random_bits import uniform_bits
 from tests.ranks import run_ranks
 
 COVERS = {
-    "random": {
+    "elementwise": {
         "dropout",
         "dropout_",
         "dropout1d",

@@ -16,10 +16,12 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.elementwise.pointwise import apply_pointwise
 from hyperslab.tensor.dispatch import RULES, op_name
 from tests.ops.serial import average
 from tests.ranks import run_ranks
 
+COVERS = {"elementwise": {"prelu"}}
 SHAPE = (4, 3, 5, 4, 3)
 UNCHECKED = {"torch.Tensor.cuda", "torch.detach_", "torch.Tensor.detach_"}
 """Needs a device which this tier has not; torch detaches no view in place."""
@@ -129,8 +131,10 @@ def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 
 
 def pointwise() -> list[Callable[..., Any]]:
-    rules = (f for f, rule in RULES.items() if rule.family == "pointwise")
-    return [f for f in rules if op_name(f) not in UNCHECKED]
+    modules = {f: getattr(rule.run, "__module__", None) for f, rule in RULES.items()}
+    own = [f for f, module in modules.items() if module == apply_pointwise.__module__]
+    functions = [*own, F.prelu, torch.prelu, torch.Tensor.prelu]
+    return [f for f in functions if op_name(f) not in UNCHECKED]
 
 
 def check(part: int, parts: int) -> dict[str, int]:

@@ -15,8 +15,12 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "lookup": {"gather", "take_along_dim", "index_select", "embedding", "one_hot"},
-    "scatter": {
+    "indexing": {
+        "gather",
+        "take_along_dim",
+        "index_select",
+        "embedding",
+        "one_hot",
         "scatter",
         "scatter_",
         "scatter_add",

@@ -13,7 +13,7 @@ import hyperslab as hs
 from tests.ops.serial import Example, compare
 from tests.ranks import run_ranks
 
-COVERS = {"attention": {"scaled_dot_product_attention", "multi_head_attention_forward"}}
+COVERS = {"linalg": {"scaled_dot_product_attention", "multi_head_attention_forward"}}
 
 GRIDS = ({"data": 2, "depth": 2}, {"depth": 2, "width": 2}, {"data": 4})
 

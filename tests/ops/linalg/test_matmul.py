@@ -15,7 +15,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "product": {
+    "linalg": {
         "matmul",
         "__matmul__",
         "mm",
@@ -220,7 +220,7 @@ def refused(case: str) -> None:
         ("extents", "4 and 5 elements in one dim"),
         ("number", r"use a \* b"),
         ("dims", "use matmul"),
-        ("out", "with out="),
+        ("out", r"matmul\(out=...\) has no rule"),
         (
             "diagonal",
             r"the diagonal of a dim that is cut.*\n.*hyperslab.gather\(x, \('height',\)\)",

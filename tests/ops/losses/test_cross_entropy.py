@@ -13,7 +13,7 @@ import hyperslab as hs
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"loss": {"cross_entropy", "nll_loss"}}
+COVERS = {"losses": {"cross_entropy", "nll_loss"}}
 
 
 def label_loss(

@@ -18,7 +18,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "loss": {
+    "losses": {
         "binary_cross_entropy",
         "binary_cross_entropy_with_logits",
         "gaussian_nll_loss",

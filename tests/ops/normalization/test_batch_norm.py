@@ -24,7 +24,7 @@ from tests.ops.serial import (
 )
 from tests.ranks import run_ranks
 
-COVERS = {"normalisation": {"batch_norm"}}
+COVERS = {"normalization": {"batch_norm"}}
 
 
 def batch_norm(x: Any, weight: Any, bias: Any, **options: Any) -> Any:

@@ -26,7 +26,7 @@ from tests.ops.serial import (
 )
 from tests.ranks import run_ranks
 
-COVERS = {"normalisation": {"instance_norm", "group_norm", "local_response_norm"}}
+COVERS = {"normalization": {"instance_norm", "group_norm", "local_response_norm"}}
 
 
 def instance_norm(x: Any, weight: Any, bias: Any, *, running: bool, **options: Any) -> Any:

@@ -15,7 +15,7 @@ import hyperslab as hs
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"normalisation": {"layer_norm", "rms_norm"}}
+COVERS = {"normalization": {"layer_norm", "rms_norm"}}
 
 
 def layer_norm(x: Any, weight: Any, bias: Any, *, last: int, eps: float) -> Any:

@@ -16,7 +16,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples
 from tests.ranks import run_ranks
 
 COVERS = {
-    "reduction": {"cosine_similarity", "pairwise_distance", "dist"},
+    "reductions": {"cosine_similarity", "pairwise_distance", "dist"},
     "value": {"item", "__float__", "__int__", "__bool__"},
 }
 

@@ -15,7 +15,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples
 from tests.ranks import run_ranks
 
 COVERS = {
-    "reduction": {
+    "reductions": {
         "amax",
         "amin",
         "max",

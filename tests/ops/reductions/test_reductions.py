@@ -15,7 +15,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "reduction": {
+    "reductions": {
         "var",
         "std",
         "var_mean",
@@ -28,7 +28,7 @@ COVERS = {
         "nansum",
         "nanmean",
     },
-    "normalisation": {"normalize"},
+    "normalization": {"normalize"},
 }
 
 

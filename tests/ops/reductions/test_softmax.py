@@ -14,7 +14,7 @@ import hyperslab as hs
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"softmax": {"softmax", "log_softmax", "softmin"}, "activation": {"glu"}}
+COVERS = {"reductions": {"softmax", "log_softmax", "softmin"}, "elementwise": {"glu"}}
 
 WAYS = {
     "softmax": [F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax],

@@ -12,7 +12,7 @@ from tests.ops.serial import average
 from tests.ranks import run_ranks
 
 COVERS = {
-    "reduction": {
+    "reductions": {
         "sort",
         "argsort",
         "msort",

@@ -16,10 +16,10 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "dense": {"linear"},
-    "loss": {"mse_loss", "l1_loss", "smooth_l1_loss"},
-    "reduction": {"sum", "mean"},
-    "shape": {
+    "linalg": {"linear"},
+    "losses": {"mse_loss", "l1_loss", "smooth_l1_loss"},
+    "reductions": {"sum", "mean"},
+    "views": {
         "reshape",
         "view",
         "reshape_as",

@@ -13,7 +13,7 @@ from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"flip": {"flip", "fliplr", "flipud", "roll", "rot90"}}
+COVERS = {"spatial": {"flip", "fliplr", "flipud", "roll", "rot90"}}
 
 
 def turned(x: Any, *, how: str, args: tuple[Any, ...], method: bool, seed: int) -> Any:

@@ -14,7 +14,7 @@ from hyperslab.ops.spatial.interpolate import Kind, Resize, lay_out
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"resampling": {"interpolate"}}
+COVERS = {"spatial": {"interpolate"}}
 
 MODES = {
     1: ["nearest", "nearest-exact", "linear", "area"],

@@ -17,7 +17,7 @@ import hyperslab as hs
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"padding": {"pad", "constant_pad_nd"}}
+COVERS = {"spatial": {"pad", "constant_pad_nd"}}
 
 
 def pad(x: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import hyperslab as hs
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"resampling": {"pixel_shuffle", "pixel_unshuffle"}}
+COVERS = {"spatial": {"pixel_shuffle", "pixel_unshuffle"}}
 
 
 def shuffle(x: Any, factor: int) -> Any:

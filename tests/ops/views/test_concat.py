@@ -15,7 +15,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "joining": {
+    "views": {
         "cat",
         "concat",
         "concatenate",
@@ -159,7 +159,7 @@ def refused(case: str) -> None:
         ("shapes", r"the other dims of the global shapes differ"),
         ("dims", r"the other dims of the global shapes differ"),
         ("grids", "operands on two grids"),
-        ("out", r"cat\(out=...\) of cut tensors has no rule"),
+        ("out", r"cat\(out=...\) has no rule"),
         ("dstack", "use stack"),
     ],
 )
@@ -170,7 +170,7 @@ def test_what_is_refused(case: str, message: str) -> None:
 
 def test_no_such_dim() -> None:
     x = hs.shard(torch.randn(2, 3), hs.Grid())
-    with pytest.raises(IndexError, match="dim 2 of tensors of 2 dims"):
+    with pytest.raises(IndexError, match="cat: dim 2 of a tensor of 2 dims"):
         torch.cat([x, x], 2)
     with pytest.raises(IndexError, match="stack: dim 3"):
         torch.stack([x, x], 3)

@@ -14,7 +14,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "expansion": {
+    "views": {
         "expand",
         "expand_as",
         "broadcast_to",

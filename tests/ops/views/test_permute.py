@@ -17,7 +17,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "permutation": {
+    "views": {
         "permute",
         "transpose",
         "swapaxes",
@@ -215,5 +215,5 @@ def test_a_transpose_needs_dims() -> None:
 
 
 def test_no_such_dim() -> None:
-    with pytest.raises(IndexError, match="dims 0 and 2 of a tensor of 2 dims"):
+    with pytest.raises(IndexError, match="transpose: dim 2 of a tensor of 2 dims"):
         hs.shard(torch.randn(2, 3), hs.Grid()).transpose(0, 2)

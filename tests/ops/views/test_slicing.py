@@ -17,7 +17,7 @@ from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, gri
 from tests.ranks import run_ranks
 
 COVERS = {
-    "indexing": {
+    "views": {
         "narrow",
         "select",
         "unbind",

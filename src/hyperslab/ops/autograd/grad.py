@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -16,16 +15,16 @@ from hyperslab.tensor.dispatch import refuse
 
 @register(torch.autograd.grad, family="autograd")
 def grad(
-    outputs: Any,
-    inputs: Any,
-    grad_outputs: Any = None,
+    outputs: torch.Tensor | Sequence[torch.Tensor],
+    inputs: torch.Tensor | Sequence[torch.Tensor],
+    grad_outputs: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     only_inputs: bool = True,
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Any, ...]:
+) -> tuple[torch.Tensor | None, ...]:
     """The serial gradient, cut like its input; may be differentiated again (create_graph).
 
     Distribution scheme: 1. the one global number whose gradient it is: the sum of the outputs,
@@ -56,11 +55,14 @@ def grad(
         return tuple(None if g is None else _serial(x, g, cut[0].grid) for x, g in pairs)
 
 
-def _total(outputs: Sequence[torch.Tensor], weights: Any) -> torch.Tensor:
+def _total(
+    outputs: Sequence[torch.Tensor],
+    weights: torch.Tensor | Sequence[torch.Tensor | None] | None,
+) -> torch.Tensor:
     """The number, equal on all ranks, whose gradient is asked for."""
     if weights is None or isinstance(weights, torch.Tensor):
         weights = (weights,) * len(outputs)
-    total: Any = 0
+    total = torch.zeros(())
     for output, weight in zip(outputs, weights, strict=True):
         if weight is None and output.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -79,8 +81,7 @@ def _dot(output: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         product = apply_pointwise(torch.mul, (output, weight), {})
     elif weight is not None:
         product = output * weight
-    number: torch.Tensor = sum(product) if isinstance(product, Sharded) else product.sum()
-    return number
+    return sum(product) if isinstance(product, Sharded) else product.sum()
 
 
 def _serial(x: torch.Tensor, gradient: torch.Tensor, grid: Grid) -> torch.Tensor:

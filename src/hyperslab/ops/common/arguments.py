@@ -9,6 +9,9 @@ from typing import SupportsIndex
 PerDim = int | Sequence[int]
 """A number for every spatial dim, or one for all of them."""
 
+Integers = SupportsIndex | Sequence[int]
+"""An integer, or several: torch takes shapes and dims one by one or as one sequence."""
+
 
 def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int, ...]:
     """A number or a sequence of one or ``n`` numbers, as ``n`` numbers.
@@ -27,3 +30,14 @@ def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int
 def hashable(option: PerDim | str) -> Hashable:
     """A number, a word, or a sequence of numbers, as a key."""
     return tuple(option) if isinstance(option, list) else option
+
+
+def integers(*given: Integers) -> tuple[int, ...]:
+    """The integers of arguments that are given one by one or as one sequence.
+
+    >>> integers(2, 3) == integers((2, 3))
+    True
+    """
+    one = len(given) == 1 and not hasattr(given[0], "__index__")
+    values: Sequence[SupportsIndex] = given[0] if one else given  # type: ignore[assignment]
+    return tuple(map(operator.index, values))

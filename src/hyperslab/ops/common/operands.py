@@ -98,7 +98,7 @@ def aligned_but(
     cut = [t for t in tensors if isinstance(t, Sharded)]
     like = cut[0]
     for tensor in cut:
-        check_uncut(tensor, dim, name)
+        check_uncut(tensor, (dim,), f"{name} along")
     if any(_without(t, dim) != _without(like, dim) for t in tensors):
         raise LayoutError(
             f"{name} along dim {dim}: the other dims of the global shapes differ\n"
@@ -120,13 +120,17 @@ def _without(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
     return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 
-def check_uncut(x: Sharded, dim: int, name: str) -> None:
-    """Refuse a tensor that is cut along ``dim``."""
-    cut = x.partition.cuts[dim]
-    if cut is not None:
+def check_uncut(x: Sharded, dims: Sequence[int], what: str) -> None:
+    """Refuse a tensor that is cut along one of ``dims``.
+
+    Args:
+        what: the beginning of the message, such as "scatter along" or "sort needs all of".
+    """
+    axes = [cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None]
+    if axes:
         raise LayoutError(
-            f"{name} along dim {dim}, which is cut: {x.partition} on {x.grid}\n"
-            f"{gather_first(cut.axis)}"
+            f"{what} dim {', '.join(map(str, dims))}, which is cut: {x.partition} on {x.grid}\n"
+            f"{gather_first(*axes)}"
         )
 
 

@@ -187,7 +187,7 @@ def _register(n: int) -> None:
             n, input, weight, bias, stride, padding, output_padding, groups, dilation
         )
 
-    register(LOCAL[n], family="transposed convolution")(rule)
+    register(LOCAL[n], family="convolution")(rule)
 
 
 for _n in LOCAL:

@@ -1,5 +1,5 @@
 """One element at a time: pointwise operators, dropout, new tensors alike."""
 
-from hyperslab.ops.elementwise import creation, dropout, pointwise
+from hyperslab.ops.elementwise import activations, creation, dropout, pointwise
 
-__all__ = ["creation", "dropout", "pointwise"]
+__all__ = ["activations", "creation", "dropout", "pointwise"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import same_on_all
 from hyperslab.errors import CommError, LayoutError
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.operands import check_writable
 from hyperslab.ops.kernels.random_bits import uniform_bits
 from hyperslab.tensor import Sharded, register
@@ -78,13 +78,16 @@ def check_random_state(x: Sharded) -> None:
         )
 
 
-@register(F.dropout, torch.dropout, family="random")
+@register(F.dropout, torch.dropout, family="elementwise")
 def dropout(
-    input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, train: Any = None
+    input: Sharded,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool | None = None,
 ) -> Sharded:
     """One global mask, the same on every grid; without spatial dims it equals torch's own."""
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    _check_probability(p)
     if not (training if train is None else train) or p == 0.0:
         return input
     if input.dim() > 2:
@@ -92,28 +95,39 @@ def dropout(
     return dropout_shape(input, tuple(input.shape), p, inplace)
 
 
-@register(torch.dropout_, family="random")
-def dropout_(input: Any, p: float, train: bool) -> Sharded:
+@register(torch.dropout_, family="elementwise")
+def dropout_(input: Sharded, p: float, train: bool) -> Sharded:
     """The same in place."""
     return dropout(input, p, train, inplace=True)
 
 
-def _register_feature(function: Callable[..., Any], *dims: int) -> None:
-    def rule(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Sharded:
-        """Whole channels: torch's own mask, the same on every grid."""
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-        if input.dim() not in dims:
-            raise LayoutError(f"{function.__name__} needs a batched input, got {input.partition}")
-        if not training or p == 0.0:
-            return input
-        shape = (*input.shape[:2], *[1] * (input.dim() - 2))
-        return dropout_shape(input, shape, p, inplace)
-
-    register(function, family="random")(rule)
+BATCHED_DIMS = {
+    "dropout1d": (3,),
+    "dropout2d": (4,),
+    "dropout3d": (5,),
+    "feature_dropout": (2, 3, 4, 5),
+}
 
 
-_register_feature(F.dropout1d, 3)
-_register_feature(F.dropout2d, 4)
-_register_feature(F.dropout3d, 5)
-_register_feature(torch.feature_dropout, 2, 3, 4, 5)
+@register_each(*BATCHED_DIMS, family="elementwise")
+def feature_dropout(
+    operator: Operator,
+    input: Sharded,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Sharded:
+    """Whole channels: torch's own mask, the same on every grid."""
+    _check_probability(p)
+    name = operator.__name__
+    if input.dim() not in BATCHED_DIMS[name]:
+        raise LayoutError(f"{name} needs a batched input, got {input.partition}")
+    if not training or p == 0.0:
+        return input
+    shape = (*input.shape[:2], *[1] * (input.dim() - 2))
+    return dropout_shape(input, shape, p, inplace)
+
+
+def _check_probability(p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,16 @@ import torch.nn.functional as F
 
 from hyperslab.comm import notice
 from hyperslab.errors import LayoutError
-from hyperslab.ops.common.operands import check_writable, common_partition, operand_block
+from hyperslab.ops.common.forms import Operator, forms_of
+from hyperslab.ops.common.operands import (
+    check_writable,
+    common_partition,
+    operand_block,
+)
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import refuse
 
-FUNCTIONS = """
+POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
 clamp_max clamp_min clip copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2
@@ -33,7 +38,7 @@ clone detach ones_like zeros_like full_like
 """.split()  # noqa: SIM905
 """Names looked up in torch, torch.Tensor and torch.nn.functional, also as ``name_`` in place."""
 
-METHODS = """
+POINTWISE_METHODS = """
 __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
 __rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ __ifloordiv__
 __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
@@ -47,8 +52,8 @@ RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
 
 
 def apply_pointwise(
-    function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
-) -> Any:
+    function: Operator, args: Iterable[object], kwargs: Mapping[str, object]
+) -> Sharded:
     """Run a pointwise operator on blocks; its operands are broadcast by their global shapes.
 
     Distribution scheme: 1. the common partition follows from the cut operands, 2. a `Sharded`
@@ -86,30 +91,32 @@ def apply_pointwise(
     return like.like(result, target)
 
 
-def _is_in_place(function: Callable[..., Any]) -> bool:
+def _is_in_place(function: Operator) -> bool:
     name = getattr(function, "__name__", "")
     if name.startswith("__"):
         return name.startswith("__i") and name != "__invert__"
     return name.endswith("_")
 
 
-def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
+def _rule(function: Operator) -> Operator:
     last = _inplace_position(function)
+    random = function in RANDOM_IN_TRAINING
 
-    def rule(*args: Any, **kwargs: Any) -> Any:
+    def rule(*args: object, **kwargs: object) -> Sharded:
         """Block by block; operands are broadcast by global shape, ordinary ones are shared."""
-        if function in RANDOM_IN_TRAINING and kwargs.get("training", len(args) > 3 and args[3]):
+        if random and kwargs.get("training", len(args) > 3 and args[3]):
             raise LayoutError(
                 "rrelu draws random slopes in training, which has no rule; use leaky_relu"
             )
         if len(args) > last:  # modules pass it by position
-            args, kwargs = args[:last], {**kwargs, "inplace": args[last]}
+            kwargs["inplace"] = args[last]
+            args = args[:last]
         return apply_pointwise(function, args, kwargs)
 
     return rule
 
 
-def _inplace_position(function: Callable[..., Any]) -> int:
+def _inplace_position(function: Operator) -> int:
     """Where the option ``inplace`` stands among the arguments; far away if there is none."""
     try:
         return list(inspect.signature(function).parameters).index("inplace")
@@ -117,63 +124,45 @@ def _inplace_position(function: Callable[..., Any]) -> int:
         return sys.maxsize
 
 
-@register(torch.Tensor.to, torch.Tensor.type_as, family="pointwise")
-def convert(self: Any, *args: Any, **kwargs: Any) -> Any:
+@register(torch.Tensor.to, torch.Tensor.type_as, family="elementwise")
+def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """To another dtype, device or memory format, or to those of another tensor."""
     other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
     if other is not None:
-        args, kwargs = (other.device, other.dtype), {}
+        args = (other.device, other.dtype)
+        kwargs = {}
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
     return self.like(self.local.to(*args, **kwargs))
 
 
-@register(torch.Tensor.contiguous, family="pointwise")
-def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Sharded:
+@register(torch.Tensor.contiguous, family="elementwise")
+def contiguous(
+    self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
+) -> Sharded:
     """Of the block; a copy where the whole is not contiguous, also if this block is."""
-    x: Sharded = self
-    block = x.local
+    block = self.local
     plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
-    strides = zip(x.shape, block.stride(), plain.stride(), strict=True)
+    strides = zip(self.shape, block.stride(), plain.stride(), strict=True)
     # Torch takes any stride of an extent of 1, which a dim may have on some ranks only.
-    single = [c for c in x.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
-    unclear = x.is_crop or len(single) > (memory_format is torch.contiguous_format)
+    single = [c for c in self.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
+    unclear = self.is_crop or len(single) > (memory_format is torch.contiguous_format)
     if not unclear and all(a == b for extent, a, b in strides if extent > 1):
-        return x.like(block.contiguous(memory_format=memory_format))
-    y = x.like(block.clone(memory_format=memory_format))
+        return self.like(block.contiguous(memory_format=memory_format))
+    y = self.like(block.clone(memory_format=memory_format))
     if unclear:
-        y.mark_as_copy(x)
+        y.mark_as_copy(self)
     return y
 
 
-@register(F.prelu, torch.prelu, torch.Tensor.prelu, family="pointwise")
-def prelu(input: Any, weight: Any) -> Sharded:
-    """One slope or one for each channel, which are not cut."""
-    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
-        raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
-    if weight.numel() != 1 and input.dim() > 1 and input.partition.cuts[1] is not None:
-        raise LayoutError(
-            f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
-            "    use hyperslab.gather(x, axes) before it"
-        )
-    return input.like(torch.prelu(input.local, weight))
-
-
-def _namespaces(name: str) -> Iterable[Any]:
-    for space in (torch, torch.Tensor, F, torch.special):
-        function = getattr(space, name, None)
-        if callable(function):
-            yield function
-
-
 def _register_all() -> None:
-    for name in FUNCTIONS:
-        for function in (*_namespaces(name), *_namespaces(f"{name}_")):
-            register(function, family="pointwise")(_rule(function))
-    for name in METHODS:
-        function = getattr(torch.Tensor, name, None)
-        if callable(function):
-            register(function, family="pointwise")(_rule(function))
+    for name in POINTWISE:
+        for function in (*forms_of(name), *forms_of(f"{name}_")):
+            register(function, family="elementwise")(_rule(function))
+    for name in POINTWISE_METHODS:
+        method = getattr(torch.Tensor, name, None)
+        if callable(method):
+            register(method, family="elementwise")(_rule(method))
 
 
 _register_all()

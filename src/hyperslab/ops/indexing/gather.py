@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -11,7 +9,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Partition
 from hyperslab.ops.common.operands import aligned_but, check_uncut
 from hyperslab.ops.views.expand import expanded
-from hyperslab.ops.views.slicing import Span, crop, dim_of
+from hyperslab.ops.views.slicing import Span, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
@@ -36,55 +34,50 @@ def shrunk(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) -> torch.T
     return x[tuple(slice(0, spans[d].count) if d in spans else slice(None) for d in range(x.dim()))]
 
 
-@register(torch.gather, torch.Tensor.gather, family="lookup")
-def gather(
-    input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out: Any = None
+@register(torch.gather, torch.Tensor.gather, family="indexing", dims=["dim"])
+def gather_along(
+    input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False
 ) -> Sharded:
     """Along a dim that is not cut; the index is cut as the input, or ordinary."""
-    if sparse_grad or out is not None:
-        raise UnsupportedOp(
-            "gather(sparse_grad=True) or gather(out=...) has no rule for a cut tensor"
-        )
-    d = dim_of(input, dim, "torch.gather")
-    x = shrunk(input, index, d, "torch.gather")
-    blocks, cuts, like = aligned_but([x, index], d, "torch.gather")
-    return like.like(torch.gather(blocks[0], d, blocks[1]), Partition(tuple(index.shape), cuts))
+    if sparse_grad:
+        raise UnsupportedOp("gather(sparse_grad=True) has no rule for a cut tensor")
+    x = shrunk(input, index, dim, "torch.gather")
+    blocks, cuts, like = aligned_but([x, index], dim, "torch.gather")
+    return like.like(torch.gather(blocks[0], dim, blocks[1]), Partition(tuple(index.shape), cuts))
 
 
-@register(torch.take_along_dim, torch.Tensor.take_along_dim, family="lookup")
-def take_along_dim(input: Any, indices: Any, dim: Any = None, *, out: Any = None) -> Sharded:
+@register(torch.take_along_dim, torch.Tensor.take_along_dim, family="indexing", dims=["dim"])
+def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Sharded:
     """Along a dim that is not cut; the other dims are broadcast."""
-    if dim is None or out is not None or input.dim() != indices.dim():
+    if dim is None or input.dim() != indices.dim():
         raise UnsupportedOp(
-            "take_along_dim of a cut tensor needs a dim, no out=, and as many dims on both sides\n"
+            "take_along_dim of a cut tensor needs a dim, and as many dims on both sides\n"
             f"{describe([input, indices])}    flatten x.full() to take from all elements"
         )
-    d = dim_of(input, dim, "take_along_dim")
-    common = torch.broadcast_shapes(_others(input, d), _others(indices, d))
-    shape = (*common[:d], -1, *common[d:])
-    return gather(expanded(input, shape), d, expanded(indices, shape))
+    common = torch.broadcast_shapes(_others(input, dim), _others(indices, dim))
+    shape = (*common[:dim], -1, *common[dim:])
+    return gather_along(expanded(input, shape), dim, expanded(indices, shape))
 
 
-@register(torch.index_select, torch.Tensor.index_select, family="lookup")
-def index_select(input: Any, dim: int, index: Any, *, out: Any = None) -> Sharded:
+@register(torch.index_select, torch.Tensor.index_select, family="indexing", dims=["dim"])
+def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> Sharded:
     """Along a dim that is not cut, by an ordinary tensor of positions."""
-    if not isinstance(input, Sharded) or isinstance(index, Sharded) or out is not None:
+    if not isinstance(input, Sharded) or isinstance(index, Sharded):
         raise UnsupportedOp(
-            "index_select has a rule for a cut input and ordinary positions, without out=\n"
+            "index_select has a rule for a cut input and ordinary positions\n"
             f"{describe([input, index])}    use index.full(), or table[index] to look up rows"
         )
-    d = dim_of(input, dim, "index_select")
-    check_uncut(input, d, "index_select")
-    partition = input.partition.with_dim(d, index.numel(), None)
-    return input.like(input.local.index_select(d, index), partition)
+    check_uncut(input, (dim,), "index_select along")
+    partition = input.partition.with_dim(dim, index.numel(), None)
+    return input.like(input.local.index_select(dim, index), partition)
 
 
-@register(F.embedding, family="lookup")
+@register(F.embedding, family="indexing")
 def embedding(
-    input: Any,
-    weight: Any,
-    padding_idx: Any = None,
-    max_norm: Any = None,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
@@ -100,8 +93,8 @@ def embedding(
     return input.like(rows, _with_last(input, weight.shape[1]))
 
 
-@register(F.one_hot, family="lookup")
-def one_hot(input: Any, num_classes: int = -1) -> Sharded:
+@register(F.one_hot, family="indexing")
+def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
     """A new last dim that is not cut; the number of classes must be given."""
     if num_classes < 1:
         raise UnsupportedOp(

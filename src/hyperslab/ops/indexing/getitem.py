@@ -18,7 +18,7 @@ from hyperslab.ops.views.slicing import Span, crop, drop_dim
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
-REMEDY = (
+_REMEDY = (
     "    choose with torch.where or masked_fill, take x.full(), or gather the indexed dim with\n"
     "    hyperslab.gather(x, axes) and index it with an ordinary tensor"
 )
@@ -39,7 +39,7 @@ class Subscript:
     positions: tuple[int, torch.Tensor] | None = None
 
 
-def parse(x: Sharded, index: Any) -> Subscript:
+def parse(x: Sharded, index: object) -> Subscript:
     """Read a subscript; refuse what no rule covers."""
     items = list(index) if isinstance(index, tuple) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
@@ -47,7 +47,8 @@ def parse(x: Sharded, index: Any) -> Subscript:
         raise refused(x, index, f"{taken} indices for {x.dim()} dims, or a lone bool")
     if not any(item is Ellipsis for item in items):
         items.append(Ellipsis)
-    found, dim = Subscript(), 0
+    found = Subscript()
+    dim = 0
     for item in items:
         if item is Ellipsis:
             dim += x.dim() - taken
@@ -59,7 +60,7 @@ def parse(x: Sharded, index: Any) -> Subscript:
     return found
 
 
-def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: Any) -> None:
+def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> None:
     extent = x.shape[dim]
     if isinstance(item, slice):
         found.spans[dim] = _span(item, extent)
@@ -100,15 +101,15 @@ def _is_integer(item: Any) -> bool:
     return hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0
 
 
-def refused(x: torch.Tensor, index: Any, why: str) -> UnsupportedOp:
+def refused(x: torch.Tensor, index: object, why: str) -> UnsupportedOp:
     """The error for a subscript without a rule."""
     return UnsupportedOp(
-        f"indexing of a cut tensor: {why}; nothing was computed\n{describe([x, index])}{REMEDY}"
+        f"indexing of a cut tensor: {why}; nothing was computed\n{describe([x, index])}{_REMEDY}"
     )
 
 
 @register(torch.Tensor.__getitem__, family="indexing")
-def getitem(self: Any, index: Any) -> Any:
+def getitem(self: torch.Tensor, index: object) -> Sharded:
     """Integers, slices, ... and None anywhere; a list of positions over a dim that is not cut."""
     if not isinstance(self, Sharded):
         return _look_up(self, index)
@@ -117,7 +118,7 @@ def getitem(self: Any, index: Any) -> Any:
     if found.positions is not None:
         dim, positions = found.positions
         partition = y.partition.with_dim(dim, len(positions), None)
-        where: tuple[Any, ...] = (*[slice(None)] * dim, positions)
+        where: tuple[slice | torch.Tensor, ...] = (*[slice(None)] * dim, positions)
         y = y.like(y.local[where], partition)
     for dim in reversed(found.new):
         y = unsqueeze(y, dim)
@@ -126,17 +127,17 @@ def getitem(self: Any, index: Any) -> Any:
     return y
 
 
-def _look_up(table: torch.Tensor, index: Any) -> Sharded:
+def _look_up(table: torch.Tensor, index: object) -> Sharded:
     """Rows of an ordinary table, one for every element of a cut tensor of indices."""
     if not isinstance(index, Sharded) or index.dtype in (torch.bool, torch.uint8):
         raise refused(table, index, "an ordinary tensor takes one cut tensor of integers")
-    rows, cuts = table.shape[1:], (None,) * (table.dim() - 1)
-    partition = Partition((*index.shape, *rows), (*index.partition.cuts, *cuts))
+    whole = Partition.whole(table.shape[1:])
+    partition = Partition((*index.shape, *whole.shape), (*index.partition.cuts, *whole.cuts))
     return index.like(table[index.local], partition)
 
 
 @register(torch.Tensor.__setitem__, family="indexing")
-def setitem(self: Any, index: Any, value: Any) -> None:
+def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> None:
     """In place, each rank its own part; also by a mask of the tensor's own shape and a number."""
     if not isinstance(self, Sharded):
         raise refused(self, value, "an ordinary tensor cannot be given a cut value")
@@ -150,10 +151,11 @@ def setitem(self: Any, index: Any, value: Any) -> None:
     if found.new:
         raise refused(self, index, "None in an assignment; reshape the value instead")
     region = _region(self, found)
-    box, own = region.box(self.grid.coords), self.box
-    where: list[Any] = [slice(None)] * self.dim()
+    box = region.box(self.grid.coords)
+    origin = self.box.lo
+    where: list[slice | torch.Tensor] = [slice(None)] * self.dim()
     for dim, span in found.spans.items():
-        where[dim] = span.slice(box.interval(dim), own.lo[dim])
+        where[dim] = span.slice(box.interval(dim), origin[dim])
     if found.positions is not None:
         where[found.positions[0]] = found.positions[1]
     self.local[tuple(where)] = _part(value, region, found.single, self)
@@ -171,7 +173,9 @@ def _region(x: Sharded, found: Subscript) -> Partition:
     return region
 
 
-def _part(value: Any, region: Partition, single: Sequence[int], x: Sharded) -> Any:
+def _part(
+    value: torch.Tensor | float, region: Partition, single: Sequence[int], x: Sharded
+) -> torch.Tensor | float:
     """What this rank writes: its part of a value that is broadcast to the region."""
     if not isinstance(value, torch.Tensor) or (value.dim() == 0 and type(value) is torch.Tensor):
         return value

@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.operands import aligned_but, check_writable
 from hyperslab.ops.indexing.gather import shrunk
-from hyperslab.ops.views.slicing import dim_of
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import describe
+
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "scatter": ("src", "reduce"),
+    "scatter_add": ("src",),
+    "scatter_reduce": ("src", "reduce"),
+    "index_add": ("source",),
+    "index_copy": ("source",),
+    "index_fill": ("value",),
+}
+"""What every operator takes after the positions, in this order."""
+
+
+@register_each(*ARGUMENTS, family="indexing", dims=["dim"])
+def write(
+    operator: Operator,
+    input: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    *args: object,
+    **options: object,
+) -> Sharded:
+    """Along a dim that is not cut; the operands are aligned with the input."""
+    name = operator.__name__
+    return _written(name, False, input, dim, index, _values(name, args, options))
+
+
+@register_each(*(f"{name}_" for name in ARGUMENTS), family="indexing", dims=["dim"])
+def write_in_place(
+    operator: Operator,
+    input: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    *args: object,
+    **options: object,
+) -> Sharded:
+    """Along a dim that is not cut; the operands are aligned with the input."""
+    name = operator.__name__.removesuffix("_")
+    return _written(name, True, input, dim, index, _values(name, args, options))
+
+
+def _values(name: str, args: tuple[object, ...], options: dict[str, object]) -> dict[str, object]:
+    """What is written, by the names of torch's arguments."""
+    values = {**dict(zip(ARGUMENTS[name], args, strict=False)), **options}
+    if name == "scatter" and "src" in values and not isinstance(values["src"], torch.Tensor):
+        values["value"] = values.pop("src")
+    return values
 
 
 def _written(
-    name: str, in_place: bool, input: torch.Tensor, dim: int, index: Any, rest: dict[Any, Any]
+    name: str,
+    in_place: bool,
+    input: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    values: Mapping[str, object],
 ) -> Sharded:
     """Write at positions along a dim.
 
@@ -25,27 +76,29 @@ def _written(
     tensor this rank takes its part), 2. every rank writes into its block. An ordinary tensor that
     is to be changed in place turns into the cut result.
     """
-    d, flat, alone = dim_of(input, dim, name), name.startswith("index_"), _alone(input)
+    flat = name.startswith("index_")
+    alone = _alone(input)
     if flat and isinstance(index, Sharded):
         raise LayoutError(f"{name}: the positions are cut: {index.partition}\n    use index.full()")
-    operands: dict[Any, Any] = {"input": input, "index": index, **rest}
+    operands: dict[str, Any] = {"input": input, "index": index, **values}
     shaped = [
         key
         for key, value in operands.items()
         if isinstance(value, torch.Tensor) and value.dim() and not (flat and key == "index")
     ]
     if not flat and "src" in shaped:
-        operands["src"] = shrunk(operands["src"], index, d, name)
+        operands["src"] = shrunk(operands["src"], index, dim, name)
     fixed = in_place and isinstance(input, Sharded)
-    blocks, cuts, like = aligned_but([operands[key] for key in shaped], d, name, fixed=fixed)
+    blocks, cuts, like = aligned_but([operands[key] for key in shaped], dim, name, fixed=fixed)
     operands.update(zip(shaped, blocks, strict=True))
-    block, positions, options = operands.pop("input"), operands.pop("index"), operands
+    block = operands.pop("input")
+    positions = operands.pop("index")
     if fixed:
         check_writable(like, name)
-        getattr(block, f"{name}_")(d, positions, **options)
+        getattr(block, f"{name}_")(dim, positions, **operands)
         like.note_change()
         return like
-    written = getattr(block, name)(d, positions, **options)
+    written = getattr(block, name)(dim, positions, **operands)
     y = like.like(written, Partition(tuple(input.shape), cuts))
     if not in_place:
         return y
@@ -67,30 +120,3 @@ def _check_replaceable(x: torch.Tensor, y: Sharded, name: str, alone: bool) -> N
             f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
             f"{describe([x, y])}    use {name}, which returns a new tensor"
         )
-
-
-def _register_written(name: str, *names: str) -> None:
-    """``names``: the arguments after the positions, in their order."""
-
-    def rule_of(in_place: bool) -> Callable[..., Any]:
-        def rule(input: Any, dim: int, index: Any, *args: Any, **options: Any) -> Sharded:
-            """Along a dim that is not cut; the operands are aligned with the input."""
-            if options.pop("out", None) is not None:
-                raise LayoutError(f"{name}(out=...) has no rule; use its return value")
-            rest = {**dict(zip(names, args, strict=False)), **options}
-            if name == "scatter" and not isinstance(rest.get("src", rest), torch.Tensor | dict):
-                rest["value"] = rest.pop("src")
-            return _written(name, in_place, input, dim, index, rest)
-
-        return rule
-
-    register(getattr(torch, name), getattr(torch.Tensor, name), family="scatter")(rule_of(False))
-    register(getattr(torch.Tensor, f"{name}_"), family="scatter")(rule_of(True))
-
-
-_register_written("scatter", "src", "reduce")
-_register_written("scatter_add", "src")
-_register_written("scatter_reduce", "src", "reduce")
-_register_written("index_add", "source")
-_register_written("index_copy", "source")
-_register_written("index_fill", "value")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
 
-def _check_dropout(tensors: list[Any], p: float, name: str) -> None:
+def _check_dropout(tensors: Sequence[torch.Tensor], p: float, name: str) -> None:
     """Masks drawn by torch are the serial ones where every rank computes the whole."""
     cut = [t for t in tensors if isinstance(t, Sharded)]
     if p <= 0:
@@ -29,19 +30,20 @@ def _check_dropout(tensors: list[Any], p: float, name: str) -> None:
     check_random_state(cut[0])
 
 
-@register(F.scaled_dot_product_attention, family="attention")
+@register(F.scaled_dot_product_attention, family="linalg")
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: Any = None,
+    scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> torch.Tensor:
     """Batch, heads and queries may be cut; keys, and the features of all three, must be whole."""
-    name, operands = "scaled_dot_product_attention", [query, key, value]
+    name = "scaled_dot_product_attention"
+    operands = [query, key, value]
     _check_dropout(operands, dropout_p, name)
     _check_whole(query, name, -2 if is_causal else None, -1, -3 if enable_gqa else None)
     for x in (key, value):
@@ -53,7 +55,9 @@ def scaled_dot_product_attention(
         operands.append(attn_mask)
         inputs.append([*batch_labels(attn_mask.dim() - 2), "query", "key"])
 
-    def run(q: Any, k: Any, v: Any, mask: Any = None) -> torch.Tensor:
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return F.scaled_dot_product_attention(
             q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -61,13 +65,15 @@ def scaled_dot_product_attention(
     return contract(name, operands, inputs, [*batch, "query", "v"], run, linear=False)
 
 
-def _check_whole(x: Any, name: str, *dims: int | None) -> None:
+def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
     """Every query sees all keys."""
     for dim in dims:
-        cut = x.partition.cuts[dim] if isinstance(x, Sharded) and dim is not None else None
+        if dim is None or not isinstance(x, Sharded):
+            continue
+        cut = x.partition.cuts[dim]
         if cut is not None:
             raise LayoutError(
-                f"{name} needs the whole of dim {(dim or 0) % x.dim()}, which is cut: "
+                f"{name} needs the whole of dim {dim % x.dim()}, which is cut: "
                 f"{x.partition} on {x.grid}\n{gather_first(cut.axis)}"
             )
 
@@ -75,14 +81,17 @@ def _check_whole(x: Any, name: str, *dims: int | None) -> None:
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
-@register(F.multi_head_attention_forward, family="attention")
-def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+@register(F.multi_head_attention_forward, family="linalg")
+def multi_head_attention_forward(
+    *args: object, **kwargs: object
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Of (sequence, batch, feature): batch and queries may be cut; keys and features are whole."""
     name = "multi_head_attention_forward"
     call = _MULTI_HEAD.bind(*args, **kwargs)
     call.apply_defaults()
-    given, weights = call.arguments, []
-    sequences = [given[key] for key in ("query", "key", "value")]
+    given: dict[str, Any] = call.arguments
+    weights: list[torch.Tensor | None] = []
+    sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
     _check_dropout(sequences, given["dropout_p"] if given["training"] else 0.0, name)
     _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
     for x in sequences[1:]:
@@ -114,10 +123,10 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
     return y, _weights(y, weights[0])
 
 
-def _weights(y: Sharded, block: Any) -> Any:
+def _weights(y: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor | None:
     """The weights (batch, heads, query, key) of an attention, cut as its result is."""
-    if block is None:
-        return None
+    if block is None or not isinstance(y, Sharded):
+        return block
     query, *batch, _ = y.partition.cuts
     lead = [*batch, *[None] * (block.dim() - len(batch) - 2)]
     extents = [*y.shape[1 : 1 + len(batch)], *block.shape[len(batch) : -2], y.shape[0]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ def contract(
     run: Callable[..., torch.Tensor],
     *,
     linear: bool = True,
-) -> Any:
+) -> torch.Tensor:
     """``run(*blocks)``; labels that are not in ``output`` are contracted, new ones are whole.
 
     Distribution scheme: 1. every label is cut as in the first operand that is cut there, and an

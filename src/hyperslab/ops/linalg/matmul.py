@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.elementwise.pointwise import apply_pointwise
 from hyperslab.ops.linalg.contraction import Label, batch_labels, contract
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
 
-def product(name: str, a: torch.Tensor, b: torch.Tensor) -> Any:
+def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product of matrices or vectors, as `torch.matmul` has it."""
     if not a.dim() or not b.dim():
         raise LayoutError(f"{name} of a number\n{describe([a, b])}    use a * b")
@@ -29,51 +29,57 @@ def product(name: str, a: torch.Tensor, b: torch.Tensor) -> Any:
     return contract(name, (a, b), (left, right), output, torch.matmul)
 
 
-def _register_product(*functions: Callable[..., Any], dims: tuple[int, int] | None) -> None:
-    """``dims``: how many dims the two operands must have."""
-
-    def rule(input: Any, other: Any, *, out: Any = None, **options: Any) -> Any:
-        """Any dims cut; over a contracted dim that is cut the partial products are summed."""
-        name = functions[0].__name__
-        if out is not None or options:
-            raise LayoutError(f"{name} of cut tensors with out= or other options has no rule")
-        if dims not in (None, (input.dim(), other.dim())):
-            raise LayoutError(f"{name} takes {dims} dims\n{describe([input, other])}    use matmul")
-        return product(name, input, other)
-
-    register(*functions, family="product")(rule)
-
-
-_register_product(
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.linalg.matmul,
-    torch.Tensor.__matmul__,
-    dims=None,
+@register(
+    torch.matmul, torch.Tensor.matmul, torch.linalg.matmul, torch.Tensor.__matmul__, family="linalg"
 )
-_register_product(torch.mm, torch.Tensor.mm, dims=(2, 2))
-_register_product(torch.bmm, torch.Tensor.bmm, dims=(3, 3))
-_register_product(torch.mv, torch.Tensor.mv, dims=(2, 1))
-_register_product(torch.dot, torch.Tensor.dot, dims=(1, 1))
+def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Any dims cut; over a contracted dim that is cut the partial products are summed."""
+    return matrix_product("matmul", input, other)
 
 
-def _register_sum(name: str, dims: int) -> None:
-    def rule(
-        input: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
-    ) -> Any:
-        """As the product; then the sum, whose first part is broadcast by global shape."""
-        if out is not None or not all(isinstance(t, torch.Tensor) for t in (a, b)):
-            raise LayoutError(f"{name} takes a tensor and two matrices, and no out=")
-        y: Any = next(t for t in (a, b, input) if isinstance(t, Sharded))
-        if (a.dim(), b.dim()) != (dims, dims) or y is input:
-            raise LayoutError(
-                f"{name} takes matrices of {dims} dims, one of them cut\n{describe([input, a, b])}"
-                "    use a @ b, and add to it"
-            )
-        y = _scaled(product(name, a, b), alpha)
-        return y if beta == 0 else _sum(y, _scaled(input, beta))
+DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 
-    register(getattr(torch, name), getattr(torch.Tensor, name), family="product")(rule)
+
+@register_each(*DIMS_OF_PRODUCT, family="linalg")
+def fixed_product(
+    operator: Operator, input: torch.Tensor, other: torch.Tensor, **options: object
+) -> torch.Tensor:
+    """Any dims cut; over a contracted dim that is cut the partial products are summed."""
+    name = operator.__name__
+    dims = DIMS_OF_PRODUCT[name]
+    if options:
+        raise LayoutError(f"{name} of cut tensors with other options has no rule: {options}")
+    if dims != (input.dim(), other.dim()):
+        raise LayoutError(f"{name} takes {dims} dims\n{describe([input, other])}    use matmul")
+    return matrix_product(name, input, other)
+
+
+DIMS_OF_FACTORS = {"addmm": 2, "baddbmm": 3}
+
+
+@register_each(*DIMS_OF_FACTORS, family="linalg")
+def add_product(
+    operator: Operator,
+    input: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """As the product; then the sum, whose first part is broadcast by global shape."""
+    name = operator.__name__
+    dims = DIMS_OF_FACTORS[name]
+    if not all(isinstance(t, torch.Tensor) for t in (a, b)):
+        raise LayoutError(f"{name} takes a tensor and two matrices")
+    cut = any(isinstance(t, Sharded) for t in (a, b))
+    if (a.dim(), b.dim()) != (dims, dims) or not cut:
+        raise LayoutError(
+            f"{name} takes matrices of {dims} dims, one of them cut\n{describe([input, a, b])}"
+            "    use a @ b, and add to it"
+        )
+    y = _scaled(matrix_product(name, a, b), alpha)
+    return y if beta == 0 else _sum(y, _scaled(input, beta))
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -82,7 +88,7 @@ def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x.like(x.local * factor) if isinstance(x, Sharded) else x * factor
 
 
-def _sum(y: torch.Tensor, bias: torch.Tensor) -> Any:
+def _sum(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Of the product's type, which autocast may have lowered."""
     if not isinstance(y, Sharded) and not isinstance(bias, Sharded):
         return y + bias.to(y.dtype)
@@ -90,18 +96,15 @@ def _sum(y: torch.Tensor, bias: torch.Tensor) -> Any:
     return total.like(total.local.to(y.dtype))
 
 
-_register_sum("addmm", 2)
-_register_sum("baddbmm", 3)
-
-
-@register(torch.einsum, family="product")
-def einsum(equation: str, *operands: Any) -> Any:
+@register(torch.einsum, family="linalg")
+def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Any dims cut; over contracted dims that are cut the partial sums are summed."""
-    if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = tuple(operands[0])
-    inputs, output = _labels(equation, operands)
+    tensors: list[torch.Tensor] = []
+    for operand in operands:
+        tensors.extend((operand,) if isinstance(operand, torch.Tensor) else operand)
+    inputs, output = _labels(equation, tensors)
     return contract(
-        "einsum", operands, inputs, output, lambda *blocks: torch.einsum(equation, *blocks)
+        "einsum", tensors, inputs, output, lambda *blocks: torch.einsum(equation, *blocks)
     )
 
 
@@ -130,16 +133,17 @@ def _expanded(term: str, count: int) -> list[Label]:
     return [*front, *(batch_labels(count) if "..." in term else []), *back]
 
 
-@register(torch.tensordot, family="product")
-def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+@register(torch.tensordot, family="linalg")
+def tensordot(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dims: int | Sequence[Sequence[int]] | torch.Tensor = 2,
+) -> torch.Tensor:
     """Any dims cut; over contracted dims that are cut the partial sums are summed."""
-    if out is not None:
-        raise LayoutError("tensordot(out=...) has no rule; use its return value")
-    dims = dims.tolist() if isinstance(dims, torch.Tensor) else dims
-    if isinstance(dims, int):
-        dims = list(range(-dims, 0)), list(range(dims))
-    first = [d % a.dim() for d in dims[0]]
-    second = [d % b.dim() for d in dims[1]]
+    given = dims.tolist() if isinstance(dims, torch.Tensor) else dims
+    last, front = (range(-given, 0), range(given)) if isinstance(given, int) else given
+    first = [d % a.dim() for d in last]
+    second = [d % b.dim() for d in front]
     left: list[Label] = [("a", d) for d in range(a.dim())]
     right: list[Label] = [("b", d) for d in range(b.dim())]
     output = [label for d, label in enumerate(left) if d not in first]
@@ -155,8 +159,13 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     )
 
 
-@register(F.bilinear, family="product")
-def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+@register(F.bilinear, family="linalg")
+def bilinear(
+    input1: torch.Tensor,
+    input2: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Over the last dims of both inputs; weight and bias are ordinary."""
     batch = batch_labels(input1.dim() - 1)
     y = contract(

@@ -6,8 +6,7 @@ Legend: N batch, C classes, S the spatial dims, of which there may be none; logi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -17,48 +16,54 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.ops.common.operands import common_partition, operand_block
 from hyperslab.ops.common.placement import check_channels
-from hyperslab.ops.losses.elementwise import add_dim, reduction_of
+from hyperslab.ops.losses.elementwise import add_dim, check_reduction
 from hyperslab.tensor import Sharded, register
 
-Loss = Callable[..., torch.Tensor]
+LossFunction = Callable[..., torch.Tensor]
+Options = Mapping[str, float]
 
 
-@register(F.cross_entropy, family="loss")
+@register(F.cross_entropy, family="losses")
 def cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
-    reduce: Any = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> Any:
+) -> torch.Tensor:
     """Classes or probabilities cut like the volume; the mean is over the counted voxels of all."""
-    given = {"size_average": size_average, "reduce": reduce, "reduction": reduction}
+    check_reduction(reduction, size_average, reduce)
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return label_loss(F.cross_entropy, input, target, weight, reduction_of(given), options)
+    return label_loss(F.cross_entropy, input, target, weight, reduction, options)
 
 
-@register(F.nll_loss, family="loss")
+@register(F.nll_loss, family="losses")
 def nll_loss(
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
-    reduce: Any = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> torch.Tensor:
     """Classes cut like the volume; the mean is over the counted voxels of all ranks."""
-    given = {"size_average": size_average, "reduce": reduce, "reduction": reduction}
+    check_reduction(reduction, size_average, reduce)
     options = {"ignore_index": ignore_index}
-    return label_loss(F.nll_loss, input, target, weight, reduction_of(given), options)
+    return label_loss(F.nll_loss, input, target, weight, reduction, options)
 
 
 def label_loss(
-    function: Loss, input: Any, target: Any, weight: Any, reduction: str, options: dict[str, Any]
-) -> Any:
+    function: LossFunction,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: str,
+    options: Options,
+) -> torch.Tensor:
     """``function`` over logits and labels, of which at least one is cut.
 
     Distribution scheme: 1. a `Sharded` that is cut otherwise is redistributed, of an ordinary
@@ -74,28 +79,32 @@ def label_loss(
     if reduction == "none":
         losses = function(block, labels, weight, reduction="none", **options)
         return like.like(losses, partition.without_dim(1))
+    ignore_index = int(options["ignore_index"])
     try:
         loss, dtype = _sum(function, block, labels, weight, options)
-        counted = _counted(block, labels, weight, options["ignore_index"])
+        counted = _counted(block, labels, weight, ignore_index)
     except IndexError:  # this rank must not leave the others waiting for its part
-        loss, dtype, counted = block.new_zeros(()), block.dtype, block.new_tensor(-math.inf)
+        loss = block.new_zeros(())
+        dtype = block.dtype
+        counted = block.new_tensor(-math.inf)
     group = like.grid.group(partition.axes)
     both = torch.stack([loss.double(), counted.double()])
     whole, count = all_reduce_sum(both, group, f"the mean of {function.__name__}")
     if count.device.type == "cpu" and count == -math.inf:
         raise IndexError(
             f"{function.__name__}: a label is out of range: neither ignore_index "
-            f"({options['ignore_index']}) nor one of the {input.shape[1]} classes of the input "
-            f"{tuple(input.shape)}\n    this rank {_range_of(labels, options['ignore_index'])}"
+            f"({ignore_index}) nor one of the {input.shape[1]} classes of the input "
+            f"{tuple(input.shape)}\n    this rank {_range_of(labels, ignore_index)}"
         )
     return (whole if reduction == "sum" else whole / count).to(dtype)
 
 
 def _blocks(
-    function: Loss, input: Any, target: Any
+    function: LossFunction, input: torch.Tensor, target: torch.Tensor
 ) -> tuple[Sharded, Partition, torch.Tensor, torch.Tensor]:
     """This rank's logits and labels, the partition of the logits, and a tensor of the grid."""
-    shape, own = tuple(input.shape), tuple(target.shape)
+    shape = tuple(input.shape)
+    own = tuple(target.shape)
     classes = len(shape) > 1 and own == (shape[0], *shape[2:])
     if not classes and not (len(shape) > 1 and own == shape and function is F.cross_entropy):
         raise LayoutError(
@@ -115,7 +124,11 @@ def _blocks(
 
 
 def _sum(
-    function: Loss, block: torch.Tensor, labels: torch.Tensor, weight: Any, options: dict[str, Any]
+    function: LossFunction,
+    block: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor | None,
+    options: Options,
 ) -> tuple[torch.Tensor, torch.dtype]:
     """The sum over the block, and torch's dtype for it; of half precision in float32."""
     if block.dtype in (torch.float16, torch.bfloat16):
@@ -126,7 +139,7 @@ def _sum(
 
 
 def _counted(
-    block: torch.Tensor, labels: torch.Tensor, weight: Any, ignore_index: int
+    block: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
 ) -> torch.Tensor:
     """By what torch divides the mean: the weights of the labels that are not ignored, or all."""
     if labels.dim() == block.dim():

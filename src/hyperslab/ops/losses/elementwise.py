@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,23 +17,31 @@ from hyperslab.ops.views.reshape import unsqueeze
 from hyperslab.tensor import Sharded, register
 
 
-def reduction_of(options: dict[str, Any], *more: str) -> str:
-    """Take the reduction out of a loss's options.
+def check_reduction(
+    reduction: str,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    *,
+    also: Sequence[str] = (),
+) -> None:
+    """Refuse what is no reduction of a loss.
 
     Raises:
-        LayoutError: the deprecated options are used.
-        ValueError: it is none of "none", "mean", "sum" and ``more``.
+        LayoutError: the deprecated options ``size_average`` or ``reduce`` are used.
+        ValueError: it is none of "none", "mean", "sum" and ``also``.
     """
-    if options.pop("size_average", None) is not None or options.pop("reduce", None) is not None:
+    if size_average is not None or reduce is not None:
         raise LayoutError("size_average and reduce are long deprecated; use reduction=")
-    reduction = str(options.pop("reduction", "mean"))
-    if reduction not in ("none", "mean", "sum", *more):
+    if reduction not in ("none", "mean", "sum", *also):
         raise ValueError(f"{reduction} is not a valid value for reduction")
-    return reduction
 
 
 def _check_shapes(
-    name: str, tensors: list[Any], weights: dict[str, Any], *, same_shape: bool
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    *,
+    same_shape: bool,
 ) -> None:
     """Tensors of one global shape; weights that broadcast to it, or have it as well."""
     shapes = [tuple(tensor.shape) for tensor in tensors]
@@ -55,7 +63,7 @@ def _check_shapes(
             )
 
 
-def reduce_losses(losses: Any, reduction: str) -> Any:
+def reduce_losses(losses: Sharded, reduction: str) -> torch.Tensor:
     """The global mean or sum of a block of losses, or the losses themselves."""
     if reduction == "none":
         return losses
@@ -79,12 +87,14 @@ def _register_loss(
     """
     signature = inspect.signature(function)
 
-    def rule(*args: Any, **kwargs: Any) -> Any:
+    def rule(*args: object, **kwargs: object) -> torch.Tensor:
         """Elementwise; mean and sum are global, one ordinary number equal on all ranks."""
-        options = dict(signature.bind(*args, **kwargs).arguments)
+        options: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
         if function is F.l1_loss:
             options.setdefault("weight", _weight_of_l1_loss())
-        reduction = reduction_of(options, *reductions)
+        reduction = options.pop("reduction", "mean")
+        size_average = options.pop("size_average", None)
+        check_reduction(reduction, size_average, options.pop("reduce", None), also=reductions)
         operands = [options.pop(name) for name in list(signature.parameters)[:tensors]]
         weights = {k: v for k, v in options.items() if isinstance(v, torch.Tensor)}
         _check_shapes(function.__name__, operands, weights, same_shape=same_shape)
@@ -94,17 +104,23 @@ def _register_loss(
             return sum(losses) / (sum(weight) if isinstance(weight, Sharded) else weight.sum())
         return reduce_losses(losses, reduction)
 
-    register(function, family="loss")(rule)
+    register(function, family="losses")(rule)
 
 
-def _weight_of_l1_loss() -> Any:
-    """The weight of the call under way, which torch (up to 2.13) does not hand to our rule."""
+def _weight_of_l1_loss() -> torch.Tensor | None:
+    """The weight of the call under way, which torch (up to 2.13) does not hand to our rule.
+
+    ``F.l1_loss`` passes on all of its arguments but this one. Only the local variables of torch's
+    own frame still have it; without them a weighted loss would silently be computed without its
+    weight, and refusing every call in case there is one would refuse the plain loss, too.
+    """
     frame = sys._getframe()
     while frame.f_code is not F.l1_loss.__code__:
         if frame.f_back is None:
             return None
         frame = frame.f_back
-    return frame.f_locals["weight"]
+    weight: torch.Tensor | None = frame.f_locals["weight"]
+    return weight
 
 
 _register_loss(F.mse_loss, same_shape=True, weighted_mean=True)
@@ -120,49 +136,49 @@ _register_loss(F.hinge_embedding_loss)
 _register_loss(F.margin_ranking_loss, tensors=3)
 
 
-@register(F.multilabel_soft_margin_loss, family="loss")
+@register(F.multilabel_soft_margin_loss, family="losses")
 def multilabel_soft_margin_loss(
-    input: Any,
-    target: Any,
-    weight: Any = None,
-    size_average: Any = None,
-    reduce: Any = None,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> torch.Tensor:
     """Averaged over the last dim, as torch does, and over the rest globally."""
-    given = {"size_average": size_average, "reduce": reduce, "reduction": reduction}
-    kind, name = reduction_of(given), "multilabel_soft_margin_loss"
-    _check_shapes(
-        name, [input, target], {} if weight is None else {"weight": weight}, same_shape=False
-    )
+    check_reduction(reduction, size_average, reduce)
+    weights = {} if weight is None else {"weight": weight}
+    _check_shapes("multilabel_soft_margin_loss", [input, target], weights, same_shape=False)
 
-    def losses(x: Any, y: Any, weight: Any) -> torch.Tensor:
+    def losses(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         found = -(y * F.logsigmoid(x) + (1 - y) * F.logsigmoid(-x))
         return found if weight is None else found * weight
 
     each = apply_pointwise(losses, (input, target, weight), {})
-    return reduce_losses(mean(each, -1), kind)
+    each = mean(each, each.dim() - 1)
+    return reduce_losses(each, reduction)
 
 
-@register(F.gaussian_nll_loss, family="loss")
+@register(F.gaussian_nll_loss, family="losses")
 def gaussian_nll_loss(
-    input: Any,
-    target: Any,
-    var: Any,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
     full: bool = False,
     eps: float = 1e-6,
     reduction: str = "mean",
-) -> Any:
+) -> torch.Tensor:
     """Elementwise; the variance is a number or a tensor, cut or not; mean and sum are global."""
-    kind = reduction_of({"reduction": reduction})
+    check_reduction(reduction)
     if isinstance(var, torch.Tensor):
         var = _variance(input, var)
     _check_shapes("gaussian_nll_loss", [input, target], {}, same_shape=True)
     options = {"full": full, "eps": eps, "reduction": "none"}
-    return reduce_losses(apply_pointwise(F.gaussian_nll_loss, (input, target, var), options), kind)
+    losses = apply_pointwise(F.gaussian_nll_loss, (input, target, var), options)
+    return reduce_losses(losses, reduction)
 
 
-def _variance(input: Any, var: Any) -> Any:
+def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
     """The variance with the input's dims; torch lets one of them be missing or have extent 1."""
     if tuple(var.shape) == tuple(input.shape[:-1]):
         var = add_dim(var, -1)
@@ -175,6 +191,6 @@ def _variance(input: Any, var: Any) -> Any:
     return var
 
 
-def add_dim(x: Any, dim: int) -> Any:
+def add_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
     """``unsqueeze``, of a cut tensor by its rule: inside a rule torch asks no other."""
     return unsqueeze(x, dim) if isinstance(x, Sharded) else x.unsqueeze(dim)

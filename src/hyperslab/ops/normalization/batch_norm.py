@@ -13,11 +13,11 @@ from hyperslab.memory_format import dense, memory_format_of
 from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.normalization.statistics import Normalise
-from hyperslab.ops.reductions.sums import without_empty_shards
+from hyperslab.ops.reductions.base import without_empty_shards
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.batch_norm, family="normalisation")
+@register(F.batch_norm, family="normalization")
 def batch_norm(
     input: Any,
     running_mean: Any,

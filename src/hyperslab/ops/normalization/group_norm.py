@@ -13,11 +13,11 @@ from hyperslab.errors import LayoutError
 from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.normalization.statistics import Normalise
-from hyperslab.ops.reductions.sums import group_over, without_empty_shards
+from hyperslab.ops.reductions.base import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.instance_norm, family="normalisation")
+@register(F.instance_norm, family="normalization")
 def instance_norm(
     input: Any,
     running_mean: Any = None,
@@ -54,7 +54,7 @@ def instance_norm(
     return x.like(y)
 
 
-@register(F.group_norm, family="normalisation")
+@register(F.group_norm, family="normalization")
 def group_norm(
     input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Sharded:

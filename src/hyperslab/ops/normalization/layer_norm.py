@@ -15,11 +15,11 @@ from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.ops.common.half_precision import HALF, wide
 from hyperslab.ops.normalization.statistics import combine
-from hyperslab.ops.reductions.sums import group_over, without_empty_shards
+from hyperslab.ops.reductions.base import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.layer_norm, family="normalisation")
+@register(F.layer_norm, family="normalization")
 def layer_norm(
     input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Sharded:
@@ -33,7 +33,7 @@ def layer_norm(
     return _normalise(x, x.local.to(dtype), shape, weight, bias, eps, centred=True)
 
 
-@register(F.rms_norm, family="normalisation")
+@register(F.rms_norm, family="normalization")
 def rms_norm(
     input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Sharded:

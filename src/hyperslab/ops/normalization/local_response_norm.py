@@ -10,7 +10,7 @@ from hyperslab.ops.common.placement import check_channels
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.local_response_norm, family="normalisation")
+@register(F.local_response_norm, family="normalization")
 def local_response_norm(
     input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Sharded:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
+from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.common.half_precision import wide
 from hyperslab.ops.elementwise.pointwise import apply_pointwise
-from hyperslab.ops.reductions.sums import (
+from hyperslab.ops.reductions.base import (
+    Dims,
     finish,
     group_over,
     reduced_dims,
-    reduction,
-    wide,
     without_empty_shards,
 )
-from hyperslab.tensor import Sharded
+from hyperslab.tensor import Sharded, register
 
 LARGEST_INDEX = torch.iinfo(torch.int64).max
 
-BINARY = {torch.max: torch.maximum, torch.min: torch.minimum}
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Extremum(torch.autograd.Function):
@@ -38,7 +38,9 @@ class _Extremum(torch.autograd.Function):
     def forward(ctx, x, dims, group, kind, ties_of_nan):  # type: ignore[no-untyped-def]
         found = stack_ranks(kind(x, dims, keepdim=True), group, "an extremum over cut dims")
         value = kind(found, 0)
-        ctx.dims, ctx.group, ctx.ties_of_nan = dims, group, ties_of_nan
+        ctx.dims = dims
+        ctx.group = group
+        ctx.ties_of_nan = ties_of_nan
         ctx.save_for_backward(x, value)
         return value
 
@@ -75,108 +77,100 @@ def extremum(
     return value if keepdim else value.squeeze(dims)
 
 
-def _register_amax(function: Callable[..., Any], method: Callable[..., Any]) -> None:
-    @reduction(function, method)
-    def rule(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
-        """Over any dims; equal ones share the gradient, on whatever rank they are."""
-        dims = reduced_dims(input, dim)
-        x = without_empty_shards(input, dims)
-        return finish(x, extremum(x, x.local, dims, keepdim, function), dims, keepdim)
+@register_each("amax", "amin", family="reductions", dims=["dim"])
+def values_only(
+    operator: Operator, input: Sharded, dim: Dims = None, keepdim: bool = False
+) -> torch.Tensor:
+    """Over any dims; equal ones share the gradient, on whatever rank they are."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    return finish(x, extremum(x, x.local, dims, keepdim, operator), dims, keepdim)
 
 
-_register_amax(torch.amax, torch.Tensor.amax)
-_register_amax(torch.amin, torch.Tensor.amin)
-
-
-@reduction(torch.aminmax, torch.Tensor.aminmax)
-def aminmax(input: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
+@register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
+def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> Pair:
     """Over one dim or all; as amin and amax."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
-    values = [extremum(x, x.local, dims, keepdim, kind) for kind in (torch.amin, torch.amax)]
+    smallest = extremum(x, x.local, dims, keepdim, torch.amin)
+    largest = extremum(x, x.local, dims, keepdim, torch.amax)
     return torch.return_types.aminmax(
-        (finish(x, values[0], dims, keepdim), finish(x, values[1], dims, keepdim))
+        (finish(x, smallest, dims, keepdim), finish(x, largest, dims, keepdim))
     )
 
 
-def _register_max(
-    function: Callable[..., Any], method: Callable[..., Any], kind: Callable[..., Any]
-) -> None:
-    @reduction(function, method)
-    def rule(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
-        """Over all dims, or over one with global indices, or of two tensors."""
-        if isinstance(dim, torch.Tensor) or other is not None:
-            operands = (input, dim if other is None else other)
-            return apply_pointwise(BINARY[function], operands, {})
-        dims = reduced_dims(input, dim)
-        x = without_empty_shards(input, dims)
-        if dim is not None:
-            results = _with_indices(function, x, dims[0], keepdim)
-            named = getattr(torch.return_types, function.__name__)
-            return named([finish(x, result, dims, keepdim) for result in results])
-        if group_over(x, dims) is None:
-            return finish(x, function(x.local), dims, False)
-        value = extremum(x, x.local, dims, False, kind, ties_of_nan=True)
-        return finish(x, value, dims, False)
+@register_each("max", "min", family="reductions", dims=["dim"])
+def values_with_indices(
+    operator: Operator,
+    input: Sharded,
+    dim: int | torch.Tensor | None = None,
+    keepdim: bool = False,
+    *,
+    other: torch.Tensor | None = None,
+) -> torch.Tensor | Pair:
+    """Over all dims, or over one with global indices, or of two tensors."""
+    if isinstance(dim, torch.Tensor) or other is not None:
+        operands = (input, dim if other is None else other)
+        elementwise = torch.maximum if operator is torch.max else torch.minimum
+        return apply_pointwise(elementwise, operands, {})
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    if dim is not None:
+        results = _with_indices(operator, x, dim, keepdim)
+        named = getattr(torch.return_types, operator.__name__)
+        pair: Pair = named([finish(x, result, dims, keepdim) for result in results])
+        return pair
+    if group_over(x, dims) is None:
+        return finish(x, operator(x.local), dims, False)
+    kind = torch.amax if operator is torch.max else torch.amin
+    value = extremum(x, x.local, dims, False, kind, ties_of_nan=True)
+    return finish(x, value, dims, False)
 
 
-def _with_indices(
-    function: Callable[..., Any], x: Sharded, dim: int, keepdim: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> Pair:
     """Values and global indices along ``dim``; of equal ones the first, which has the gradient.
 
     Distribution scheme: 1. the local values and indices, 2. both are stacked from all ranks, in
     the order of their shards, 3. the same operator chooses among them.
     """
-    values, indices = function(x.local, dim, keepdim)
+    values, indices = operator(x.local, dim, keepdim)
     group = group_over(x, [dim])
     if group is None:
         return values, indices
     first, _ = x.box.interval(dim)
-    what = f"{function.__name__} over a cut dim"
-    chosen, rank = function(stack_ranks(values, group, what), 0)
+    what = f"{operator.__name__} over a cut dim"
+    chosen, rank = operator(stack_ranks(values, group, what), 0)
     everywhere = stack_ranks(indices + first, group, what)
     return chosen, everywhere.gather(0, rank.unsqueeze(0)).squeeze(0)
 
 
-_register_max(torch.max, torch.Tensor.max, torch.amax)
-_register_max(torch.min, torch.Tensor.min, torch.amin)
-
-
-def _register_argmax(
-    function: Callable[..., Any], method: Callable[..., Any], choose: Callable[..., Any]
-) -> None:
-    @reduction(function, method)
-    def rule(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        """Over one dim or all; global indices, of equal elements the first."""
-        dims = reduced_dims(input, dim)
-        x = without_empty_shards(input, dims)
-        if dim is not None:
-            _, indices = _with_indices(choose, x.like(x.local.detach()), dims[0], keepdim)
-        else:
-            indices = _flat_index(function, x, group_over(x, dims))
-            indices = indices.view([1] * x.dim()) if keepdim else indices
-        return finish(x, indices, dims, keepdim)
-
-
-def _flat_index(
-    function: Callable[..., Any], x: Sharded, group: dist.ProcessGroup | None
+@register_each("argmax", "argmin", family="reductions", dims=["dim"])
+def indices_only(
+    operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
 ) -> torch.Tensor:
+    """Over one dim or all; global indices, of equal elements the first."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    if dim is not None:
+        choose = torch.max if operator is torch.argmax else torch.min
+        _, indices = _with_indices(choose, x.like(x.local.detach()), dim, keepdim)
+    else:
+        indices = _flat_index(operator, x, group_over(x, dims))
+        indices = indices.view([1] * x.dim()) if keepdim else indices
+    return finish(x, indices, dims, keepdim)
+
+
+def _flat_index(operator: Operator, x: Sharded, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The index in the flattened global tensor; ranks' boxes are not in its order."""
     block = x.local.detach()
-    local = function(block)
+    local = operator(block)
     value = block.reshape(-1)[local]
     index = torch.zeros_like(local)
     at = torch.unravel_index(local, block.shape)
-    for extent, place, lo in zip(x.shape, at, x.box.lo, strict=True):
-        index = index * extent + place + lo
+    for extent, position, lo in zip(x.shape, at, x.box.lo, strict=True):
+        index = index * extent + position + lo
     values = stack_ranks(value, group, "the index of an extremum")
-    places = stack_ranks(index, group, "the index of an extremum")
-    best = values[function(values)]
-    return places.masked_fill(
-        (values != best) & ~(values.isnan() & best.isnan()), LARGEST_INDEX
-    ).min()
-
-
-_register_argmax(torch.argmax, torch.Tensor.argmax, torch.max)
-_register_argmax(torch.argmin, torch.Tensor.argmin, torch.min)
+    indices = stack_ranks(index, group, "the index of an extremum")
+    best = values[operator(values)]
+    others = (values != best) & ~(values.isnan() & best.isnan())
+    return indices.masked_fill(others, LARGEST_INDEX).min()

@@ -1,9 +1,6 @@
-"""Softmax and its logarithm over a dim, cut or not."""
+"""Softmax, its logarithm and log-sum-exp over dims, cut or not."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +8,15 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
-from hyperslab.ops.reductions.sums import group_over, reduced_dims, wide, without_empty_shards
+from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.common.half_precision import wide
+from hyperslab.ops.reductions.base import (
+    Dims,
+    finish,
+    group_over,
+    reduced_dims,
+    without_empty_shards,
+)
 from hyperslab.tensor import Sharded, register
 
 
@@ -28,7 +33,9 @@ class _Softmax(torch.autograd.Function):
         largest, sums = _largest_and_sum(x, dim, group)
         y = x - largest
         y = y.sub_(sums.log_()) if log else y.exp_().div_(sums)
-        ctx.dim, ctx.group, ctx.log = dim, group, log
+        ctx.dim = dim
+        ctx.group = group
+        ctx.log = log
         ctx.save_for_backward(y)
         return y
 
@@ -56,35 +63,55 @@ def _largest_and_sum(
     return total, (all_sums * (all_largest - total).exp_()).sum(0)
 
 
-def _register(function: Callable[..., Any], *also: Callable[..., Any], log: bool) -> Any:
-    """The rule of functions whose second argument is the dim; F's third is a ``_stacklevel``."""
-
-    def rule(input: Any, dim: Any = None, *args: Any, dtype: Any = None, **_: Any) -> Sharded:
-        """Over one dim, cut or not."""
-        dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
-        if dim is None:
-            dim = 0 if input.dim() in (0, 1, 3) else 1
-        (dim,) = reduced_dims(input, int(dim))
-        x = without_empty_shards(input, [dim])
-        group = group_over(x, [dim])
-        if group is None:
-            return x.like(function(x.local, dim, dtype=dtype))
-        whole = function(x.local.new_zeros(1), 0, dtype=dtype).dtype  # autocast may choose one
-        y = _Softmax.apply(wide(x.local.to(whole)), dim, group, log)
-        return x.like(y.to(whole))
-
-    return register(function, *also, family="softmax")(rule)
-
-
-softmax = _register(
-    F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax, log=False
-)
-_register(
-    F.log_softmax, torch.log_softmax, torch.Tensor.log_softmax, torch.special.log_softmax, log=True
-)
-
-
-@register(F.softmin, family="softmax")
-def softmin(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Sharded:
+@register_each("softmax", "log_softmax", family="reductions", dims=["dim"])
+def softmax(
+    operator: Operator,
+    input: Sharded,
+    dim: int | None = None,
+    *args: int | torch.dtype | None,
+    dtype: torch.dtype | None = None,
+    **_: object,
+) -> Sharded:
     """Over one dim, cut or not."""
-    return softmax(input.like(-input.local), dim, dtype=dtype)
+    # The third argument is a type, or a ``_stacklevel`` in torch.nn.functional.
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
+    if dim is None:
+        dim = 0 if input.dim() in (0, 1, 3) else 1
+    x = without_empty_shards(input, [dim])
+    group = group_over(x, [dim])
+    if group is None:
+        return x.like(operator(x.local, dim, dtype=dtype))
+    whole = operator(x.local.new_zeros(1), 0, dtype=dtype).dtype  # autocast may choose one
+    log = operator.__name__ == "log_softmax"
+    y = _Softmax.apply(wide(x.local.to(whole)), dim, group, log)
+    return x.like(y.to(whole))
+
+
+@register(F.softmin, family="reductions", dims=["dim"])
+def softmin(
+    input: Sharded,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> Sharded:
+    """Over one dim, cut or not."""
+    return softmax(torch.softmax, input.like(-input.local), dim, dtype=dtype)
+
+
+@register(
+    torch.logsumexp,
+    torch.Tensor.logsumexp,
+    torch.special.logsumexp,
+    family="reductions",
+    dims=["dim"],
+)
+def logsumexp(input: Sharded, dim: Dims, keepdim: bool = False) -> torch.Tensor:
+    """Over any dims: the log-sum-exp of all ranks' log-sum-exps."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    group = group_over(x, dims)
+    if group is None:
+        return finish(x, torch.logsumexp(x.local, dims, keepdim), dims, keepdim)
+    local = torch.logsumexp(wide(x.local), dims, keepdim)
+    whole = torch.logsumexp(stack_ranks(local, group, "a log-sum-exp over cut dims"), 0)
+    return finish(x, whole.to(torch.logsumexp(x.local.new_zeros(1), 0).dtype), dims, keepdim)

@@ -1,98 +1,110 @@
-"""Operators along one dim that must not be cut: sorting, ranks, running sums, halves."""
+"""Operators along one dim that must not be cut: sorting, ranks, quantiles, running sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError
-from hyperslab.ops.reductions.sums import finish, reduced_dims, reduction
+from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.common.operands import check_uncut
+from hyperslab.ops.reductions.base import Dims, finish, reduced_dims
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import gather_first
+
+Results = torch.Tensor | tuple[torch.Tensor, ...]
+"""A tensor, or torch's named tuple of values and indices."""
 
 
-def require_uncut(x: Sharded, dim: Any, name: str) -> tuple[int, ...]:
-    """The dims, sorted and non-negative.
-
-    Raises:
-        LayoutError: one of them is cut.
-    """
-    dims = reduced_dims(x, dim)
-    axes = [cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None]
-    if axes:
-        raise LayoutError(
-            f"{name} needs all of dim {', '.join(map(str, dims))}, which is cut: {x.partition} on "
-            f"{x.grid}\n{gather_first(*axes)}"
-        )
-    return dims
+def _finish(x: Sharded, found: Results, dim: int | None, keepdim: bool = True) -> Results:
+    """Wrap blocks whose extent along ``dim`` may have changed, or that have lost it."""
+    if not isinstance(found, torch.Tensor):
+        named = type(found)
+        return named([_finish_one(x, part, dim, keepdim) for part in found])
+    return _finish_one(x, found, dim, keepdim)
 
 
-def wrap(x: Sharded, result: torch.Tensor, dim: int, keepdim: bool) -> Any:
-    """A block whose extent along ``dim`` may have changed, or that has lost it."""
-    if keepdim or result.dim() == x.dim():
-        return x.like(result, x.partition.with_dim(dim, result.shape[dim], None))
-    return finish(x, result, (dim,), False)
+def _finish_one(x: Sharded, block: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
+    if dim is None:
+        return finish(x, block, range(x.dim()), False)
+    if keepdim:
+        return x.like(block, x.partition.with_dim(dim, block.shape[dim], None))
+    return finish(x, block, (dim,), False)
 
 
-def _register(name: str, position: int, default: int | None = None) -> None:
-    """Of ``name``, which has the dim as argument number ``position``; None means all dims."""
-    functions = [f for space in (torch, torch.Tensor) if (f := getattr(space, name, None))]
-
-    @reduction(*functions)
-    def rule(input: Any, *args: Any, **kwargs: Any) -> Any:
-        """Along a dim that is not cut; otherwise refused."""
-        given = [arg for arg in args if not isinstance(arg, torch.dtype | bool)]
-        dim = kwargs.get("dim", given[position] if len(given) > position else default)
-        dims = require_uncut(input, dim, name)
-        result = functions[0](input.local, *args, **kwargs)
-        if dim is None:
-            return finish(input, result, dims, False)
-        if isinstance(result, torch.Tensor):
-            return wrap(input, result, dims[0], False)
-        return type(result)([wrap(input, part, dims[0], False) for part in result])
+@register_each("sort", "argsort", family="reductions", dims=["dim"])
+def sort(
+    operator: Operator,
+    input: Sharded,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool = False,
+) -> Results:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
+    return _finish(input, operator(input.local, dim=dim, descending=descending, stable=stable), dim)
 
 
-for _name in ("sort", "argsort", "mode"):
-    _register(_name, 0, -1)
-_register("msort", 0, 0)
-for _name in ("topk", "kthvalue"):
-    _register(_name, 1, -1)
-for _name in ("median", "nanmedian", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"):
-    _register(_name, 0)
+@register(torch.msort, torch.Tensor.msort, family="reductions")
+def msort(input: Sharded) -> Results:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (0,), "msort needs all of")
+    return _finish(input, torch.msort(input.local), 0)
 
 
-@reduction(torch.quantile, torch.Tensor.quantile)
-def quantile(input: Any, q: Any, dim: int | None = None, keepdim: bool = False, **how: Any) -> Any:
+@register_each("mode", "median", "nanmedian", family="reductions", dims=["dim"])
+def middle(
+    operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
+) -> Results:
+    """Along a dim that is not cut; otherwise refused."""
+    name = operator.__name__
+    if dim is None and name == "mode":
+        dim = input.dim() - 1
+    check_uncut(input, reduced_dims(input, dim), f"{name} needs all of")
+    if dim is None:
+        return _finish(input, operator(input.local), None)
+    return _finish(input, operator(input.local, dim, keepdim), dim, keepdim)
+
+
+@register(torch.topk, torch.Tensor.topk, family="reductions", dims=["dim"])
+def topk(
+    input: Sharded, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Results:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), "topk needs all of")
+    return _finish(input, torch.topk(input.local, k, dim, largest, sorted), dim)
+
+
+@register(torch.kthvalue, torch.Tensor.kthvalue, family="reductions", dims=["dim"])
+def kthvalue(input: Sharded, k: int, dim: int = -1, keepdim: bool = False) -> Results:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), "kthvalue needs all of")
+    return _finish(input, torch.kthvalue(input.local, k, dim, keepdim), dim, keepdim)
+
+
+@register_each(
+    "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", family="reductions", dims=["dim"]
+)
+def cumulative(operator: Operator, input: Sharded, dim: int, **options: object) -> Results:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
+    return _finish(input, operator(input.local, dim, **options), dim)
+
+
+@register_each("quantile", "nanquantile", family="reductions", dims=["dim"])
+def quantile(
+    operator: Operator,
+    input: Sharded,
+    q: float | torch.Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    **options: object,
+) -> torch.Tensor:
     """One quantile along a dim that is not cut; otherwise refused."""
-    return _quantile(torch.quantile, input, q, dim, keepdim, how)
-
-
-@reduction(torch.nanquantile, torch.Tensor.nanquantile)
-def nanquantile(
-    input: Any, q: Any, dim: int | None = None, keepdim: bool = False, **how: Any
-) -> Any:
-    """One quantile along a dim that is not cut; otherwise refused."""
-    return _quantile(torch.nanquantile, input, q, dim, keepdim, how)
-
-
-def _quantile(
-    function: Callable[..., Any], x: Sharded, q: Any, dim: int | None, keepdim: bool, how: Any
-) -> Any:
-    name = function.__name__
+    name = operator.__name__
     if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
         raise LayoutError(
-            f"{name} of a cut tensor {x.partition} takes one q at a time, a number\n"
+            f"{name} of a cut tensor {input.partition} takes one q at a time, a number\n"
             "    call it for each q, or use x.full()"
         )
-    dims = require_uncut(x, dim, name)
-    return finish(x, function(x.local, q, dim, keepdim, **how), dims, keepdim)
-
-
-@register(F.glu, family="activation")
-def glu(input: Any, dim: int = -1) -> Sharded:
-    """Halves of a dim that is not cut; otherwise refused."""
-    (dim,) = require_uncut(input, dim, "glu")
-    return wrap(input, F.glu(input.local, dim), dim, True)
+    dims = reduced_dims(input, dim)
+    check_uncut(input, dims, f"{name} needs all of")
+    return finish(input, operator(input.local, q, dim, keepdim, **options), dims, keepdim)

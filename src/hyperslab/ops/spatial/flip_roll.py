@@ -10,11 +10,11 @@ import torch
 from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.geometry import Cover
-from hyperslab.ops.views.concat import Piece, join
+from hyperslab.ops.views.concat import Section, join
 from hyperslab.ops.views.permute import exchanged
 from hyperslab.ops.views.reshape import reshape_to
-from hyperslab.ops.views.slicing import dim_of
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.signature import read_dim
 
 
 def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
@@ -41,11 +41,11 @@ def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
     turn = extent - shift % extent if extent else 0
     if x.partition.cuts[dim] is None:
         return x.like(x.local.roll(shift, dim))
-    ends = [Piece(x, (turn, extent)), Piece(x, (0, turn))]
+    ends = [Section(x, (turn, extent)), Section(x, (0, turn))]
     return join(ends, dim, x.partition, x, "a roll")
 
 
-@register(torch.flip, torch.Tensor.flip, family="flip")
+@register(torch.flip, torch.Tensor.flip, family="spatial")
 def flip(input: Any, *dims: Any, **kwargs: Any) -> Sharded:
     """Any dims; along cut dims every rank fetches the mirror image of its box."""
     given = kwargs.get("dims", dims)
@@ -54,25 +54,25 @@ def flip(input: Any, *dims: Any, **kwargs: Any) -> Sharded:
 
 
 def _distinct(x: Sharded, dims: Sequence[int], name: str) -> list[int]:
-    found = [dim_of(x, dim, name) for dim in dims]
+    found = [read_dim(dim, x.dim(), name) for dim in dims]
     if len(set(found)) != len(found):
         raise ValueError(f"{name}: a dim appears twice in {tuple(dims)}")
     return found
 
 
-@register(torch.fliplr, torch.Tensor.fliplr, family="flip")
+@register(torch.fliplr, torch.Tensor.fliplr, family="spatial")
 def fliplr(input: Any) -> Sharded:
     """Along dim 1, as flip."""
-    return flipped(input, [dim_of(input, 1, "fliplr")])
+    return flipped(input, [read_dim(1, input.dim(), "fliplr")])
 
 
-@register(torch.flipud, torch.Tensor.flipud, family="flip")
+@register(torch.flipud, torch.Tensor.flipud, family="spatial")
 def flipud(input: Any) -> Sharded:
     """Along dim 0, as flip."""
-    return flipped(input, [dim_of(input, 0, "flipud")])
+    return flipped(input, [read_dim(0, input.dim(), "flipud")])
 
 
-@register(torch.roll, torch.Tensor.roll, family="flip")
+@register(torch.roll, torch.Tensor.roll, family="spatial")
 def roll(input: Any, shifts: Any, dims: Any = None) -> Sharded:
     """Any dims; along a cut dim every rank fetches the two parts that come to lie in its box."""
     turns = (shifts,) if isinstance(shifts, int) else tuple(shifts)
@@ -83,11 +83,11 @@ def roll(input: Any, shifts: Any, dims: Any = None) -> Sharded:
     if len(turns) != len(along):
         raise ValueError(f"roll: {len(turns)} shifts for {len(along)} dims")
     for shift, dim in zip(turns, along, strict=True):
-        input = rolled(input, shift, dim_of(input, dim, "roll"))
+        input = rolled(input, shift, read_dim(dim, input.dim(), "roll"))
     return input
 
 
-@register(torch.rot90, torch.Tensor.rot90, family="flip")
+@register(torch.rot90, torch.Tensor.rot90, family="spatial")
 def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Sharded:
     """In the plane of any two dims; each cut goes with its dim, across the cut as flip."""
     a, b = _distinct(input, dims, "rot90")

@@ -14,7 +14,7 @@ from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
 
-@register(F.grid_sample, family="sampling")
+@register(F.grid_sample, family="spatial")
 def grid_sample(
     input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros",
     align_corners: Any = None,
@@ -36,7 +36,7 @@ def grid_sample(
     return contract("grid_sample", (input, grid), labels, output, run, linear=False)
 
 
-@register(F.affine_grid, family="sampling")
+@register(F.affine_grid, family="spatial")
 def affine_grid(theta: Any, size: Any, align_corners: Any = None) -> Sharded:
     """Places for every sample by its own matrix; only the batch may be cut."""
     batch, *matrix = theta.partition.cuts

@@ -169,7 +169,7 @@ def _taps(resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> Ta
     return find_taps(operator, torch.zeros(inputs, dtype=kind.dtype, device=kind.device), outputs)
 
 
-@register(F.interpolate, family="resampling")
+@register(F.interpolate, family="spatial")
 def rule(
     input: Any,
     size: Any = None,

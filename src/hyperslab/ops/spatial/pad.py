@@ -22,7 +22,7 @@ from hyperslab.tensor import Sharded, gather, register
 WHAT = "the exchange of pad"
 
 
-@register(F.pad, family="padding")
+@register(F.pad, family="spatial")
 def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Sharded:
     """Constant, reflect, replicate and circular, also negative; the cut stays where it is.
 
@@ -37,7 +37,7 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Shar
     return _padded(input, [int(p) for p in pad], mode, 0 if value is None else value)
 
 
-@register(torch.constant_pad_nd, family="padding")
+@register(torch.constant_pad_nd, family="spatial")
 def constant_pad_nd(input: Any, pad: Any, value: Any = 0) -> Sharded:
     """As ``F.pad`` with a constant."""
     return _padded(input, [int(p) for p in pad], "constant", value)

@@ -13,7 +13,7 @@ from hyperslab.ops.common.placement import check_input, output_partition, place_
 from hyperslab.tensor import Sharded, register
 
 
-@register(torch.pixel_shuffle, family="resampling")
+@register(torch.pixel_shuffle, family="spatial")
 def pixel_shuffle(input: Any, upscale_factor: int) -> Sharded:
     """Block by block: every pixel becomes a square of them."""
     check_input(input, 2, "pixel_shuffle")
@@ -24,7 +24,7 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Sharded:
     return input.like(local, output_partition(input.partition, local.shape[1], extents, cuts))
 
 
-@register(torch.pixel_unshuffle, family="resampling")
+@register(torch.pixel_unshuffle, family="spatial")
 def pixel_unshuffle(input: Any, downscale_factor: int) -> Sharded:
     """Any cut: it is moved so that it goes through no square of pixels."""
     check_input(input, 2, "pixel_unshuffle")

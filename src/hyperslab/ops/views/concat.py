@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,39 +12,44 @@ from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.views.reshape import unsqueeze
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
+from hyperslab.tensor.signature import read_dim
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Section:
     """The part ``interval`` of ``source`` along the joined dim; ordinary sources are global."""
 
     source: torch.Tensor
     interval: Interval
 
 
-def join(pieces: Sequence[Piece], dim: int, target: Partition, like: Sharded, what: str) -> Sharded:
-    """Lay pieces one after the other along ``dim``, into a tensor that is cut as ``target``.
+def join(
+    sections: Sequence[Section], dim: int, target: Partition, like: Sharded, what: str
+) -> Sharded:
+    """Concatenate sections along ``dim``, into a tensor that is cut as ``target``.
 
-    Distribution scheme: 1. of every piece this rank fetches what lies in its box of the target
-    (nothing travels where the piece is cut like the target), 2. it joins the parts.
+    Distribution scheme: 1. of every section this rank fetches what lies in its box of the target
+    (nothing travels where the section is cut like the target), 2. it concatenates them.
     """
-    parts, offset = [], 0
-    for piece in pieces:
-        cover = _wanted(target, dim, offset, piece.interval)
-        offset += piece.interval[1] - piece.interval[0]
-        if isinstance(piece.source, Sharded):
-            plan = plan_exchange(piece.source.partition, cover, like.grid)
-            parts.append(fetch(piece.source.local, plan, what=what))
+    parts = []
+    offset = 0
+    for section in sections:
+        cover = _wanted(target, dim, offset, section.interval)
+        offset += section.interval[1] - section.interval[0]
+        if isinstance(section.source, Sharded):
+            plan = plan_exchange(section.source.partition, cover, like.grid)
+            parts.append(fetch(section.source.local, plan, what=what))
         else:
-            parts.append(piece.source[cover.box(like.grid.coords).slices()])
+            parts.append(section.source[cover.box(like.grid.coords).slices()])
     return like.like(torch.cat(parts, dim), target)
 
 
 def _wanted(target: Partition, dim: int, offset: int, interval: Interval) -> Cover:
-    """Which box of a piece every rank wants, if the piece begins at ``offset`` of the target."""
+    """Which box of a source every rank wants, if its section begins at ``offset`` of the target."""
     lo, hi = interval
     shift = lo - offset
     cover = target.cover
@@ -85,7 +89,8 @@ def _candidate(partition: Partition, dim: int, extent: int) -> Partition:
 
 def _moved(held: Sequence[Partition], dim: int, target: Partition, grid: Grid) -> int:
     """How many elements all ranks receive together."""
-    moved, offset = 0, 0
+    moved = 0
+    offset = 0
     places = [grid.coords_of(rank) for rank in range(grid.size)]
     for partition in held:
         extent = partition.shape[dim]
@@ -101,14 +106,12 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
     """Join whole tensors, cut or ordinary; see `join` for the scheme."""
     tensors = tuple(tensors)
     like = next(t for t in tensors if isinstance(t, Sharded))
-    if not -like.dim() <= dim < like.dim():
-        raise IndexError(f"{name}: dim {dim} of tensors of {like.dim()} dims")
-    dim %= like.dim()
+    dim = read_dim(dim, like.dim(), name)
     # Torch skips one-dimensional empty tensors, with which old code begins its lists.
     kept = [t for t in tensors if tuple(t.shape) != (0,) or like.dim() == 1]
     _check(kept, dim, like, name)
     target = cut_of_joined(kept, dim, sum(t.shape[dim] for t in kept), like.grid)
-    joined = join([Piece(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
+    joined = join([Section(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
@@ -118,8 +121,6 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
 def _check(tensors: Sequence[torch.Tensor], dim: int, like: Sharded, name: str) -> None:
     """Every rank must refuse what one rank's blocks would not show."""
     for tensor in tensors:
-        if isinstance(tensor, Sharded) and tensor.grid.extents != like.grid.extents:
-            raise LayoutError(f"{name}: operands on two grids: {like.grid} and {tensor.grid}")
         differs = tensor.dim() != like.dim() or _without(tensor, dim) != _without(like, dim)
         if differs:
             raise LayoutError(
@@ -132,44 +133,32 @@ def _without(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
     return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 
-@register(torch.cat, torch.concat, torch.concatenate, family="joining")
-def cat(tensors: Any, dim: int = 0, *, axis: Any = None, out: Any = None) -> Sharded:
+@register(torch.cat, torch.concat, torch.concatenate, family="views")
+def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Any dim, cut or not; operands that are cut otherwise are aligned the cheapest way."""
-    _no_out(out, "cat")
-    return concatenate(tensors, dim if axis is None else axis, "cat")
+    return concatenate(tensors, dim, "cat")
 
 
-@register(torch.stack, family="joining")
-def stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Sharded:
+@register(torch.stack, family="views")
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """A new dim, anywhere, that is not cut; operands are aligned as by cat."""
-    _no_out(out, "stack")
     n = next(t for t in tensors if isinstance(t, Sharded)).dim()
-    if not -n - 1 <= dim <= n:
-        raise IndexError(f"stack: dim {dim} of tensors of {n} dims")
-    return concatenate([_with_dim(t, dim % (n + 1)) for t in tensors], dim, "stack")
+    new = read_dim(dim, n + 1, "stack")
+    return concatenate([_with_dim(t, new) for t in tensors], new, "stack")
 
 
 def _with_dim(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return unsqueeze(tensor, dim) if isinstance(tensor, Sharded) else tensor.unsqueeze(dim)
 
 
-def _no_out(out: Any, name: str) -> None:
-    if out is not None:
-        raise LayoutError(f"{name}(out=...) of cut tensors has no rule; use its return value")
+DIM_OF_STACK = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}
 
 
-def _register_stacks(*functions: Callable[..., Any], dim: int) -> None:
-    def rule(tensors: Any, *, out: Any = None) -> Sharded:
-        """As cat along its dim, for tensors that have that dim already."""
-        name = functions[0].__name__
-        _no_out(out, name)
-        if any(t.dim() <= dim for t in tensors):
-            raise LayoutError(f"{name} of tensors with fewer than {dim + 1} dims; use stack")
-        return concatenate(tensors, dim, name)
-
-    register(*functions, family="joining")(rule)
-
-
-_register_stacks(torch.vstack, torch.row_stack, dim=0)
-_register_stacks(torch.hstack, dim=1)
-_register_stacks(torch.dstack, dim=2)
+@register_each(*DIM_OF_STACK, family="views")
+def stack_along(operator: Operator, tensors: Sequence[torch.Tensor]) -> Sharded:
+    """As cat along its dim, for tensors that have that dim already."""
+    name = operator.__name__
+    dim = DIM_OF_STACK[name]
+    if any(t.dim() <= dim for t in tensors):
+        raise LayoutError(f"{name} of tensors with fewer than {dim + 1} dims; use stack")
+    return concatenate(tensors, dim, name)

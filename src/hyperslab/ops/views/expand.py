@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.common.arguments import Integers, integers
 from hyperslab.ops.views.concat import concatenate
 from hyperslab.ops.views.reshape import reshape_to
-from hyperslab.ops.views.slicing import Span, crop, dim_of
+from hyperslab.ops.views.slicing import Span, crop
 from hyperslab.tensor import Sharded, register
 
 
@@ -57,74 +56,72 @@ def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
     return y
 
 
-def _numbers(given: tuple[Any, ...]) -> tuple[int, ...]:
-    one = len(given) == 1 and not hasattr(given[0], "__index__")
-    return tuple(map(operator.index, given[0] if one else given))
-
-
-@register(torch.Tensor.expand, family="expansion")
-def expand(self: Any, *sizes: Any, **kwargs: Any) -> torch.Tensor:
+@register(torch.Tensor.expand, family="views")
+def expand(self: Sharded, *sizes: Integers, size: Integers | None = None) -> torch.Tensor:
     """Dims of extent 1 and new ones in front, by global shape; a view."""
-    return expanded(self, _numbers((kwargs["size"],) if "size" in kwargs else sizes))
+    return expanded(self, integers(*sizes) if size is None else integers(size))
 
 
-@register(torch.Tensor.expand_as, family="expansion")
-def expand_as(self: Any, other: Any) -> torch.Tensor:
+@register(torch.Tensor.expand_as, family="views")
+def expand_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """To the global shape of the other tensor; a view."""
     return expanded(self, tuple(other.shape))
 
 
-@register(torch.broadcast_to, torch.Tensor.broadcast_to, family="expansion")
-def broadcast_to(input: Any, size: Any) -> torch.Tensor:
+@register(torch.broadcast_to, torch.Tensor.broadcast_to, family="views")
+def broadcast_to(input: Sharded, size: Sequence[int]) -> torch.Tensor:
     """As expand."""
     return expanded(input, tuple(size))
 
 
-@register(torch.broadcast_tensors, family="expansion")
-def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
+@register(torch.broadcast_tensors, family="views")
+def broadcast_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As expand, each cut as it is; ordinary ones stay whole."""
     shape = torch.broadcast_shapes(*(tuple(t.shape) for t in tensors))
     return tuple(expanded(t, shape) for t in tensors)
 
 
-@register(torch.Tensor.repeat, family="expansion")
-def repeat(self: Any, *repeats: Any, **kwargs: Any) -> Sharded:
+@register(torch.Tensor.repeat, family="views")
+def repeat(self: Sharded, *repeats: Integers, **named: Integers) -> Sharded:
     """Any dims; along a cut dim as cat of the tensor with itself."""
-    return repeated(self, _numbers((kwargs["repeats"],) if kwargs else repeats), "repeat")
+    return repeated(self, integers(*repeats, *named.values()), "repeat")
 
 
-@register(torch.tile, torch.Tensor.tile, family="expansion")
-def tile(input: Any, *dims: Any, **kwargs: Any) -> Sharded:
+@register(torch.tile, torch.Tensor.tile, family="views")
+def tile(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
     """Any dims; along a cut dim as cat of the tensor with itself."""
-    counts = _numbers((kwargs["dims"],) if kwargs else dims)
+    counts = integers(*dims, *named.values())
     return repeated(input, (*[1] * (input.dim() - len(counts)), *counts), "tile")
 
 
-@register(torch.repeat_interleave, torch.Tensor.repeat_interleave, family="expansion")
+@register(torch.repeat_interleave, torch.Tensor.repeat_interleave, family="views", dims=["dim"])
 def repeat_interleave(
-    input: Any, repeats: Any, dim: Any = None, *, output_size: Any = None
+    input: torch.Tensor,
+    repeats: int | torch.Tensor,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
 ) -> Sharded:
     """Any dim, by a number or one for each element; copies stay on the rank of their element.
 
     Distribution scheme: 1. the local repetition, 2. a new cut if a rank is left without elements.
     """
-    if dim is None or isinstance(repeats, Sharded):
+    if not isinstance(input, Sharded) or isinstance(repeats, Sharded) or dim is None:
         raise UnsupportedOp(
             f"repeat_interleave of {getattr(input, 'partition', tuple(input.shape))} needs a dim "
             "and ordinary numbers of copies\n    use x.full() to repeat all elements as one row"
         )
-    d = dim_of(input, dim, "repeat_interleave")
-    extent = input.shape[d]
+    extent = input.shape[dim]
     counts = torch.as_tensor(repeats).flatten().expand(extent).tolist()
     ends = [0, *itertools.accumulate(counts)]
-    cut = input.partition.cuts[d]
+    cut = input.partition.cuts[dim]
     new = cut and Cut(cut.axis, tuple(ends[bound] for bound in cut.bounds))
-    partition = input.partition.with_dim(d, ends[-1], new)
-    lo, hi = input.box.interval(d)
+    partition = input.partition.with_dim(dim, ends[-1], new)
+    lo, hi = input.box.interval(dim)
     copies = torch.tensor(counts[lo:hi], dtype=torch.int64, device=input.device)
-    y = input.like(input.local.repeat_interleave(copies, d), partition)
+    y = input.like(input.local.repeat_interleave(copies, dim), partition)
     if new is None or not new.thin:
         return y
     balanced = Cut.balanced(new.axis, ends[-1], new.parts)
-    spread = partition.with_dim(d, ends[-1], None if balanced.thin else balanced)
+    spread = partition.with_dim(dim, ends[-1], None if balanced.thin else balanced)
     return y.redistribute(spread, "repeat_interleave")

@@ -5,42 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.common.arguments import Integers, integers
 from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor.signature import read_dim
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DimGroup:
     """Adjacent dims ``source`` that a reshape turns into the adjacent dims ``target``."""
 
     source: range
     target: range
 
 
-def groups_of(old: Sequence[int], new: Sequence[int]) -> list[Group]:
+def dim_groups(old: Sequence[int], new: Sequence[int]) -> list[DimGroup]:
     """The finest way to read a reshape as independent reshapes of neighbouring dims.
 
-    >>> [(list(g.source), list(g.target)) for g in groups_of((2, 3, 4), (2, 12))]
+    >>> [(list(g.source), list(g.target)) for g in dim_groups((2, 3, 4), (2, 12))]
     [([0], [0]), ([1, 2], [1])]
     """
-    groups: list[Group] = []
+    groups: list[DimGroup] = []
     i = j = 0
     while i < len(old) or j < len(new):
-        a, b = i, j
+        source = i
+        target = j
         if i < len(old) and j < len(new) and old[i] == new[j]:
-            i, j = i + 1, j + 1
+            i += 1
+            j += 1
         elif i < len(old) and old[i] == 1:  # dropped, or inserted: nothing merges
             i += 1
         elif j < len(new) and new[j] == 1:
             j += 1
         else:
             i, j = _match(old, new, i, j)
-        groups.append(Group(range(a, i), range(b, j)))
+        groups.append(DimGroup(range(source, i), range(target, j)))
     return groups
 
 
@@ -83,7 +86,7 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     2. the local reshape, whose kept cut dims have their local extent.
     """
     shape = resolve(shape, x.numel(), x.shape)
-    groups = groups_of(x.shape, shape)
+    groups = dim_groups(x.shape, shape)
     merged = [
         cut.axis
         for group in groups
@@ -109,83 +112,72 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     return y
 
 
-def _kept(group: Group, old: Sequence[int], new: Sequence[int]) -> bool:
+def _kept(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
     return (
         len(group.source) == 1 == len(group.target) and old[group.source[0]] == new[group.target[0]]
     )
 
 
-def _dim(dim: int, n: int) -> int:
-    if not -n <= dim < n:
-        raise IndexError(f"dim {dim} of {n} dims")
-    return dim % n
-
-
-def _shape_argument(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    if len(shape) == 1 and isinstance(shape[0], list | tuple | torch.Size):
-        return tuple(shape[0])
-    return shape
-
-
-@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, family="shape")
-def reshape(input: Any, *shape: Any, **kwargs: Any) -> Sharded:
+@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, family="views")
+def reshape(
+    input: Sharded, *shape: Integers | torch.dtype, **named: Integers | torch.dtype
+) -> Sharded:
     """By global shape; cut spatial dims that merge with others are gathered."""
-    given = kwargs.get("shape", kwargs.get("size", _shape_argument(shape)))
-    if isinstance(given, torch.dtype) or (given and isinstance(given[0], torch.dtype)):
+    given = (*shape, *named.values())
+    if any(isinstance(value, torch.dtype) for value in given):
         raise LayoutError("view(dtype) of a cut tensor has no rule; use x.to(dtype)")
-    return reshape_to(input, tuple(given))
+    return reshape_to(input, integers(*given))  # type: ignore[arg-type]
 
 
-@register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="shape")
-def reshape_as(input: Any, other: Any) -> torch.Tensor:
+@register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="views")
+def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """By the global shape of the other tensor."""
     if not isinstance(input, Sharded):
         return input.reshape(other.shape)
     return reshape_to(input, tuple(other.shape))
 
 
-@register(torch.flatten, torch.Tensor.flatten, family="shape")
-def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Sharded:
+@register(torch.flatten, torch.Tensor.flatten, family="views", dims=["start_dim", "end_dim"])
+def flatten(input: Sharded, start_dim: int = 0, end_dim: int = -1) -> Sharded:
     """Leaves space: gathered along the cut dims that merge; the batch dim stays cut."""
-    shape, n = tuple(input.shape), input.dim()
-    start, end = _dim(start_dim, n), _dim(end_dim, n)
-    return reshape_to(input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
+    shape = input.partition.shape
+    end = end_dim + 1
+    return reshape_to(input, (*shape[:start_dim], math.prod(shape[start_dim:end]), *shape[end:]))
 
 
-@register(torch.ravel, torch.Tensor.ravel, family="shape")
-def ravel(input: Any) -> Sharded:
+@register(torch.ravel, torch.Tensor.ravel, family="views")
+def ravel(input: Sharded) -> Sharded:
     """As flatten."""
     return reshape_to(input, (input.numel(),))
 
 
-@register(torch.unflatten, torch.Tensor.unflatten, family="shape")
-def unflatten(input: Any, dim: int, sizes: Any) -> Sharded:
+@register(torch.unflatten, torch.Tensor.unflatten, family="views", dims=["dim"])
+def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
     """Splits a dim that is not cut."""
-    shape, d = tuple(input.shape), _dim(dim, input.dim())
-    sizes = resolve(tuple(sizes), shape[d], (shape[d],))
-    return reshape_to(input, (*shape[:d], *sizes, *shape[d + 1 :]))
+    shape = input.partition.shape
+    extents = resolve(tuple(sizes), shape[dim], (shape[dim],))
+    return reshape_to(input, (*shape[:dim], *extents, *shape[dim + 1 :]))
 
 
-@register(torch.unsqueeze, torch.Tensor.unsqueeze, family="shape")
-def unsqueeze(input: Any, dim: int) -> Sharded:
+@register(torch.unsqueeze, torch.Tensor.unsqueeze, family="views")
+def unsqueeze(input: Sharded, dim: int) -> Sharded:
     """Anywhere; each cut goes with its dim."""
-    d = _dim(dim, input.dim() + 1)
-    cuts, shape = list(input.partition.cuts), list(input.shape)
-    cuts.insert(d, None)
+    d = read_dim(dim, input.dim() + 1, "unsqueeze")
+    shape = list(input.partition.shape)
     shape.insert(d, 1)
+    cuts = list(input.partition.cuts)
+    cuts.insert(d, None)
     return input.like(input.local.unsqueeze(d), Partition(tuple(shape), tuple(cuts)))
 
 
-@register(torch.squeeze, torch.Tensor.squeeze, family="shape")
-def squeeze(input: Any, dim: Any = None) -> Sharded:
+@register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"])
+def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     """Drops dims of global extent 1; each cut goes with its dim."""
     n = input.dim()
-    dims = (
-        range(n) if dim is None else [_dim(d, n) for d in ([dim] if isinstance(dim, int) else dim)]
-    )
-    drop = [d for d in dims if input.shape[d] == 1]
+    shape = input.partition.shape
+    cuts = input.partition.cuts
+    dims = range(n) if dim is None else integers(dim)
+    drop = [d for d in dims if shape[d] == 1]
     keep = [d for d in range(n) if d not in drop]
-    partition = Partition(
-        tuple(input.shape[d] for d in keep), tuple(input.partition.cuts[d] for d in keep)
-    )
+    partition = Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
     return input.like(input.local.squeeze(drop) if drop else input.local, partition)

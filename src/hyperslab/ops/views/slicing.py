@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsInt
 
 import torch
 
@@ -15,6 +15,7 @@ from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.tensor import Sharded, register
 
 LAYOUTS = 4096
@@ -62,7 +63,8 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     """
     chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
     stay, target, cover = _lay_out(x.partition, chosen)
-    block, origin = x.local, x.box
+    block = x.local
+    origin = x.box
     if not stay:
         block = fetch(block, plan_exchange(x.partition, cover, x.grid), what="a crop")
         origin = cover.box(x.grid.coords)
@@ -79,7 +81,8 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
 @functools.lru_cache(LAYOUTS)
 def _lay_out(partition: Partition, chosen: tuple[Span, ...]) -> tuple[bool, Partition, Cover]:
     """Whether all elements stay where they are, how the result is cut, and what it reads."""
-    cuts, stay = [], True
+    cuts = []
+    stay = True
     for cut, span in zip(partition.cuts, chosen, strict=True):
         new = cut and span.follow(cut)
         if new is not None and new.thin:
@@ -96,106 +99,103 @@ def _lay_out(partition: Partition, chosen: tuple[Span, ...]) -> tuple[bool, Part
 
 def drop_dim(x: Sharded, dim: int) -> Sharded:
     """The view without a dim of extent 1 that is not cut."""
-    shape, cuts = list(x.partition.shape), list(x.partition.cuts)
-    del shape[dim], cuts[dim]
-    return x.like(x.local.select(dim, 0), Partition(tuple(shape), tuple(cuts)))
+    return x.like(x.local.select(dim, 0), x.partition.without_dim(dim))
 
 
-def dim_of(x: torch.Tensor, dim: int, name: str) -> int:
-    """A dim counted from the front."""
-    if not -x.dim() <= dim < x.dim():
-        raise IndexError(f"{name}: dim {dim} of a tensor of {x.dim()} dims")
-    return dim % x.dim()
-
-
-def pieces(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]:
+def split_at(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]:
     """The parts of a dim between successive bounds."""
     return tuple(crop(x, {dim: Span(a, b - a)}) for a, b in itertools.pairwise(bounds))
 
 
-@register(torch.narrow, torch.Tensor.narrow, family="indexing")
-def narrow(input: Any, dim: int, start: Any, length: int) -> Sharded:
+@register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"])
+def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded:
     """Any dim; elements stay on their ranks unless that leaves a rank without any."""
-    d, start = dim_of(input, dim, "narrow"), int(start)
-    extent = input.shape[d]
-    if not (-extent <= start <= extent and 0 <= length <= extent - start % (extent + 1)):
-        raise IndexError(f"narrow: {length} elements from {start} of dim {dim}, {input.partition}")
-    return crop(input, {d: Span(start + extent * (start < 0), length)})
+    first = int(start)
+    extent = input.shape[dim]
+    if not (-extent <= first <= extent and 0 <= length <= extent - first % (extent + 1)):
+        raise IndexError(f"narrow: {length} elements from {first} of dim {dim}, {input.partition}")
+    return crop(input, {dim: Span(first + extent * (first < 0), length)})
 
 
-@register(torch.select, torch.Tensor.select, family="indexing")
-def select(input: Any, dim: int, index: Any) -> Sharded:
+@register(torch.select, torch.Tensor.select, family="views", dims=["dim"])
+def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
     """Any dim, the batch too; along a cut dim every rank fetches the slice."""
-    d, index = dim_of(input, dim, "select"), int(index)
-    extent = input.shape[d]
-    if not -extent <= index < extent:
-        raise IndexError(f"index {index} is out of bounds for dim {d} with size {extent}")
-    return drop_dim(crop(input, {d: Span(index % extent, 1)}), d)
+    position = int(index)
+    extent = input.shape[dim]
+    if not -extent <= position < extent:
+        raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
+    return drop_dim(crop(input, {dim: Span(position % extent, 1)}), dim)
 
 
-@register(torch.unbind, torch.Tensor.unbind, family="indexing")
-def unbind(input: Any, dim: int = 0) -> tuple[Sharded, ...]:
+@register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"])
+def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
     """Every slice of a dim, as select."""
-    d = dim_of(input, dim, "unbind")
-    return tuple(select(input, d, index) for index in range(input.shape[d]))
+    return tuple(select(input, dim, index) for index in range(input.shape[dim]))
 
 
-@register(torch.split, torch.Tensor.split, family="indexing")
-def split(tensor: Any, split_size_or_sections: Any, dim: int = 0, **kwargs: Any) -> Any:
+@register(torch.split, torch.Tensor.split, family="views", dims=["dim"])
+def split(
+    tensor: Sharded,
+    split_size_or_sections: int | Sequence[int],
+    dim: int = 0,
+) -> tuple[Sharded, ...]:
     """Any dim; each part as narrow."""
-    d, size = dim_of(tensor, dim, "split"), kwargs.get("split_size", split_size_or_sections)
-    extent = tensor.shape[d]
+    size = split_size_or_sections
+    extent = tensor.shape[dim]
     if not isinstance(size, int):
-        return split_with_sizes(tensor, size, d)
+        return split_with_sizes(tensor, size, dim)
     if size <= 0:
         raise ValueError(f"split: the size of a part must be positive, not {size}")
-    return pieces(tensor, d, [*range(0, extent, size), extent] if extent else [0, 0])
+    return split_at(tensor, dim, [*range(0, extent, size), extent] if extent else [0, 0])
 
 
-@register(torch.split_with_sizes, torch.Tensor.split_with_sizes, family="indexing")
-def split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
+@register(torch.split_with_sizes, torch.Tensor.split_with_sizes, family="views", dims=["dim"])
+def split_with_sizes(
+    input: Sharded, split_sizes: Sequence[int], dim: int = 0
+) -> tuple[Sharded, ...]:
     """Any dim; each part as narrow."""
-    d, sizes = dim_of(input, dim, "split"), list(split_sizes)
-    if sum(sizes) != input.shape[d] or any(size < 0 for size in sizes):
+    sizes = list(split_sizes)
+    if sum(sizes) != input.shape[dim] or any(size < 0 for size in sizes):
         raise LayoutError(f"split: sizes {sizes} do not fill dim {dim} of {input.partition}")
-    return pieces(input, d, [0, *itertools.accumulate(sizes)])
+    return split_at(input, dim, [0, *itertools.accumulate(sizes)])
 
 
-@register(torch.chunk, torch.Tensor.chunk, family="indexing")
-def chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+@register(torch.chunk, torch.Tensor.chunk, family="views", dims=["dim"])
+def chunk(input: Sharded, chunks: int, dim: int = 0) -> tuple[Sharded, ...]:
     """Any dim; each part as narrow."""
     if chunks <= 0:
         raise ValueError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
-    d = dim_of(input, dim, "chunk")
-    if input.shape[d] == 0:
-        return split_with_sizes(input, [0] * chunks, d)
-    return split(input, math.ceil(input.shape[d] / chunks), d)
+    if input.shape[dim] == 0:
+        return split_with_sizes(input, [0] * chunks, dim)
+    return split(input, math.ceil(input.shape[dim] / chunks), dim)
 
 
-@register(torch.tensor_split, torch.Tensor.tensor_split, family="indexing")
-def tensor_split(input: Any, indices_or_sections: Any, dim: int = 0, **kwargs: Any) -> Any:
+@register(torch.tensor_split, torch.Tensor.tensor_split, family="views", dims=["dim"])
+def tensor_split(
+    input: Sharded,
+    indices_or_sections: int | Sequence[int] | torch.Tensor,
+    dim: int = 0,
+) -> tuple[Sharded, ...]:
     """Any dim; each part as narrow."""
-    d = dim_of(input, dim, "tensor_split")
-    extent = input.shape[d]
-    given = next(iter(kwargs.values()), indices_or_sections)
-    given = given.tolist() if isinstance(given, torch.Tensor) else given
+    extent = input.shape[dim]
+    given = indices_or_sections
+    if isinstance(given, torch.Tensor):
+        given = given.tolist()
     if isinstance(given, int):
-        return pieces(input, d, Cut.balanced("", extent, given).bounds)
+        return split_at(input, dim, Cut.balanced("", extent, given).bounds)
     ends = [slice(None, end).indices(extent)[1] for end in given]
     spans = [Span(a, max(0, b - a)) for a, b in itertools.pairwise([0, *ends, extent])]
-    return tuple(crop(input, {d: span}) for span in spans)
+    return tuple(crop(input, {dim: span}) for span in spans)
 
 
-def _register_split(name: str, dim: int) -> None:
-    def rule(input: Any, sections: Any) -> Any:
-        """As tensor_split along its dim."""
-        if input.dim() <= dim:
-            raise LayoutError(f"{name} of {input.partition}\n    use tensor_split with a dim")
-        return tensor_split(input, sections, dim)
-
-    functions: list[Callable[..., Any]] = [getattr(torch, name), getattr(torch.Tensor, name)]
-    register(*functions, family="indexing")(rule)
+DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
 
 
-for _dim, _name in enumerate(("vsplit", "hsplit", "dsplit")):
-    _register_split(_name, _dim)
+@register_each(*DIM_OF_SPLIT, family="views")
+def split_along(operator: Operator, input: Sharded, sections: int) -> tuple[Sharded, ...]:
+    """As tensor_split along its dim."""
+    name = operator.__name__
+    dim = DIM_OF_SPLIT[name]
+    if input.dim() <= dim:
+        raise LayoutError(f"{name} of {input.partition}\n    use tensor_split with a dim")
+    return tensor_split(input, sections, dim)

@@ -1,0 +1,58 @@
+"""One rule for several operators that differ in what they compute on a block, not in the scheme."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.tensor import register
+
+Operator = Callable[..., Any]
+"""A function of torch or a method of its tensors; torch does not say what it takes."""
+
+Decorator = Callable[[Operator], Operator]
+
+SPACES = (torch, torch.Tensor, F, torch.special)
+
+
+def forms_of(name: str) -> tuple[Operator, ...]:
+    """An operator's forms: a function of torch, a method of a tensor, and so on.
+
+    >>> [form.__qualname__ for form in forms_of("dropout1d")]
+    ['dropout1d']
+    """
+    found = (getattr(space, name, None) for space in SPACES)
+    return tuple(form for form in found if callable(form))
+
+
+def register_each(
+    *operators: str | Operator | tuple[Operator, ...],
+    family: str,
+    dims: Sequence[str] = (),
+) -> Decorator:
+    """Decorator: the rule of several operators, which gets the one that was called in front.
+
+    An operator is a name (all of its forms), a function, or a tuple of forms, of which the rule
+    gets the first. ``dims`` as in `hyperslab.register`.
+
+    >>> @register_each("heaviside", "hypot", family="user")
+    ... def rule(operator, x, other):
+    ...     return x.like(operator(x.local, other))
+    """
+
+    def add(run: Operator) -> Operator:
+        line = (run.__doc__ or "").strip().split("\n")[0]
+        for operator in operators:
+            forms = forms_of(operator) if isinstance(operator, str) else operator
+            if not isinstance(forms, tuple):
+                forms = (forms,)
+            rule = functools.partial(run, forms[0])
+            rule.__module__ = run.__module__  # by which the page of operators knows the file
+            register(*forms, family=family, doc=line, dims=dims)(rule)
+        return run
+
+    return add

@@ -1,0 +1,58 @@
+"""What all reductions share: their dims, the ranks that take part, and the result's partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm import all_reduce_sum
+from hyperslab.geometry import Partition
+from hyperslab.tensor import Sharded, gather
+
+Dims = int | tuple[int, ...] | None
+"""Dims counted from the front, as the dispatcher hands them to a rule; None means all of them."""
+
+
+def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
+    """The dims that a reduction takes away, in their order; none named means all."""
+    if isinstance(dim, int):
+        return (dim,)
+    return tuple(sorted(dim)) if dim else tuple(range(x.dim()))
+
+
+def finish(x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
+    """Wrap a reduction's result; ordinary once the batch dim is gone and nothing is cut."""
+    shape = []
+    cuts = []
+    for d, (extent, cut) in enumerate(zip(x.partition.shape, x.partition.cuts, strict=True)):
+        if d not in dims:
+            shape.append(extent)
+            cuts.append(cut)
+        elif keepdim:
+            shape.append(1)
+            cuts.append(None)
+    if 0 in dims and not any(cuts):
+        return block
+    return x.like(block, Partition(tuple(shape), tuple(cuts)))
+
+
+def group_over(x: Sharded, dims: Iterable[int]) -> dist.ProcessGroup | None:
+    """The ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
+    return x.grid.group([cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None])
+
+
+def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
+    """Gathered where some rank has nothing of ``dims``, which has no mean and no maximum."""
+    cuts = [x.partition.cuts[d] for d in dims]
+    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    return gather(x, thin) if thin else x
+
+
+def total(
+    x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype
+) -> torch.Tensor:
+    """The sum over ranks of a block whose ``dims`` are reduced already, as ``dtype``."""
+    whole = all_reduce_sum(block, group_over(x, dims), "a sum over cut dims")
+    return finish(x, whole.to(dtype), dims, keepdim)
