@@ -1,4 +1,4 @@
-"""Dealing a volume out and collecting it again (tier: a few gloo ranks)."""
+"""A volume from the main rank to all and back (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import hyperslab as hs
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.main_rank import collect, deal
+from hyperslab.tensor.main_rank import gather_to_main, scatter_from_main
 from tests.ranks import run_ranks
 
 SHAPE = (1, 2, 5, 7, 6)
@@ -26,9 +26,9 @@ def there_and_back(axes: dict[str, int], dtype: str) -> np.ndarray[Any, Any] | N
     grid = hs.Grid(**axes)
     partition = grid.partition(SHAPE)  # one sample is not cut by data: replicas hold copies
     volume = whole(dtype) if grid.is_main else None
-    block = deal(volume, partition, np.dtype(dtype), grid)
+    block = scatter_from_main(volume, partition, np.dtype(dtype), grid)
     np.testing.assert_array_equal(block, whole(dtype)[partition.box(grid.coords).slices()])
-    return collect(Sharded.from_local(torch.from_numpy(block), partition, grid))
+    return gather_to_main(Sharded.from_local(torch.from_numpy(block), partition, grid))
 
 
 @pytest.mark.parametrize("axes", GRIDS, ids=str)

@@ -163,7 +163,7 @@ def _packed(piece: torch.Tensor) -> torch.Tensor:
     return piece.clone(memory_format=torch.contiguous_format)
 
 
-def blank(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
     """A tensor for ``box`` to be covered by ``parts``: ``fill`` where they leave a gap."""
     out = torch.empty(
         box.shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
@@ -173,7 +173,7 @@ def blank(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0)
     return out
 
 
-def place(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:
+def copy_overlap(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:
     """Copy what ``part``, which holds the box ``at``, has of ``box`` into ``out``."""
     common = box.intersect(at)
     if not common.empty:
@@ -191,10 +191,10 @@ class _Fetch(torch.autograd.Function):
     def forward(ctx, x, plan: ExchangePlan, fill: float, what: str):  # type: ignore[no-untyped-def]
         ctx.plan, ctx.what = plan, what
         pending = start(x, plan, what)
-        out = blank(plan.wanted, plan.brought, x, fill)
-        place(out, plan.wanted, x, plan.own)
+        out = new_box(plan.wanted, plan.brought, x, fill)
+        copy_overlap(out, plan.wanted, x, plan.own)
         for t, piece in zip(plan.receives, pending.wait(), strict=True):
-            place(out, plan.wanted, piece, t.box)
+            copy_overlap(out, plan.wanted, piece, t.box)
         return out
 
     @staticmethod
@@ -214,8 +214,8 @@ class _GiveBack(torch.autograd.Function):
         ctx.plan, ctx.what = plan, what
         pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]
         pending = start_adjoint(pieces, gradient, plan, what)
-        own = blank(plan.own, plan.kept_parts, gradient)
-        place(own, plan.own, gradient, plan.wanted)
+        own = new_box(plan.own, plan.kept_parts, gradient)
+        copy_overlap(own, plan.own, gradient, plan.wanted)
         add_returned(own, pending.wait(), plan)
         return own
 

@@ -37,7 +37,10 @@ class Grid:
     """
 
     def __init__(self, *, data: int = 1, depth: int = 1, height: int = 1, width: int = 1) -> None:
-        self.data, self.depth, self.height, self.width = data, depth, height, width
+        self.data = data
+        self.depth = depth
+        self.height = height
+        self.width = width
         self.extents = dict(zip(AXES, (data, depth, height, width), strict=True))
         if any(extent < 1 for extent in self.extents.values()):
             raise LayoutError(f"every axis of a grid needs at least one rank: {self}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from hyperslab.comm.host import BoxTransport
 from hyperslab.data.augment import IDENTITY
 from hyperslab.data.batch import BatchAllocator, LocalBatch
 from hyperslab.data.reader import Reader
@@ -13,7 +14,6 @@ from hyperslab.data.sampler import Schedule
 from hyperslab.data.skip import Reasons, Skipped
 from hyperslab.data.store.boxes import SampleBox, Store
 from hyperslab.data.store.plan import BatchPlanner, SlotPlan
-from hyperslab.data.store.transport import BoxTransport
 from hyperslab.errors import DataError
 
 BoxesRead = dict[int, SampleBox]

@@ -14,6 +14,7 @@ import numpy as np
 
 from hyperslab.comm import Grid, notice
 from hyperslab.comm.agreement import all_or_raise
+from hyperslab.comm.host import BoxTransport
 from hyperslab.data.augment import Augmenter
 from hyperslab.data.batch import BatchAllocator
 from hyperslab.data.batch_assembler import BatchAssembler
@@ -25,7 +26,6 @@ from hyperslab.data.store.boxes import Store
 from hyperslab.data.store.budget import disk_budget, memory_budget, stores
 from hyperslab.data.store.ownership import Ownership
 from hyperslab.data.store.plan import BatchPlanner, BoxMap
-from hyperslab.data.store.transport import BoxTransport
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Source

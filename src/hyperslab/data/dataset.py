@@ -13,10 +13,10 @@ from types import TracebackType
 import torch
 
 from hyperslab.comm import Grid
+from hyperslab.comm.host import GRACE, BoxTransport
 from hyperslab.data.batch_assembler import BatchAssembler
 from hyperslab.data.prefetch import Prefetcher
 from hyperslab.data.sampler import Schedule
-from hyperslab.data.store.transport import GRACE, BoxTransport
 from hyperslab.data.to_device import DeviceCopy, InFlight
 from hyperslab.data.transforms import Transform, Window, decode
 from hyperslab.errors import DataError

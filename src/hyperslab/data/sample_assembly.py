@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hyperslab.comm.host import BoxTransport, Receiving, tag_of
 from hyperslab.data.augment import IDENTITY, Symmetry
 from hyperslab.data.store.boxes import SampleBox
-from hyperslab.data.store.transport import BoxTransport, Receiving, tag_of
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from hyperslab.data.store.transport import BoxTransport
+from hyperslab.comm.host import BoxTransport
 from hyperslab.formats.source import Source
 
 log = logging.getLogger("hyperslab")

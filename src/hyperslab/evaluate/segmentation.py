@@ -25,7 +25,7 @@ from hyperslab.metrics.confusion import (
     sum_over_ranks,
 )
 from hyperslab.recipe.schema import Recipe
-from hyperslab.tensor.main_rank import collect
+from hyperslab.tensor.main_rank import gather_to_main
 from hyperslab.train.precision import autocast
 
 Masks = dict[str, NDArray[np.uint8]]
@@ -120,7 +120,7 @@ def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> ClassEvalu
             predicted = predicted_classes(model(x))
         counts.append(count(predicted, y, size))
         if len(names) < SHOWN:
-            whole = collect(predicted)
+            whole = gather_to_main(predicted)
             masks += [] if whole is None else list(whole)
         names += data.shown_names
     confusions = sum_over_ranks(torch.cat(counts), grid).cpu().numpy()

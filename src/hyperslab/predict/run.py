@@ -27,7 +27,7 @@ from hyperslab.predict.journal import Journal, digest
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
 from hyperslab.recipe.schema import Recipe
-from hyperslab.tensor.main_rank import collect
+from hyperslab.tensor.main_rank import gather_to_main
 
 TABLE = "parameters.csv"
 
@@ -151,7 +151,7 @@ class Work:
     def _classes(self, entry: Input) -> None:
         volume = self._open_volume(entry)
         logits = self.network(volume.block(self.grid), volume.shape, str(entry.path))
-        mask = collect(predicted_classes(logits))
+        mask = gather_to_main(predicted_classes(logits))
         path = self.folder / entry.mask
 
         def write() -> None:

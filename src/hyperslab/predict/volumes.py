@@ -22,7 +22,7 @@ from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.geometry import Box, Partition
-from hyperslab.tensor.main_rank import deal
+from hyperslab.tensor.main_rank import scatter_from_main
 
 Array = NDArray[Any]
 Mask = NDArray[np.uint8]
@@ -43,7 +43,7 @@ class Volume(Protocol):
 
 
 class Nifti:
-    """A NIfTI file: the main rank reads it, resamples it to the network's lattice and deals it.
+    """A NIfTI file: the main rank reads it, resamples it to the network's lattice and scatters it.
 
     A compressed file can be read from its beginning only, so the others would gain nothing.
 
@@ -68,7 +68,7 @@ class Nifti:
         return self.values.shape[1:]
 
     def block(self, grid: Grid) -> Array:
-        return deal(self.values, partition(self.shape, grid), np.dtype(np.int16), grid)
+        return scatter_from_main(self.values, partition(self.shape, grid), np.dtype(np.int16), grid)
 
     def write(self, mask: Mask, path: Path) -> None:
         assert self.scan is not None

@@ -6,64 +6,68 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid
-from hyperslab.geometry import Box, Partition
-from hyperslab.tensor import Sharded
+from hyperslab.comm import Grid, Pending
+from hyperslab.comm.host import as_bytes
+from hyperslab.geometry import Box, Partition, TransferPlan, plan_transfers
+from hyperslab.tensor.sharded import Sharded
 
 Array = NDArray[Any]
 
 
-def deal(volume: Array | None, partition: Partition, dtype: np.dtype[Any], grid: Grid) -> Array:
-    """This rank's box of a volume that only the main rank has; `collect` is the way back.
+def scatter_from_main(
+    volume: Array | None, partition: Partition, dtype: np.dtype[Any], grid: Grid
+) -> Array:
+    """This rank's box of a volume that only the main rank has; `gather_to_main` is the way back.
 
-    Distribution scheme: 1. the main rank sends every other one its box, 2. each receives its own.
+    Distribution scheme: 1. the main rank owns everything and sends every other one its box, 2. each
+    receives its own.
     """
-    mine = partition.box(grid.coords)
-    if not grid.is_main:
-        return _receive(mine.shape, dtype, 0, grid)
-    assert volume is not None
-    for rank in range(1, grid.size):
-        _send(volume[_box(partition, rank, grid).slices()], rank, grid)
-    return np.ascontiguousarray(volume[mine.slices()])
+    owned = {0: Box.whole(partition.shape)}
+    wanted = {rank: partition.box(grid.coords_of(rank)) for rank in range(grid.size)}
+    plan = plan_transfers(grid.rank, owned, wanted)
+    block = _run(plan, volume, dtype, grid, "the scatter of a volume from the main rank")
+    assert block is not None
+    return block
 
 
-def collect(x: Sharded) -> Array | None:
+def gather_to_main(x: Sharded) -> Array | None:
     """All of a cut tensor on the main rank, None on the others.
 
     Distribution scheme: 1. each rank sends its box to the main one, of ranks with equal copies
-    only the first, 2. the main rank puts them in their places.
+    only the first, 2. the main rank, which wants everything, puts them in their places.
     """
     grid, partition = x.grid, x.partition
+    every = ((rank, grid.coords_of(rank)) for rank in range(grid.size))
+    owned = {rank: partition.box(at) for rank, at in every if partition.is_first_copy(at)}
+    plan = plan_transfers(grid.rank, owned, {0: Box.whole(partition.shape)})
     block = x.local.cpu().numpy()
-    if not grid.is_main:
-        if partition.is_first_copy(grid.coords):
-            _send(block, 0, grid)
+    return _run(plan, block, block.dtype, grid, "the gather of a volume to the main rank")
+
+
+def _run(
+    plan: TransferPlan, held: Array | None, dtype: np.dtype[Any], grid: Grid, what: str
+) -> Array | None:
+    """What the plan wants, of ``held``, which is its own box, and of what other ranks send.
+
+    Message after message: the main rank has no room for all of a volume twice.
+    """
+    for t in plan.sends:
+        assert held is not None
+        piece = np.ascontiguousarray(held[t.box.slices(plan.own)])
+        Pending([(t.rank, as_bytes(piece).to(grid.device))], [], what).wait()
+    if plan.wanted is None:
         return None
-    whole = np.empty(partition.shape, block.dtype)
-    whole[x.box.slices()] = block
-    for rank in range(1, grid.size):
-        if partition.is_first_copy(grid.coords_of(rank)):
-            box = _box(partition, rank, grid)
-            whole[box.slices()] = _receive(box.shape, block.dtype, rank, grid)
-    return whole
-
-
-def _box(partition: Partition, rank: int, grid: Grid) -> Box:
-    return partition.box(grid.coords_of(rank))
-
-
-def _send(values: Array, rank: int, grid: Grid) -> None:
-    """As bytes: not every backend sends every type."""
-    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    dist.send(torch.from_numpy(content).to(grid.device), rank)
-
-
-def _receive(shape: tuple[int, ...], dtype: np.dtype[Any], rank: int, grid: Grid) -> Array:
-    values = np.empty(shape, dtype)
-    content = torch.empty(values.nbytes, dtype=torch.uint8, device=grid.device)
-    dist.recv(content, rank)
-    values.reshape(-1).view(np.uint8)[:] = content.cpu().numpy()
-    return values
+    if held is not None and plan.kept == plan.wanted:
+        return np.ascontiguousarray(held[plan.wanted.slices(plan.own)])
+    found = np.empty(plan.wanted.shape, dtype)
+    if held is not None and plan.kept is not None:
+        found[plan.kept.slices(plan.wanted)] = held[plan.kept.slices(plan.own)]
+    for t in plan.receives:
+        piece = np.empty(t.box.shape, dtype)
+        content = torch.empty(piece.nbytes, dtype=torch.uint8, device=grid.device)
+        Pending([], [(t.rank, content)], what).wait()
+        as_bytes(piece).copy_(content)
+        found[t.box.slices(plan.wanted)] = piece
+    return found

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from hyperslab.comm import ExchangePlan
 from hyperslab.comm.exchange import (
     add_returned,
-    blank,
+    copy_overlap,
     fetch,
     give_back,
-    place,
+    new_box,
     start,
     start_adjoint,
 )
@@ -76,8 +76,8 @@ class BufferConv(torch.autograd.Function):
             return None, dw, db, None
         halos = [whole[t.box.slices(spec.box)] for t in plan.receives]
         pending = start_adjoint(halos, whole, plan, spec.name)
-        dx = blank(plan.own, plan.kept_parts, whole)
-        place(dx, plan.own, whole, spec.box)
+        dx = new_box(plan.own, plan.kept_parts, whole)
+        copy_overlap(dx, plan.own, whole, spec.box)
         add_returned(dx, pending.wait(), plan)
         return dx, dw, db, None
 
@@ -107,8 +107,8 @@ def backward_with_graph(
 
 def _fill(x: torch.Tensor, pieces: list[torch.Tensor], spec: Local) -> torch.Tensor:
     plan, box = spec.plan, spec.box
-    buffer = blank(box, plan.brought, x)
-    place(buffer, box, x, plan.own)
+    buffer = new_box(box, plan.brought, x)
+    copy_overlap(buffer, box, x, plan.own)
     for t, piece in zip(plan.receives, pieces, strict=True):
-        place(buffer, box, piece, t.box)
+        copy_overlap(buffer, box, piece, t.box)
     return buffer

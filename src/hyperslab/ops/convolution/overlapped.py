@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm.exchange import add_returned, blank, place, start, start_adjoint
+from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, start_adjoint
 from hyperslab.geometry import Box
 from hyperslab.ops.convolution.buffered import backward_with_graph
 from hyperslab.ops.convolution.spec import ConvSpec
@@ -172,9 +172,9 @@ def _fill_slabs(
         if whole:
             halos.append(whole[0])
             continue
-        halo = blank(slab.box, [box for box, _ in parts], x)
+        halo = new_box(slab.box, [box for box, _ in parts], x)
         for box, piece in parts:
-            place(halo, slab.box, piece, box)
+            copy_overlap(halo, slab.box, piece, box)
         halos.append(halo)
     return halos
 

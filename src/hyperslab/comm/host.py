@@ -1,4 +1,4 @@
-"""Boxes from rank to rank, on a process group of their own beside the training's."""
+"""Host arrays from rank to rank, in the background: on a process group beside the training's."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from hyperslab.comm import Grid
 from hyperslab.comm.agreement import any_rank, from_all, lost_contact
+from hyperslab.comm.grid import Grid
 from hyperslab.errors import CommError
-from hyperslab.formats.source import Array
 
 log = logging.getLogger("hyperslab.data")
 
 T = TypeVar("T")
+
+Array = NDArray[Any]
 
 GRACE = 10.0
 """What a rank that leaves without a word waits for the others to fetch its last boxes [s]."""
@@ -41,7 +43,8 @@ class BoxTransport:
     """
 
     def __init__(self, grid: Grid) -> None:
-        self.rank, self.size = grid.rank, grid.size
+        self.rank = grid.rank
+        self.size = grid.size
         self.received_bytes = 0
         self._sent: list[list[Message]] = [[], []]  # before the last `settle`, and since
         self._abandoned = threading.Event()
@@ -55,14 +58,14 @@ class BoxTransport:
         """Begin to send a contiguous array, which must not change until two `settle` later."""
         log.debug("%s: %d B from rank %d to rank %d", what, values.nbytes, self.rank, peer)
         with self.naming(peer):
-            work = dist.isend(_bytes(values), peer, group=self.group, tag=tag)
+            work = dist.isend(as_bytes(values), peer, group=self.group, tag=tag)
         assert work is not None
         self._sent[1].append((peer, work, values))
 
     def receive(self, out: Array, peer: int, tag: int) -> Receiving:
         """Begin to fill a contiguous array."""
         with self.naming(peer):
-            work = dist.irecv(_bytes(out), peer, group=self.group, tag=tag)
+            work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
         assert work is not None
         self.received_bytes += out.nbytes
         return Receiving(self, peer, work)
@@ -141,7 +144,9 @@ class Receiving:
     """A message that is on its way."""
 
     def __init__(self, transport: BoxTransport, peer: int, work: dist.Work) -> None:
-        self._transport, self._peer, self._work = transport, peer, work
+        self._transport = transport
+        self._peer = peer
+        self._work = work
 
     def wait(self) -> None:
         """Until it is there.
@@ -158,8 +163,8 @@ def tag_of(*key: object) -> int:
     return zlib.crc32(repr(key).encode()) >> 1
 
 
-def _bytes(values: Array) -> torch.Tensor:
-    """Not every backend sends every type."""
+def as_bytes(values: Array) -> torch.Tensor:
+    """The memory of a contiguous array: not every backend sends every type."""
     return torch.from_numpy(values.reshape(-1).view(np.uint8))
 
 
