@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterable, Sequence
-from typing import SupportsIndex
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex, TypeVar
+
+T = TypeVar("T")
 
 PerDim = int | Sequence[int]
 """A number for every spatial dim, or one for all of them."""
@@ -27,9 +29,9 @@ def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int
     return values * n if len(values) == 1 else values
 
 
-def hashable(option: PerDim | str) -> Hashable:
+def hashable(option: T) -> T:
     """A number, a word, or a sequence of numbers, as a key."""
-    return tuple(option) if isinstance(option, list) else option
+    return tuple(option) if isinstance(option, list) else option  # type: ignore[return-value]
 
 
 def integers(*given: Integers) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from hyperslab.comm.exchange import (
     start_adjoint,
 )
 from hyperslab.geometry import Box
+from hyperslab.ops.kernels.convolution import Gradients
 
 
 class Local(Protocol):
@@ -43,7 +44,7 @@ class Local(Protocol):
 
     def backward(
         self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
-    ) -> Any:
+    ) -> Gradients:
         """Gradients of buffer, weight and bias; None where ``needs`` is false."""
 
 
@@ -60,13 +61,15 @@ class BufferConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, spec: Local):  # type: ignore[no-untyped-def]
         pieces = start(x, spec.plan, spec.name).wait()
-        ctx.spec, ctx.has_bias = spec, bias is not None
+        ctx.spec = spec
+        ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight, *pieces)
         return spec.forward(_fill(x, pieces, spec), weight, bias)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        spec, plan = ctx.spec, ctx.spec.plan
+        spec = ctx.spec
+        plan = spec.plan
         x, weight, *pieces = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         if torch.is_grad_enabled():
@@ -88,13 +91,14 @@ def backward_with_graph(
     weight: torch.Tensor,
     spec: Local,
     needs: Sequence[bool],
-) -> tuple[Any, Any, Any]:
+) -> Gradients:
     """Gradients of block, weight and bias out of operators that can be differentiated again.
 
     For ``create_graph=True``. The halo is fetched once more: the saved one has no history.
     """
     buffer = fetch(x, spec.plan, what=spec.name)
-    wanted, box = spec.plan.wanted, spec.box
+    wanted = spec.plan.wanted
+    box = spec.box
     before = [a - b for a, b in zip(wanted.lo, box.lo, strict=True)]
     after = [b - a for a, b in zip(wanted.hi, box.hi, strict=True)]
     margins = [m for ends in zip(reversed(before), reversed(after), strict=True) for m in ends]
@@ -106,7 +110,8 @@ def backward_with_graph(
 
 
 def _fill(x: torch.Tensor, pieces: list[torch.Tensor], spec: Local) -> torch.Tensor:
-    plan, box = spec.plan, spec.box
+    plan = spec.plan
+    box = spec.box
     buffer = new_box(box, plan.brought, x)
     copy_overlap(buffer, box, x, plan.own)
     for t, piece in zip(plan.receives, pieces, strict=True):

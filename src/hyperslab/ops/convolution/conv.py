@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.geometry import Partition, Window
-from hyperslab.ops.common.arguments import hashable, per_dim
+from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
@@ -20,26 +21,29 @@ from hyperslab.ops.common.placement import (
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.ops.convolution.spec import ConvSpec
-from hyperslab.ops.kernels.convolution import LOCAL, ConvOptions, differentiable_conv
-from hyperslab.tensor import Sharded, register
+from hyperslab.ops.kernels.convolution import ConvOptions, differentiable_conv
+from hyperslab.tensor import Sharded
+
+SPATIAL_DIMS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 
 
 def windows_of(
-    shape: Sequence[int], stride: Any, padding: Any, dilation: Any
+    shape: Sequence[int], stride: PerDim, padding: PerDim | str, dilation: PerDim
 ) -> tuple[Window, ...]:
     """One window per spatial dim of a weight of ``shape`` (out, in / groups, *kernel)."""
     kernel = tuple(shape[2:])
     n = len(kernel)
-    strides, dilations = per_dim(stride, n), per_dim(dilation, n)
-    if padding == "valid":
-        padding = 0
+    strides = per_dim(stride, n)
+    dilations = per_dim(dilation, n)
+    if isinstance(padding, str) and padding not in ("same", "valid"):
+        raise ValueError(f"padding={padding!r}; use numbers, 'same' or 'valid'")
     if padding == "same":
         if any(s != 1 for s in strides):
             raise ValueError("padding='same' is not supported for strided convolutions")
         totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
-        pads = [(p, p) for p in per_dim(padding, n)]
+        pads = [(p, p) for p in per_dim(0 if isinstance(padding, str) else padding, n)]
     return tuple(
         Window(k, s, before, after, d)
         for k, s, (before, after), d in zip(kernel, strides, pads, dilations, strict=True)
@@ -68,9 +72,9 @@ def lay_out(
     grid: Grid,
     x: Partition,
     shape: torch.Size,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: PerDim,
+    padding: PerDim | str,
+    dilation: PerDim,
     groups: int,
 ) -> ConvLayout:
     """Where the outputs of a convolution lie and what they read."""
@@ -109,17 +113,18 @@ def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
     return tuple(end for pair in reversed(ends) for end in pair)
 
 
+@register_each(*SPATIAL_DIMS, family="convolution")
 def convolve(
-    n: int,
-    x: Sharded,
+    operator: Operator,
+    input: Sharded,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
+    bias: torch.Tensor | None = None,
+    stride: PerDim = 1,
+    padding: PerDim | str = 0,
+    dilation: PerDim = 1,
+    groups: int = 1,
 ) -> Sharded:
-    """An ``n``-dim convolution of a cut tensor (batch, channel, *spatial).
+    """Any kernel, stride, padding, dilation, groups.
 
     Distribution scheme:
     1. Place every output on the rank that owns the centre of its window.
@@ -128,18 +133,28 @@ def convolve(
        meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
        (`BufferConv`).
     """
-    check_input(x, n, f"conv{n}d")
-    windowed = (hashable(stride), hashable(padding), hashable(dilation))
-    layout = lay_out(x.grid, x.partition, weight.shape, *windowed, groups)
-    x = x.redistribute(layout.input, f"the gather before conv{n}d")
-    local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
+    name = operator.__name__
+    check_input(input, SPATIAL_DIMS[operator], name)
+    layout = lay_out(
+        input.grid,
+        input.partition,
+        weight.shape,
+        hashable(stride),
+        hashable(padding),
+        hashable(dilation),
+        groups,
+    )
+    x = input.redistribute(layout.input, f"the gather before {name}")
+    block = cast_for_autocast(x.local)
+    weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     if layout.spec is None:
-        y = differentiable_conv(local, weight, bias, layout.options, layout.padding, layout.margins)
-        return x.like(y, layout.output)
-    if layout.slabs is None:
-        return x.like(BufferConv.apply(local, weight, bias, layout.spec), layout.output)
-    return x.like(SlabConv.apply(local, weight, bias, layout.spec, layout.slabs), layout.output)
+        y = differentiable_conv(block, weight, bias, layout.options, layout.padding, layout.margins)
+    elif layout.slabs is None:
+        y = BufferConv.apply(block, weight, bias, layout.spec)
+    else:
+        y = SlabConv.apply(block, weight, bias, layout.spec, layout.slabs)
+    return x.like(y, layout.output)
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
@@ -149,23 +164,3 @@ def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
         return value
     eligible = value.is_floating_point() and value.dtype != torch.float64
     return value.to(torch.get_autocast_dtype(kind)) if eligible else value
-
-
-def _register(n: int) -> None:
-    def rule(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Sharded:
-        """Any kernel, stride, padding, dilation, groups."""
-        return convolve(n, input, weight, bias, stride, padding, dilation, groups)
-
-    register(LOCAL[n], family="convolution")(rule)
-
-
-for _n in LOCAL:
-    _register(_n)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,8 @@ import torch.nn.functional as F
 from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Crop, Partition, TransposedWindow
-from hyperslab.ops.common.arguments import hashable, per_dim
+from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
@@ -21,9 +21,10 @@ from hyperslab.ops.common.placement import (
 )
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.conv import cast_for_autocast
-from hyperslab.tensor import Sharded, register
+from hyperslab.ops.kernels.convolution import Gradients
+from hyperslab.tensor import Sharded
 
-LOCAL = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+SPATIAL_DIMS = {F.conv_transpose1d: 1, F.conv_transpose2d: 2, F.conv_transpose3d: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class TransposedSpec:
 
     def backward(
         self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
-    ) -> Any:
+    ) -> Gradients:
         """Gradients of buffer, weight and bias; None where ``needs`` is false."""
         return torch.ops.aten.convolution_backward(
             gradient,
@@ -84,7 +85,7 @@ class TransposedSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ConvTransposeLayout:
     """One rank's geometry of a transposed convolution."""
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
@@ -94,28 +95,32 @@ class Layout:
 
 @per_grid
 def lay_out(
-    grid: Grid, x: Partition, shape: torch.Size, options: Sequence[Any], groups: int
-) -> Layout:
-    """Where the outputs lie and what they read; ``shape`` is the weight's.
-
-    ``options``: stride, padding, output_padding, dilation, as torch takes them.
-    """
-    windows = tuple(
-        map(TransposedWindow, shape[2:], *(per_dim(value, len(shape) - 2) for value in options))
-    )
+    grid: Grid,
+    x: Partition,
+    shape: torch.Size,
+    stride: PerDim,
+    padding: PerDim,
+    output_padding: PerDim,
+    dilation: PerDim,
+    groups: int,
+) -> ConvTransposeLayout:
+    """Where the outputs lie and what they read; ``shape`` is the weight's."""
+    options = (per_dim(v, len(shape) - 2) for v in (stride, padding, output_padding, dilation))
+    windows = tuple(map(TransposedWindow, shape[2:], *options))
     name = f"conv_transpose{len(windows)}d"
     extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
     if any(extent < 1 for extent in extents):
         raise LayoutError(f"{name}: an output {extents} of {x} would be empty; use less padding")
     x, cuts = placement(x, grid, windows, extents, name)
     output = output_partition(x, shape[1] * groups, extents, cuts)
-    out, volume = output.box(grid.coords), Box.whole(x.shape)
+    out = output.box(grid.coords)
+    volume = Box.whole(x.shape)
     crops = [
         window.crop(out.interval(dim), x.shape[dim]) for dim, window in enumerate(windows, start=2)
     ]
     cover = read_cover(x, windows, cuts, extents, [True] * len(windows))
     plan = plan_exchange(x, cover, grid)
-    return Layout(x, output, _spec(name, plan, volume, windows, crops, groups))
+    return ConvTransposeLayout(x, output, _spec(name, plan, volume, windows, crops, groups))
 
 
 def _spec(
@@ -139,18 +144,19 @@ def _spec(
     )
 
 
+@register_each(*SPATIAL_DIMS, family="convolution")
 def convolve_transposed(
-    n: int,
-    x: Sharded,
+    operator: Operator,
+    input: Sharded,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: int,
-    dilation: Any,
+    bias: torch.Tensor | None = None,
+    stride: PerDim = 1,
+    padding: PerDim = 0,
+    output_padding: PerDim = 0,
+    groups: int = 1,
+    dilation: PerDim = 1,
 ) -> Sharded:
-    """An ``n``-dim transposed convolution of a cut tensor (batch, channel, *spatial).
+    """Any kernel, stride, padding, output_padding, dilation, groups.
 
     Distribution scheme:
     1. Place the outputs: to every input belong the ``stride`` outputs in its middle.
@@ -159,36 +165,23 @@ def convolve_transposed(
     3. Otherwise halo buffer and one op on it, whose cropping yields just the rank's outputs
        (`BufferConv`): no partial sums travel.
     """
-    check_input(x, n, f"conv_transpose{n}d")
-    options = tuple(map(hashable, (stride, padding, output_padding, dilation)))
-    layout = lay_out(x.grid, x.partition, weight.shape, options, groups)
-    x = x.redistribute(layout.input, f"the gather before conv_transpose{n}d")
-    local, weight = cast_for_autocast(x.local), cast_for_autocast(weight)
+    name = operator.__name__
+    check_input(input, SPATIAL_DIMS[operator], name)
+    layout = lay_out(
+        input.grid,
+        input.partition,
+        weight.shape,
+        hashable(stride),
+        hashable(padding),
+        hashable(output_padding),
+        hashable(dilation),
+        groups,
+    )
+    x = input.redistribute(layout.input, f"the gather before {name}")
+    block = cast_for_autocast(x.local)
+    weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     spec = layout.spec
     if spec.local:
-        return x.like(spec.forward(local, weight, bias), layout.output)
-    return x.like(BufferConv.apply(local, weight, bias, spec), layout.output)
-
-
-def _register(n: int) -> None:
-    def rule(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> Sharded:
-        """Any kernel, stride, padding, output_padding, dilation, groups."""
-        return convolve_transposed(
-            n, input, weight, bias, stride, padding, output_padding, groups, dilation
-        )
-
-    register(LOCAL[n], family="convolution")(rule)
-
-
-for _n in LOCAL:
-    _register(_n)
+        return x.like(spec.forward(block, weight, bias), layout.output)
+    return x.like(BufferConv.apply(block, weight, bias, spec), layout.output)

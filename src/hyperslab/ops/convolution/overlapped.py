@@ -7,8 +7,8 @@ of the first cut dim spans the halos of the later ones, a slab of the last cut d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -45,7 +45,8 @@ class Slab:
 
 def aligned(spec: ConvSpec) -> bool:
     """Whether the plain convolution of the own block yields exactly this rank's outputs."""
-    own, out = spec.plan.own, spec.out
+    own = spec.plan.own
+    out = spec.out
     for dim, window in enumerate(spec.windows, start=2):
         lo, hi = own.interval(dim)
         first = out.lo[dim] * window.stride
@@ -62,7 +63,8 @@ def thin(spec: ConvSpec) -> bool:
 
 def slabs_of(spec: ConvSpec) -> tuple[Slab, ...]:
     """The slabs that tile this rank's halo inside the volume."""
-    own, reads = spec.plan.own, spec.plan.wanted
+    own = spec.plan.own
+    reads = spec.plan.wanted
     inside = _bounding(spec)
     slabs = []
     for dim in range(2, own.ndim):
@@ -123,13 +125,16 @@ class SlabConv(torch.autograd.Function):
                     slab.padding,
                 )
                 y.narrow(slab.dim, plane.output, 1).add_(part)
-        ctx.spec, ctx.slabs, ctx.has_bias = spec, slabs, bias is not None
+        ctx.spec = spec
+        ctx.slabs = slabs
+        ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight, *halos)
         return y
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        spec, slabs = ctx.spec, ctx.slabs
+        spec = ctx.spec
+        slabs = ctx.slabs
         x, weight, *halos = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         if torch.is_grad_enabled():
@@ -140,7 +145,8 @@ class SlabConv(torch.autograd.Function):
         ]
         pending = None
         if needs[0]:
-            pieces = _pieces_of_slabs([g[0] for g in grads], spec, slabs)
+            dhalos = [dhalo for dhalo, _ in grads if dhalo is not None]
+            pieces = _pieces_of_slabs(dhalos, spec, slabs)
             pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
         padding = [w.before for w in spec.windows]
         dx, dw, db = conv_backward(gradient, x, weight, spec.options, padding, needs)
@@ -186,7 +192,7 @@ def _slab_backward(
     spec: ConvSpec,
     slab: Slab,
     needs: list[bool],
-) -> Any:
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """The gradient of one slab and of the kernel taps of each of its planes."""
     whole = len(slab.outputs) == 1 and slab.outputs[0].planes == halo.shape[slab.dim]
     dhalo = torch.zeros_like(halo) if needs[0] and not whole else None
@@ -211,7 +217,7 @@ def _slab_backward(
 
 
 def _pieces_of_slabs(
-    dhalos: list[torch.Tensor], spec: ConvSpec, slabs: tuple[Slab, ...]
+    dhalos: Sequence[torch.Tensor], spec: ConvSpec, slabs: tuple[Slab, ...]
 ) -> list[torch.Tensor]:
     """The gradient of each received piece; every piece lies in exactly one slab."""
     pieces = []
