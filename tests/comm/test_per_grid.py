@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.comm import Grid, notice, per_grid
+from hyperslab.comm import Grid, log_once, per_grid
 from hyperslab.errors import LayoutError
 from tests.formats.universes import Seat
 from tests.ranks import run_ranks
@@ -45,9 +45,9 @@ def test_a_notice_is_logged_once_for_a_grid_by_the_main_rank(
     main, other = Seat.all(depth=2)
     with caplog.at_level(logging.WARNING, "hyperslab"):
         for grid in (main, other, main):
-            notice(grid, "the ranks repeat work")
-        notice(Seat(), "the ranks repeat work")
-        notice(main, "something else")
+            log_once(grid, "the ranks repeat work")
+        log_once(Seat(), "the ranks repeat work")
+        log_once(main, "something else")
     assert caplog.messages == ["the ranks repeat work"] * 2 + ["something else"]
 
 
@@ -60,7 +60,7 @@ def freed() -> bool:
     y = F.max_pool3d(F.interpolate(y, scale_factor=2), 3)
     y = F.adaptive_avg_pool3d(torch.cat([y, y], 1)[:, :, 1:], 2)
     y.sum().backward()
-    notice(grid, "in use")
+    log_once(grid, "in use")
     alive = weakref.ref(grid)
     del grid, x, y, conv
     gc.collect()

@@ -15,7 +15,7 @@ import hyperslab as hs
 from hyperslab.comm import shared_channels
 from hyperslab.comm.shared_memory import segment
 from hyperslab.comm.shared_memory.channels import LARGEST, SMALL, Shared
-from hyperslab.comm.shared_memory.segment import FOLDER
+from hyperslab.comm.shared_memory.segment import SHARED_FOLDER
 from tests.ranks import RankError, close_pool, run_ranks
 
 
@@ -113,7 +113,7 @@ def test_half_precision_is_added_up_in_single() -> None:
 
 
 def files() -> list[str]:
-    return [path.name for path in FOLDER.glob("hyperslab-*")]
+    return [path.name for path in SHARED_FOLDER.glob("hyperslab-*")]
 
 
 def test_nothing_is_left_in_the_file_system() -> None:
@@ -142,13 +142,13 @@ def test_a_message_that_does_not_fit() -> None:
 
 def without_memory() -> bool:
     """As where there is no shared memory, or none left."""
-    segment.FOLDER = Path(os.devnull, "nowhere")
+    segment.SHARED_FOLDER = Path(os.devnull, "nowhere")
     try:
         grid = hs.Grid(depth=2)
         x = torch.randn(1, 2, 5, 3, 3)
         return shared_channels() is None and torch.equal(hs.shard(x, grid).full(), x)
     finally:
-        segment.FOLDER = FOLDER
+        segment.SHARED_FOLDER = SHARED_FOLDER
 
 
 def test_without_shared_memory_the_process_group_does_it() -> None:

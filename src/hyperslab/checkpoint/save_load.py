@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hyperslab.atomic_files import partial_path
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import from_main, own_rank
 from hyperslab.errors import CheckpointError, reason
 
 MANIFEST = "manifest.json"
@@ -58,7 +57,7 @@ def save(
         from_main(lambda: _finish(partial, path, extra), failing=failing, error=CheckpointError)
     except CheckpointError as error:
         full = from_main(lambda: _fullness(partial), failing=failing, error=CheckpointError)
-        if _rank() == 0:
+        if own_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         if full:
             raise CheckpointError(f"{error}\n    {full}") from error
@@ -153,7 +152,3 @@ def _sync(path: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0

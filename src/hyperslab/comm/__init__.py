@@ -2,7 +2,7 @@
 
 from hyperslab.comm.collectives import all_reduce_sum, average_gradients
 from hyperslab.comm.exchange import ExchangePlan, Pending, plan_exchange
-from hyperslab.comm.grid import AXES, Grid, notice
+from hyperslab.comm.grid import AXES, Grid, log_once
 from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.channels import shared_channels
 
@@ -13,7 +13,7 @@ __all__ = [
     "Pending",
     "all_reduce_sum",
     "average_gradients",
-    "notice",
+    "log_once",
     "per_grid",
     "plan_exchange",
     "shared_channels",

@@ -1,7 +1,7 @@
 """Agreement between ranks: who decides, who has failed, who does not answer any more.
 
-All but `lost_contact` are collective: every rank of the process group calls them in the same
-order. One rank alone, with a process group or without, agrees with itself.
+All but the last three functions are collective: every rank of the process group calls them in the
+same order. One rank alone, with a process group or without, agrees with itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def from_main(
     if ranks_in() == 1:
         return _call(make, failing, error)
     outcome: list[T | Exception | None] = [None, None]
-    if dist.get_rank() == 0:
+    if own_rank() == 0:
         try:
             outcome[0] = _call(make, failing, error)
         except Exception as problem:
@@ -83,8 +83,7 @@ def all_or_raise(
         raise
     except Exception as caught:
         problem = caught
-    mine = dist.get_rank() if dist.is_initialized() else 0
-    found = gather((mine, None if problem is None else _picklable(problem)))
+    found = gather((own_rank(), None if problem is None else _picklable(problem)))
     if problem is not None:
         raise problem
     for rank, other in found:
@@ -116,6 +115,11 @@ def same_on_all(number: int, group: Group = None) -> bool:
 def ranks_in(group: Group = None) -> int:
     """How many there are; 1 without a process group."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def own_rank() -> int:
+    """The number of this one; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> CommError:

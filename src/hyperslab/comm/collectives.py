@@ -34,7 +34,8 @@ def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None
     It takes a quarter of gloo's time. Nothing is lost by waiting: a rank of the CPU has no other
     core that could send meanwhile.
     """
-    shared, ranks = shared_channels(), dist.get_process_group_ranks(group)
+    shared = shared_channels()
+    ranks = dist.get_process_group_ranks(group)
     assert shared is not None
     shared.all_reduce(gradients, ranks, "the average of the gradients", scale=1 / len(ranks))
 
@@ -44,7 +45,8 @@ class _AllReduceSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group, what):  # type: ignore[no-untyped-def]
-        ctx.group, ctx.what = group, what
+        ctx.group = group
+        ctx.what = what
         return reduce_in_place(x.clone(memory_format=torch.contiguous_format), group, what)
 
     @staticmethod

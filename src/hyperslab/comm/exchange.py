@@ -73,8 +73,7 @@ def _plan_exchange(grid: Grid, partition: Partition, cover: Cover) -> ExchangePl
     owned = {rank: partition.box(coords) for rank, coords in peers.items()}
     wanted = {rank: cover.box(coords) for rank, coords in peers.items()}
     plan = plan_transfers(grid.rank, owned, wanted)
-    own, mine = owned[grid.rank], wanted[grid.rank]
-    return ExchangePlan(own, mine, plan.sends, plan.receives)
+    return ExchangePlan(owned[grid.rank], wanted[grid.rank], plan.sends, plan.receives)
 
 
 class Pending:
@@ -189,7 +188,8 @@ class _Fetch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, plan: ExchangePlan, fill: float, what: str):  # type: ignore[no-untyped-def]
-        ctx.plan, ctx.what = plan, what
+        ctx.plan = plan
+        ctx.what = what
         pending = start(x, plan, what)
         out = new_box(plan.wanted, plan.brought, x, fill)
         copy_overlap(out, plan.wanted, x, plan.own)
@@ -211,7 +211,8 @@ class _GiveBack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gradient, plan: ExchangePlan, what: str):  # type: ignore[no-untyped-def]
-        ctx.plan, ctx.what = plan, what
+        ctx.plan = plan
+        ctx.what = what
         pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]
         pending = start_adjoint(pieces, gradient, plan, what)
         own = new_box(plan.own, plan.kept_parts, gradient)

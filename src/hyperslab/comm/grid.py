@@ -103,7 +103,8 @@ class Grid:
             axes[-spatial:] = AXES[-spatial:]
         idle = [a for a in AXES[1:] if self.extents[a] > 1 and a not in axes]
         if idle and spatial:
-            notice(self, f"a {len(shape)}-d tensor has no dim for {idle}: these ranks repeat work")
+            words = f"a {len(shape)}-d tensor has no dim for {idle}: these ranks repeat work"
+            log_once(self, words)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
@@ -113,7 +114,7 @@ class Grid:
         if not cut.thin:
             return cut
         if axis == "data":
-            notice(self, f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
+            log_once(self, f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
             return None
         raise LayoutError(
             f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
@@ -155,7 +156,7 @@ class Grid:
 
 
 @per_grid
-def notice(grid: Grid, message: str) -> None:
+def log_once(grid: Grid, message: str) -> None:
     """Log a message once per grid, on the main rank."""
     if grid.is_main:
         log.warning(message)

@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 
 from hyperslab.errors import HyperslabError
 
-NAMES = (
+VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
@@ -25,12 +25,13 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     Raises:
         HyperslabError: mpi4py is not installed, and nothing says where the ranks meet.
     """
-    found = next((names for names in NAMES if all(name in environ for name in names)), None)
+    found = next((names for names in VARIABLES if all(name in environ for name in names)), None)
     if "RANK" in environ or found is None or environ[found[1]] == "1":
         return
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         address, port = _meeting_place()
-        environ["MASTER_ADDR"], environ["MASTER_PORT"] = address, str(port)
+        environ["MASTER_ADDR"] = address
+        environ["MASTER_PORT"] = str(port)
     for name, theirs in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), found, strict=True):
         environ[name] = environ[theirs]
 

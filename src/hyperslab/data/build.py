@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from hyperslab.comm import Grid, notice
+from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import all_or_raise
 from hyperslab.comm.host import BoxTransport
 from hyperslab.data.augment import Augmenter
@@ -134,7 +134,7 @@ def _ownership(
     if policy.folder is not None:
         capacity += disk_budget(policy.folder, grid) // (size + Store.slack)
     ownership = Ownership.deal(schedule, grid.data, capacity)
-    notice(grid, _words(ownership, len(schedule.samples), in_memory, size, budget))
+    log_once(grid, _words(ownership, len(schedule.samples), in_memory, size, budget))
     return ownership, in_memory
 
 
@@ -169,4 +169,4 @@ def _preload(assembler: BatchAssembler, grid: Grid) -> None:
     all_or_raise(assembler.fill)
     seconds = time.perf_counter() - begin
     read = _gib(assembler.reader.bytes_read)
-    notice(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")
+    log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")

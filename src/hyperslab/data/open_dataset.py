@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, Unpack
 
 import torch
 
-from hyperslab.comm import Grid, notice
+from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
@@ -167,7 +167,7 @@ def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, size: int) -> int
         return 0
     depth = policy.batches(size)
     if depth < policy.depth:
-        notice(
+        log_once(
             grid,
             f"{depth} mini-batches of {size / 2**20:.1f} MiB a rank are read ahead, not "
             f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}",
@@ -237,7 +237,7 @@ def _check_cut(source: Source, grid: Grid, batch_size: int) -> None:
 
 def _check_line(parameters: Parameters, grid: Grid) -> None:
     if parameters.misfit > NONLINEAR:
-        notice(
+        log_once(
             grid,
             f"physical parameters are not linear in the targets (off by {parameters.misfit:.1%} of "
             "their range): errors in physical units are approximate",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from hyperslab.comm import Grid, notice
+from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.channels import Channels
@@ -133,7 +133,7 @@ def source_of(
 
     source, volumes, others = from_main(scan)
     for words in filter(None, (others, source.remark)):
-        notice(grid, words)
+        log_once(grid, words)
     if driver is not None:
         source = source.read_together(driver, grid)
     source.volumes = volumes

@@ -148,8 +148,10 @@ class Partition:
 
     def with_dim(self, dim: int, extent: int, cut: Cut | None) -> Partition:
         """The same partition with one dim changed."""
-        shape, cuts = list(self.shape), list(self.cuts)
-        shape[dim], cuts[dim] = extent, cut
+        shape = list(self.shape)
+        shape[dim] = extent
+        cuts = list(self.cuts)
+        cuts[dim] = cut
         return replace(self, shape=tuple(shape), cuts=tuple(cuts))
 
     def without_dim(self, dim: int) -> Partition:

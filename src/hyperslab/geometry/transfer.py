@@ -73,7 +73,8 @@ def plan_transfers(rank: int, owned: Mapping[int, Box], wanted: Mapping[int, Box
     >>> plan_transfers(0, halves, {0: Box((0,), (7,))}).sends  # all goes to rank 0
     ()
     """
-    own, wants = owned.get(rank), wanted.get(rank)
+    own = owned.get(rank)
+    wants = wanted.get(rank)
     sends: tuple[Transfer, ...] = ()
     receives: tuple[Transfer, ...] = ()
     if own is not None:

@@ -57,7 +57,8 @@ class TransposedWindow:
 
     def reads(self, out: Interval) -> Interval:
         """Inputs that touch the outputs ``out``, not clipped; empty if there are none."""
-        lo, hi = out[0] + self.padding, out[1] + self.padding
+        lo = out[0] + self.padding
+        hi = out[1] + self.padding
         return -((self.span - 1 - lo) // self.stride), (hi - 1) // self.stride + 1
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
@@ -76,12 +77,14 @@ class TransposedWindow:
         as many outputs at one end as it must; those may lie outside the volume.
         """
         first, end = self.reads(out)
-        first, end = max(first, 0), min(end, extent)
-        first = min(first, (out[0] + self.padding) // self.stride)  # the op cannot begin later
-        end = max(end, first + 1)
+        latest = (out[0] + self.padding) // self.stride  # the op cannot begin later
+        first = min(max(first, 0), latest)
+        end = max(min(end, extent), first + 1)
         extra = sum(out) + 2 * self.padding + self.stride - self.span - self.stride * (first + end)
         while extra < 0:
-            first, extra = first - 1, extra + self.stride
+            first -= 1
+            extra += self.stride
         while extra >= max(self.stride, self.dilation):
-            end, extra = end + 1, extra - self.stride
+            end += 1
+            extra -= self.stride
         return Crop((first, end), out[0] + self.padding - first * self.stride, extra)

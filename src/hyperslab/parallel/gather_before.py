@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hyperslab.comm import Grid, notice
+from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 
@@ -71,7 +71,7 @@ class _Gather:
         space = [axis for axis in value.partition.axes if axis != "data"]
         if not space:
             return value
-        notice(
+        log_once(
             self.grid,
             f"until {self.name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
             "there repeat the work from here on",

@@ -38,7 +38,8 @@ def gather_to_main(x: Sharded) -> Array | None:
     Distribution scheme: 1. each rank sends its box to the main one, of ranks with equal copies
     only the first, 2. the main rank, which wants everything, puts them in their places.
     """
-    grid, partition = x.grid, x.partition
+    grid = x.grid
+    partition = x.partition
     every = ((rank, grid.coords_of(rank)) for rank in range(grid.size))
     owned = {rank: partition.box(at) for rank, at in every if partition.is_first_copy(at)}
     plan = plan_transfers(grid.rank, owned, {0: Box.whole(partition.shape)})

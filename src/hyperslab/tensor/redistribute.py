@@ -34,7 +34,9 @@ class _Shard(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, partition: Partition, grid: Grid):  # type: ignore[no-untyped-def]
-        ctx.partition, ctx.grid, ctx.shape = partition, grid, tensor.shape
+        ctx.partition = partition
+        ctx.grid = grid
+        ctx.shape = tensor.shape
         box = partition.box(grid.coords)
         block = tensor[box.slices()]
         return block.clone() if grid.size > 1 else block.view_as(block)

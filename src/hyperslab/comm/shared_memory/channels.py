@@ -36,9 +36,12 @@ class Shared:
     """
 
     def __init__(self, segment: Segment, rank: int, size: int, slot: int) -> None:
-        self.segment, self.rank, self.slot = segment, rank, slot
+        self.segment = segment
+        self.rank = rank
+        self.slot = slot
         self._pairs = {pair: i for i, pair in enumerate(itertools.permutations(range(size), 2))}
-        slots, areas = len(self._pairs) * SLOTS * slot, size * LARGEST
+        slots = len(self._pairs) * SLOTS * slot
+        areas = size * LARGEST
         self._slots = segment.data[:slots].view(len(self._pairs), SLOTS, slot)
         self._areas = segment.data[slots : slots + areas].view(size, LARGEST)
         self._sent = dict.fromkeys(range(size), 0)
@@ -80,8 +83,7 @@ class Shared:
         Raises:
             CommError: another rank adds up something of another size, or see `Segment.wait`.
         """
-        flat, step = x.view(-1), LARGEST // x.element_size()
-        for part in flat.split(step):
+        for part in x.view(-1).split(LARGEST // x.element_size()):
             if part.nbytes <= SMALL:
                 self._sum_all(part, ranks, what, scale)
             else:
@@ -102,7 +104,8 @@ class Shared:
         bounds = [part.numel() * i // len(ranks) for i in range(len(ranks) + 1)]
         share = {r: slice(bounds[i], bounds[i + 1]) for i, r in enumerate(ranks)}
         area = {rank: self._area(rank, part) for rank in ranks}
-        mine, others = share[self.rank], [rank for rank in ranks if rank != self.rank]
+        mine = share[self.rank]
+        others = [rank for rank in ranks if rank != self.rank]
         for rank in others:
             area[self.rank][share[rank]].copy_(part[share[rank]])
         self._meet(ranks, part, what)

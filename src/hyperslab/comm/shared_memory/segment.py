@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from hyperslab.comm.agreement import lost_contact
 
-FOLDER = Path("/dev/shm")
-LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
+SHARED_FOLDER = Path("/dev/shm")
+CACHE_LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
 SPINS = 400  # tries, of half a microsecond each, before a waiting rank goes to sleep
 CHECK = 0.2  # [s] between two looks at whether the rank that is waited for still lives
 
@@ -42,16 +42,18 @@ class Segment:
     """
 
     def __init__(self, path: Path, semaphores: int, numbers: int, limit: float) -> None:
-        self.rank, self.limit = dist.get_rank(), limit
+        self.rank = dist.get_rank()
+        self.limit = limit
         self._file = path.open("r+b", buffering=0)
         fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.rank)
         memory = mmap.mmap(self._file.fileno(), 0)
         with torch.inference_mode(False):  # or it could not be written to outside that mode
             whole = torch.frombuffer(memory, dtype=torch.uint8)
-        begin, end = semaphores * LINE, (semaphores + numbers) * LINE
+        begin = semaphores * CACHE_LINE
+        end = begin + numbers * CACHE_LINE
         address = whole.data_ptr()
-        self._semaphores = [ctypes.c_void_p(address + at) for at in range(0, begin, LINE)]
-        self.numbers = memoryview(memory)[begin:end].cast("q")[:: LINE // 8]
+        self._semaphores = [ctypes.c_void_p(address + at) for at in range(0, begin, CACHE_LINE)]
+        self.numbers = memoryview(memory)[begin:end].cast("q")[:: CACHE_LINE // 8]
         self.data = whole[end:]
         self._libc = ctypes.CDLL(None, use_errno=True)
         # With fewer cores than ranks, one that spins keeps another from running.
@@ -132,16 +134,16 @@ def connect(
     dist.barrier()
     try:
         if dist.get_rank() == 0:
-            message[0] = _reserve((len(semaphores) + numbers) * LINE + data)
+            message[0] = _reserve((len(semaphores) + numbers) * CACHE_LINE + data)
         dist.broadcast_object_list(message, src=0)
         if message[0] is None:
             return None
-        segment = _open(FOLDER / message[0], group, semaphores, numbers)
+        segment = _open(SHARED_FOLDER / message[0], group, semaphores, numbers)
         everywhere = torch.tensor(int(segment is not None), device="cpu")
         dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)  # all have opened it, or never will
     finally:
         if dist.get_rank() == 0 and message[0] is not None:
-            (FOLDER / message[0]).unlink()
+            (SHARED_FOLDER / message[0]).unlink()
     if segment is None or not everywhere.item():
         return None
     weakref.finalize(group, segment.leave)
@@ -152,13 +154,13 @@ def _reserve(size: int) -> str | None:
     """The name of a file of so many bytes that memory backs already: later it cannot run out."""
     name = f"hyperslab-{uuid.uuid4().hex}"
     try:
-        descriptor = os.open(FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(SHARED_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:
         return None
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
-        (FOLDER / name).unlink()
+        (SHARED_FOLDER / name).unlink()
         return None
     finally:
         os.close(descriptor)

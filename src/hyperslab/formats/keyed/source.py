@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from hyperslab.comm import Grid, notice
+from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main
 from hyperslab.formats.extras import Extras
 from hyperslab.formats.io_cost import Storage
@@ -70,7 +70,7 @@ class KeyedFolder(Source):
         options = ScanOptions(channels, refuse=refuse)
         source = from_main(lambda: cls.scanned(Path(path), options, lbann))
         if source.remark:
-            notice(grid, source.remark)
+            log_once(grid, source.remark)
         return source
 
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hyperslab.comm import Grid, notice
+from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Partition, WindowMap
 from hyperslab.tensor import Sharded
@@ -71,7 +71,7 @@ def placement(
     ]
     if not thin:
         return partition, cuts
-    notice(
+    log_once(
         grid,
         f"{name}: output {' x '.join(map(str, extents))} is too thin to be cut along "
         f"{', '.join(thin)} of {grid}; gathered there, its ranks repeat the work from here on",

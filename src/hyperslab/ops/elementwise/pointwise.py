@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import notice
+from hyperslab.comm import log_once
 from hyperslab.errors import LayoutError
 from hyperslab.ops.common.forms import Operator, forms_of
 from hyperslab.ops.common.operands import (
@@ -74,7 +74,7 @@ def apply_pointwise(
         check_writable(like, function.__name__)
         more = [axis for axis in target.axes if axis not in like.partition.axes]
         if more:
-            notice(
+            log_once(
                 like.grid,
                 f"{function.__name__} in place: {like.partition} stays as it is; other operands "
                 f"are gathered along {', '.join(more)}, its ranks repeat the work from here on",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm import Grid, notice, per_grid, plan_exchange
+from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import AdaptiveWindow, Box, Interval, Partition
@@ -82,7 +82,7 @@ def _lay_out(grid: Grid, x: Partition, sizes: tuple[int, ...], name: str) -> Ada
         if given[d] is not None
     )
     if any(c is not None and c.axis in shared and s > 1 for c, s in zip(given, sizes, strict=True)):
-        notice(
+        log_once(
             grid,
             f"{name}: output {' x '.join(map(str, sizes))} is too thin to be cut along "
             f"{', '.join(shared)} of {grid}: its ranks repeat the work from here on",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import notice, plan_exchange
+from hyperslab.comm import log_once, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Interval, Partition, Window
@@ -68,7 +68,7 @@ def _place(x: Sharded, windows: Sequence[Window]) -> tuple[Sharded, Partition]:
     thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
     if not thin:
         return x, Partition(extents, cuts)
-    notice(
+    log_once(
         x.grid,
         f"pad: {' x '.join(map(str, extents))} is too thin to be cut along {', '.join(thin)} of "
         f"{x.grid}; gathered there, its ranks repeat the work from here on",
