@@ -12,7 +12,7 @@ import torch
 from hyperslab.atomic_files import write_csv, write_json
 from hyperslab.data import Dataset
 from hyperslab.metrics.regression import (
-    Array,
+    FloatArray,
     Predictions,
     errors_per_parameter,
     means_over_parameters,
@@ -66,7 +66,7 @@ def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> Evaluation
 @torch.no_grad()
 def predict(
     model: torch.nn.Module, data: Dataset, *, precision: str = "float32"
-) -> tuple[tuple[str, ...], Array, Array]:
+) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
     """Names, true and predicted normalised parameters, both (N, P) float64, as epoch 0 shows them.
 
     Every rank gets those of all samples.
@@ -84,7 +84,7 @@ def predict(
     return tuple(names), torch.cat(true).numpy(), torch.cat(predicted).numpy()
 
 
-def training_mean(data: Dataset, recipe: Recipe) -> Array:
+def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """The mean (P,) of the normalised targets over the training split."""
     source, chosen = data.source, training_split(recipe, data)
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Predictions:
 
     names: tuple[str, ...]
     samples: tuple[str, ...]
-    true: Array
-    predicted: Array
-    true_physical: Array
-    predicted_physical: Array
-    training_mean: Array
+    true: FloatArray
+    predicted: FloatArray
+    true_physical: FloatArray
+    predicted_physical: FloatArray
+    training_mean: FloatArray
 
 
 def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
@@ -47,11 +47,11 @@ def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
 
 
 def errors_of(
-    true: Array,
-    predicted: Array,
+    true: FloatArray,
+    predicted: FloatArray,
     *,
-    true_physical: Array,
-    predicted_physical: Array,
+    true_physical: FloatArray,
+    predicted_physical: FloatArray,
     training_mean: float,
 ) -> dict[str, float]:
     """The errors of one parameter over N samples; arrays are (N,).
@@ -78,7 +78,7 @@ def errors_of(
     }
 
 
-def correlation(a: Array, b: Array) -> float:
+def correlation(a: FloatArray, b: FloatArray) -> float:
     """Pearson's correlation of two arrays (N,); NaN where one of them is constant."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")  # a mean of equal numbers rounds: do not correlate what is left
@@ -93,7 +93,7 @@ def means_over_parameters(errors: Mapping[str, Mapping[str, float]]) -> dict[str
     return {**means, "ratio": _divide(means["mse"], means["mse_of_mean"])}
 
 
-def _distances(true: Array, predicted: Array) -> dict[str, float]:
+def _distances(true: FloatArray, predicted: FloatArray) -> dict[str, float]:
     off = predicted - true
     mse = float(np.mean(off**2))
     return {

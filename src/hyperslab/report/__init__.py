@@ -7,10 +7,8 @@ from pathlib import Path
 
 from hyperslab.atomic_files import write_text
 from hyperslab.errors import DataError
-from hyperslab.report.chapters import segmentation
-from hyperslab.report.chapters.accuracy import accuracy
-from hyperslab.report.chapters.others import about, losses, slices, speed
-from hyperslab.report.chapters.overview import lede, tiles
+from hyperslab.report.chapters import CHAPTERS
+from hyperslab.report.chapters.overview import key_numbers, lede
 from hyperslab.report.page import html
 from hyperslab.report.run_folder import Run, read_run
 
@@ -38,13 +36,11 @@ def write_report(path: str | Path) -> Path:
 
 def render(run: Run) -> str:
     """The page of a run, as text."""
-    shown = segmentation.masks(run) if run.setting("model.name") == "unet3d" else slices(run)
-    chapters = [accuracy(run), losses(run), shown, speed(run), about(run)]
     made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
     return html.page(
         title=run.path.resolve().name,
         lede=lede(run),
-        tiles=tiles(run),
-        sections=chapters,
+        tiles=key_numbers(run),
+        chapters=[chapter(run) for chapter in CHAPTERS],
         made=made,
     )

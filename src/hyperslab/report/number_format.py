@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 LABELS = {"Omega_m": "Ωₘ", "sigma_8": "σ₈", "n_s": "nₛ", "N_spec": "nₛ", "H_0": "H₀"}
 UNITS = {"H_0": "km/s/Mpc"}
-MINUS, DASH, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+MINUS = "\N{MINUS SIGN}"
+DASH = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 SCALES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -54,6 +56,6 @@ def _superscript(value: int) -> str:
     return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def product(values: Iterable[object]) -> str:
+def times(values: Iterable[object]) -> str:
     """``2 x 3 x 4``, with the right sign between."""
     return f" {TIMES} ".join(map(str, values))

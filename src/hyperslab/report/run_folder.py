@@ -16,13 +16,17 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from hyperslab.comm.grid import AXES
 from hyperslab.errors import DataError
 
 Table = dict[str, NDArray[np.float64]]
 """Columns of a CSV file by name, all equally long."""
 
-STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
-EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
+SPATIAL_AXES = AXES[1:]
+"""Those that cut volumes."""
+
+NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
+NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,14 @@ class Run:
         return value
 
     @property
+    def segments(self) -> bool:
+        """Whether the network gives every voxel its class; others give numbers."""
+        return bool(self.setting("model.name") == "unet3d")
+
+    @property
     def grid(self) -> dict[str, int]:
         """Ranks along each axis of the grid."""
-        axes = ("data", "depth", "height", "width")
-        return {axis: int(self.setting(f"grid.{axis}") or 1) for axis in axes}
+        return {axis: int(self.setting(f"grid.{axis}") or 1) for axis in AXES}
 
     @property
     def started(self) -> datetime.datetime | None:
@@ -96,8 +104,8 @@ def read_run(path: str | Path) -> Run:
     return Run(
         path=path,
         recipe=read_recipe(path / "recipe.yaml"),
-        steps=_latest(read_table(path / "steps.csv", STEPS), "step"),
-        epochs=_latest(read_table(path / "epochs.csv", EPOCHS), "epoch"),
+        steps=_latest(read_table(path / "steps.csv", NEEDED_OF_STEPS), "step"),
+        epochs=_latest(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
         predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=("sample",)),
         evaluation=evaluation,
     )

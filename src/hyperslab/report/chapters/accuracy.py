@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hyperslab.report.chapters import segmentation
+from hyperslab.report.chapters.segmentation import class_scores
 from hyperslab.report.figures.learning import reach_of, residuals, scatter
 from hyperslab.report.number_format import DASH, MINUS, UNITS, label, number
 from hyperslab.report.page import html
-from hyperslab.report.page.html import Section
+from hyperslab.report.page.html import Chapter
 from hyperslab.report.run_folder import Run
 
 NORMALISED = {
@@ -23,18 +23,18 @@ PHYSICAL = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bi
 Errors = dict[str, float | None]
 
 
-def accuracy(run: Run) -> Section:
+def accuracy(run: Run) -> Chapter:
     """Tables and figures of the evaluation, or how to make it."""
     if not run.evaluation:
-        body = html.notice(
+        body = html.missing(
             "This run has not been evaluated yet. The evaluation predicts the test split, which "
             "the network never saw:",
             f"hyperslab evaluate {run.path}",
         )
-        return Section("accuracy", "Accuracy", body)
+        return Chapter("accuracy", "Accuracy", body)
     if run.scores:
-        return segmentation.accuracy(run)
-    return Section("accuracy", "Accuracy", "\n".join([_tables(run), *_pictures(run)]))
+        return class_scores(run)
+    return Chapter("accuracy", "Accuracy", "\n".join([_tables(run), *_pictures(run)]))
 
 
 def best_ratio(run: Run) -> tuple[str, float] | None:
@@ -46,7 +46,8 @@ def best_ratio(run: Run) -> tuple[str, float] | None:
 
 
 def _tables(run: Run) -> str:
-    errors, of = run.errors, run.evaluation
+    errors = run.errors
+    of = run.evaluation
     about = (
         f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
         f"{of.get('checkpoint', DASH)}. The ratio is the mean squared error over that of always "
@@ -72,7 +73,7 @@ def _pictures(run: Run) -> list[str]:
     errors = run.errors
     if not run.predictions:
         return [
-            html.notice(
+            html.missing(
                 "evaluation/predictions.csv is not there, so predictions cannot be drawn:",
                 f"hyperslab evaluate {run.path}",
             )
@@ -94,7 +95,7 @@ def _pictures(run: Run) -> list[str]:
 def _name(name: str, *, unit: bool = False) -> str:
     symbol = label(name)
     remark = UNITS.get(name, "") if unit else name if symbol != name else ""
-    return html.named(symbol, f"[{remark}]" if unit and remark else remark)
+    return html.row_name(symbol, f"[{remark}]" if unit and remark else remark)
 
 
 def _cell(key: str, row: Errors) -> str:

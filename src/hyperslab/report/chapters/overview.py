@@ -7,7 +7,7 @@ import numpy as np
 from hyperslab.report.chapters.accuracy import best_ratio
 from hyperslab.report.chapters.segmentation import dice_of
 from hyperslab.report.figures import timeline
-from hyperslab.report.number_format import TIMES, duration, label, number, product, size
+from hyperslab.report.number_format import TIMES, duration, label, number, size, times
 from hyperslab.report.page import html
 from hyperslab.report.run_folder import Run
 
@@ -31,7 +31,7 @@ SETTINGS = {
 
 def lede(run: Run) -> str:
     """The run in one sentence."""
-    grid = product(f"{axis} {n}" for axis, n in run.grid.items() if n > 1)
+    grid = times(f"{axis} {n}" for axis, n in run.grid.items() if n > 1)
     ranks = int(np.prod(list(run.grid.values()) or [1]))
     parts = [
         " ".join(str(run.setting(k)) for k in ("model.name", "model.variant") if run.setting(k)),
@@ -41,15 +41,15 @@ def lede(run: Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def tiles(run: Run) -> str:
+def key_numbers(run: Run) -> str:
     """The numbers one looks for first; those that are not there yet are left out."""
     return html.tiles([*_learnt(run), *_measured(run)])
 
 
-def facts(run: Run) -> list[Fact]:
+def facts_of(run: Run) -> list[Fact]:
     """Everything that says where the numbers come from."""
     found = [(what, run.setting(key)) for what, key in SETTINGS.items()]
-    found += [("grid", product(f"{axis} {n}" for axis, n in run.grid.items()))]
+    found += [("grid", times(f"{axis} {n}" for axis, n in run.grid.items()))]
     if run.started is not None:
         found.append(("training started", f"{run.started:%Y-%m-%d %H:%M} UTC"))
     if run.epochs:
@@ -64,7 +64,9 @@ def _words(value: object) -> str:
 
 def _evaluated(run: Run) -> list[tuple[str, object]]:
     of = run.evaluation
-    weights, seconds, versions = of.get("weights"), of.get("seconds"), of.get("versions", {})
+    weights = of.get("weights")
+    seconds = of.get("seconds")
+    versions = of.get("versions", {})
     return [
         ("weights", f"{weights:,}" if isinstance(weights, int) else None),
         ("evaluated", str(of["date"])[:16].replace("T", " ") + " UTC" if "date" in of else None),

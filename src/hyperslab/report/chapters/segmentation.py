@@ -7,10 +7,9 @@ import numpy as np
 from hyperslab.errors import HyperslabError
 from hyperslab.report.figures.masks import colour, planes
 from hyperslab.report.figures.slices import cuts_of
-from hyperslab.report.figures.svg import FIRST, SECOND, THIRD, Canvas, Picture
 from hyperslab.report.number_format import DASH, number
 from hyperslab.report.page import html
-from hyperslab.report.page.html import Section
+from hyperslab.report.page.html import Chapter
 from hyperslab.report.run_folder import Run
 from hyperslab.report.samples.scans import scans
 
@@ -21,12 +20,12 @@ SCORES = {
     "precision": "precision",
     "recall": "recall",
 }
-DICE = "validation_dice_"
 
 
-def accuracy(run: Run) -> Section:
+def class_scores(run: Run) -> Chapter:
     """Tables of an evaluation."""
-    scores, of = run.scores, run.evaluation
+    scores = run.scores
+    of = run.evaluation
     about = (
         f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
         f"{of.get('checkpoint', DASH)}. Scores are of all their voxels together, 1 is perfect; the "
@@ -37,56 +36,26 @@ def accuracy(run: Run) -> Section:
         ["class", *SCORES.values(), "true voxels"],
         [
             [
-                html.named(name, ""),
+                html.row_name(name, ""),
                 *(_cell(key, row.get(key)) for key in SCORES),
                 f"{_sum(row, 'true_positives', 'false_negatives'):,}",
             ]
             for name, row in scores.items()
         ],
     )
-    return Section(
+    return Chapter(
         "accuracy", "Accuracy", "\n".join([html.paragraph(about), table, _confusion(run)])
     )
 
 
-def masks(run: Run) -> Section:
+def masks(run: Run) -> Chapter:
     """A few scans with what is true and what the network says."""
-    return Section("masks", "Scans, true and predicted", _masks(run))
-
-
-def dice_by_epoch(run: Run) -> list[Picture]:
-    """Dice of the validation split by epoch, a line for each class but the background."""
-    names = [name.removeprefix(DICE) for name in run.epochs if name.startswith(DICE)][1:]
-    if not names:
-        return []
-    canvas = Canvas("dice-epoch")
-    epoch = run.epochs["epoch"] + 1
-    marker = "o" if len(epoch) < 20 else ""
-    for i, name in enumerate(names):
-        canvas.axes.plot(
-            epoch,
-            run.epochs[DICE + name],
-            ("-", "--", ":", "-.")[i % 4],
-            color=(FIRST, SECOND, THIRD)[i % 3],
-            label=name,
-            marker=marker,
-            markersize=4,
-        )
-    canvas.axes.set(xlabel="epoch", ylabel="Dice", ylim=(-0.02, 1.02))
-    canvas.axes.locator_params(axis="x", integer=True, nbins=6)
-    canvas.legend()
-    ends = ", ".join(f"{name} {number(run.epochs[DICE + name][-1])}" for name in names)
-    return [
-        canvas.picture(
-            title="Dice by epoch",
-            alt=f"Dice of the validation split over {len(epoch)} epochs, in the end: {ends}.",
-            caption=f"All voxels of the validation split together; in the end: {ends}.",
-        )
-    ]
+    return Chapter("masks", "Scans, true and predicted", _masks(run))
 
 
 def _confusion(run: Run) -> str:
-    matrix, names = np.array(run.evaluation.get("confusion", [])), list(run.scores)
+    matrix = np.array(run.evaluation.get("confusion", []))
+    names = list(run.scores)
     if matrix.shape != (len(names), len(names)):
         return ""
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
@@ -94,7 +63,7 @@ def _confusion(run: Run) -> str:
         "Where the voxels of each class went [% of the true ones]",
         ["true class", *(f"as {name}" for name in names)],
         [
-            [html.named(name, ""), *(html.bar(s, f"{number(100 * s)} %") for s in row)]
+            [html.row_name(name, ""), *(html.bar(s, f"{number(100 * s)} %") for s in row)]
             for name, row in zip(names, shares.tolist(), strict=True)
         ],
     )
@@ -104,12 +73,13 @@ def _masks(run: Run) -> str:
     try:
         found = scans(run)
     except HyperslabError as error:
-        return html.notice(f"No scan of this run can be shown: {error}")
+        return html.missing(f"No scan of this run can be shown: {error}")
     if not found:
-        return html.notice(
+        return html.missing(
             "The masks are those of an evaluation:", f"hyperslab evaluate {run.path}"
         )
-    window, classes = run.setting("data.window"), list(run.scores)
+    window = run.setting("data.window")
+    classes = list(run.scores)
     text = (
         "Test samples that the network never saw, on the lattice on which it sees them, in the "
         "planes through the centre of what is not background. Lines: the true mask. Filled: the "

@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.metrics.regression import FloatArray
 from hyperslab.report.figures.svg import FIRST, INK, MUTED, SECOND, Canvas, Picture
 from hyperslab.report.number_format import MINUS, label, number
 from hyperslab.report.run_folder import Table
 
-Array = NDArray[np.float64]
 DRAWN = 1000
 """More points than this only make a page heavy: an even choice of them is drawn."""
 
@@ -24,7 +24,8 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
     an evaluation measured it.
     """
     canvas = Canvas("loss-epoch")
-    axes, epoch = canvas.axes, epochs["epoch"] + 1
+    axes = canvas.axes
+    epoch = epochs["epoch"] + 1
     marker = "o" if len(epoch) < 20 else ""
     for name, color, style in (("train", FIRST, "-"), ("validation", SECOND, "--")):
         values = epochs[f"{name}_loss"]
@@ -54,8 +55,9 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
 def loss_by_step(steps: Table, *, measure: str) -> Picture:
     """The loss of every mini-batch, and its running median."""
     canvas = Canvas("loss-step")
-    step, loss = steps["step"], steps["loss"]
-    chosen = thin(len(step))
+    step = steps["step"]
+    loss = steps["loss"]
+    chosen = evenly(len(step))
     canvas.axes.plot(step[chosen], loss[chosen], color=FIRST, alpha=0.55, linewidth=1, label="step")
     if len(step) >= 10:
         smooth = running_median(loss)
@@ -76,8 +78,9 @@ def loss_by_step(steps: Table, *, measure: str) -> Picture:
 def scatter(name: str, predictions: Table, errors: dict[str, float | None]) -> Picture:
     """True against predicted, normalised, with the line y = x (figure 10, top)."""
     canvas = Canvas(f"scatter-{_slug(name)}", width=240, height=250)
-    true, predicted = predictions[f"true_{name}"], predictions[f"predicted_{name}"]
-    chosen = thin(len(true))
+    true = predictions[f"true_{name}"]
+    predicted = predictions[f"predicted_{name}"]
+    chosen = evenly(len(true))
     reach = max(1.1, _reach(true, predicted))
     axes = canvas.axes
     axes.plot([-reach, reach], [-reach, reach], color=MUTED, linewidth=1, linestyle="--")
@@ -114,7 +117,8 @@ def residuals(
     canvas.axes.grid(visible=False, axis="x")
     canvas.axes.locator_params(axis="x", nbins=5)
     whole_numbers(canvas, axis="y")
-    bias, rmse = number(errors.get("bias")), number(errors.get("rmse"))
+    bias = number(errors.get("bias"))
+    rmse = number(errors.get("rmse"))
     return canvas.picture(
         title=label(name),
         alt=f"{name}: histogram of {len(off)} residuals, bias {bias}, "
@@ -128,17 +132,17 @@ def reach_of(names: Iterable[str], predictions: Table) -> float:
     return _reach(*(off_by(name, predictions) for name in names))
 
 
-def off_by(name: str, predictions: Table) -> Array:
+def off_by(name: str, predictions: Table) -> FloatArray:
     """The residuals of one parameter, normalised."""
     return predictions[f"predicted_{name}"] - predictions[f"true_{name}"]
 
 
-def thin(count: int) -> NDArray[np.int64]:
+def evenly(count: int) -> NDArray[np.int64]:
     """Indices of at most DRAWN items, evenly spaced, first and last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, DRAWN)).round().astype(np.int64))
 
 
-def running_median(values: Array) -> Array:
+def running_median(values: FloatArray) -> FloatArray:
     """The median of the values around each one; the window is a twentieth of all, at least 5."""
     half = max(2, len(values) // 40)
     padded = np.pad(values, half, constant_values=np.nan)
@@ -146,13 +150,13 @@ def running_median(values: Array) -> Array:
     return np.asarray(np.nanmedian(windows, axis=1), dtype=np.float64)
 
 
-def _reach(*values: Array) -> float:
+def _reach(*values: FloatArray) -> float:
     """A limit that holds all values either side of zero."""
     reach = max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
     return 1.08 * reach if reach > 0 else 1.0
 
 
-def _log_if_wide(canvas: Canvas, *values: Array) -> None:
+def _log_if_wide(canvas: Canvas, *values: FloatArray) -> None:
     every = np.concatenate(values)
     every = every[np.isfinite(every)]
     if len(every) and every.min() > 0 and every.max() > 4 * every.min():

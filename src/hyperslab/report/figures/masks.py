@@ -8,10 +8,11 @@ import numpy as np
 from matplotlib.colors import to_rgba
 
 from hyperslab.geometry import Cut
-from hyperslab.report.figures.slices import AXES, draw_cut
+from hyperslab.report.figures.slices import draw_cut
 from hyperslab.report.figures.svg import Canvas, Picture
 from hyperslab.report.number_format import number
-from hyperslab.report.samples.scans import Plane, Scan
+from hyperslab.report.run_folder import SPATIAL_AXES
+from hyperslab.report.samples.scans import Scan, Slice
 
 # On the picture itself, so the same on a light and on a dark page; none is a grey.
 COLOURS = ("#ff9d00", "#ff4fa3", "#00d6a1", "#ffe600", "#9f8bff", "#ff6b4a")
@@ -31,7 +32,7 @@ def planes(
 ) -> list[Picture]:
     """The three planes of a scan, the ``place``-th that is shown."""
     low, high = window or _range(scan)
-    return [_plane(scan, across, classes, (low, high), cuts, place) for across in AXES]
+    return [_plane(scan, across, classes, (low, high), cuts, place) for across in SPATIAL_AXES]
 
 
 def _range(scan: Scan) -> Range:
@@ -48,7 +49,7 @@ def _plane(
     cuts: Mapping[str, Cut],
     place: int,
 ) -> Picture:
-    rows, columns = (axis for axis in AXES if axis != across)
+    rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
     canvas = Canvas(f"mask-{place}-{across}", width=240, height=240)
     low, high = window
     canvas.axes.imshow(
@@ -59,7 +60,8 @@ def _plane(
         interpolation="none",
         origin="lower",  # up is up: the indices grow towards head, front and right
     )
-    true, predicted = scan.true[across], scan.predicted[across]
+    true = scan.true[across]
+    predicted = scan.predicted[across]
     canvas.axes.imshow(_tinted(predicted), interpolation="none", origin="lower")
     for index in range(1, len(classes)):
         if (true == index).any():
@@ -69,7 +71,7 @@ def _plane(
     canvas.axes.set(xlabel=columns, ylabel=rows)
     canvas.axes.grid(visible=False)
     canvas.axes.locator_params(nbins=5, integer=True)
-    extent = scan.shape[AXES.index(across)]
+    extent = scan.shape[SPATIAL_AXES.index(across)]
     scores = [
         f"{name} {number(dice)}"
         for index, name in enumerate(classes)
@@ -83,7 +85,7 @@ def _plane(
     )
 
 
-def _tinted(classes: Plane) -> Plane:
+def _tinted(classes: Slice) -> Slice:
     """Each class in its colour (rows, columns, RGBA), the background transparent."""
     picture = np.zeros((*classes.shape, 4), np.float32)
     for index in np.unique(classes[classes > 0]):
@@ -91,7 +93,7 @@ def _tinted(classes: Plane) -> Plane:
     return picture
 
 
-def _dice(true: Plane, predicted: Plane) -> float | None:
+def _dice(true: Slice, predicted: Slice) -> float | None:
     """In this plane; None where the class neither is nor is predicted."""
     union = int(true.sum()) + int(predicted.sum())
     return 2 * int((true & predicted).sum()) / union if union else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import matplotlib.patheffects as effects
 import numpy as np
@@ -11,32 +10,21 @@ from numpy.typing import NDArray
 
 from hyperslab.geometry import Cut, Window
 from hyperslab.report.figures.svg import Canvas, Picture
-from hyperslab.report.number_format import product
+from hyperslab.report.number_format import times
+from hyperslab.report.run_folder import SPATIAL_AXES
+from hyperslab.report.samples.universe import Planes
 
-AXES = ("depth", "height", "width")
-LINE = "#7fd4ff"  # on the picture itself, so the same on a light and on a dark page
+CUT_COLOUR = "#7fd4ff"  # on the picture itself, so the same on a light and on a dark page
 OUTLINE = (effects.withStroke(linewidth=3, foreground="black"),)
 ZOOM = 12
 """Voxels either side of a cut in the enlarged picture."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planes:
-    """The three middle planes of a volume; each is named by the axis it is across.
-
-    ``values`` are log(1 + count). ``planes["depth"]`` is (height, width), and so on.
-    """
-
-    sample: str
-    shape: tuple[int, int, int]
-    values: Mapping[str, NDArray[np.float64]]
 
 
 def cuts_of(shape: Sequence[int], grid: Mapping[str, int]) -> dict[str, Cut]:
     """How a volume is cut along each axis; one part where it is not."""
     return {
         axis: Cut.balanced(axis, extent, grid.get(axis, 1))
-        for axis, extent in zip(AXES, shape, strict=True)
+        for axis, extent in zip(SPATIAL_AXES, shape, strict=True)
     }
 
 
@@ -45,8 +33,8 @@ def universe(planes: Planes, cuts: Mapping[str, Cut], window: Window | None) -> 
 
     ``window`` is the first convolution's; it gives the halo.
     """
-    pictures = [_plane(planes, across, cuts, window) for across in AXES]
-    first = next((axis for axis in AXES if cuts[axis].parts > 1), None)
+    pictures = [_plane(planes, across, cuts, window) for across in SPATIAL_AXES]
+    first = next((axis for axis in SPATIAL_AXES if cuts[axis].parts > 1), None)
     if first is not None and window is not None:
         pictures.append(_enlarged(planes, cuts[first], window))
     return pictures
@@ -75,30 +63,30 @@ def halo_words(cuts: Mapping[str, Cut], window: Window) -> str:
 
 
 def _plane(planes: Planes, across: str, cuts: Mapping[str, Cut], window: Window | None) -> Picture:
-    rows, columns = (axis for axis in AXES if axis != across)
+    rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
     canvas = _image(f"slice-{across}", planes.values[across], rows, columns)
     draw_cut(canvas, cuts[rows], window, along="y")
     draw_cut(canvas, cuts[columns], window, along="x")
     crossing = [f"{cuts[a].parts} along {a}" for a in (rows, columns) if cuts[a].parts > 1]
     parts = cuts[rows].parts * cuts[columns].parts
-    middle = planes.shape[AXES.index(across)] // 2
-    shards = f"cut into {parts} shards: {product(crossing)}" if crossing else "not cut here"
+    middle = planes.shape[SPATIAL_AXES.index(across)] // 2
+    shards = f"cut into {parts} shards: {times(crossing)}" if crossing else "not cut here"
     return canvas.picture(
         title=f"Across {across}",
         alt=f"Middle plane of a universe across {across}, {shards}.",
-        caption=f"Plane {middle} of {planes.shape[AXES.index(across)]}, {shards}.",
+        caption=f"Plane {middle} of {planes.shape[SPATIAL_AXES.index(across)]}, {shards}.",
     )
 
 
 def _enlarged(planes: Planes, cut: Cut, window: Window) -> Picture:
     """The voxels around the first bound of ``cut``, halo and all."""
     across = "height" if cut.axis == "depth" else "depth"
-    rows, columns = (axis for axis in AXES if axis != across)
+    rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
     canvas = _image("slice-zoom", planes.values[across], rows, columns)
     upright = cut.axis == columns
     draw_cut(canvas, cut, window, along="x" if upright else "y", alpha=0.45)
     bound = cut.bounds[1] - 0.5
-    extents = dict(zip(AXES, planes.shape, strict=True))
+    extents = dict(zip(SPATIAL_AXES, planes.shape, strict=True))
     other = extents[rows if upright else columns] / 2 - 0.5
     x, y = (bound, other) if upright else (other, bound)
     canvas.axes.set(xlim=(x - ZOOM, x + ZOOM), ylim=(y + ZOOM, y - ZOOM))
@@ -133,6 +121,6 @@ def draw_cut(
     line = canvas.axes.axvline if along == "x" else canvas.axes.axhline
     band = canvas.axes.axvspan if along == "x" else canvas.axes.axhspan
     for bound in cut.bounds[1:-1]:
-        line(bound - 0.5, color=LINE, linewidth=1.6, path_effects=OUTLINE)
+        line(bound - 0.5, color=CUT_COLOUR, linewidth=1.6, path_effects=OUTLINE)
     for lo, hi in halos(cut, window) if window is not None and cut.parts > 1 else ():
-        band(lo - 0.5, hi - 0.5, color=LINE, alpha=alpha, linewidth=0)
+        band(lo - 0.5, hi - 0.5, color=CUT_COLOUR, alpha=alpha, linewidth=0)

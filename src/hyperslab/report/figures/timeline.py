@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.report.figures.learning import running_median, thin, whole_numbers
+from hyperslab.report.figures.learning import evenly, running_median, whole_numbers
 from hyperslab.report.figures.svg import FIRST, MUTED, SECOND, THIRD, Canvas, Picture
 from hyperslab.report.number_format import number, scale_of, size
 from hyperslab.report.run_folder import Table
@@ -64,7 +64,8 @@ def _over_steps(
 ) -> Canvas:
     """Every step faintly and the running median on top, from zero up."""
     canvas = Canvas(name, width=360, height=230)
-    chosen, few = thin(len(step)), len(step) < 20
+    chosen = evenly(len(step))
+    few = len(step) < 20
     canvas.axes.plot(
         step[chosen],
         values[chosen],

@@ -17,7 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class Chapter:
     """One chapter of the page; ``body`` is HTML."""
 
     key: str
@@ -25,11 +25,11 @@ class Section:
     body: str
 
 
-def page(*, title: str, lede: str, tiles: str, sections: Sequence[Section], made: str) -> str:
+def page(*, title: str, lede: str, tiles: str, chapters: Sequence[Chapter], made: str) -> str:
     """The whole document."""
-    links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections)
-    chapters = "\n".join(
-        f'<section id="{s.key}"><h2>{escape(s.title)}</h2>\n{s.body}\n</section>' for s in sections
+    links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in chapters)
+    body = "\n".join(
+        f'<section id="{s.key}"><h2>{escape(s.title)}</h2>\n{s.body}\n</section>' for s in chapters
     )
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -50,7 +50,7 @@ def page(*, title: str, lede: str, tiles: str, sections: Sequence[Section], made
 <nav aria-label="Sections">{links}</nav>
 </header>
 <main>
-{chapters}
+{body}
 </main>
 <footer>{escape(made)}</footer>
 </body>
@@ -101,12 +101,12 @@ def heading(text: str) -> str:
     return f'<h3 class="part">{escape(text)}</h3>'
 
 
-def named(name: str, remark: str) -> str:
+def row_name(name: str, remark: str) -> str:
     """A name with a quiet remark, for the first cell of a row."""
     return escape(name) + (f" <small>{escape(remark)}</small>" if remark else "")
 
 
-def notice(text: str, command: str = "") -> str:
+def missing(text: str, command: str = "") -> str:
     """Something is missing; ``command`` makes it."""
     code = f"<pre><code>{escape(command)}</code></pre>" if command else ""
     return f'<div class="notice" role="note"><p>{escape(text)}</p>{code}</div>'

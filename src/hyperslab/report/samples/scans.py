@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from hyperslab.data import Source
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
-from hyperslab.report.figures.slices import AXES
-from hyperslab.report.run_folder import Run
-from hyperslab.report.samples.universe import files_of, source_of
+from hyperslab.report.run_folder import SPATIAL_AXES, Run
+from hyperslab.report.samples.volumes import open_volume, volume_files
 
-Plane = NDArray[Any]
+Slice = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,9 @@ class Scan:
     sample: str
     shape: tuple[int, ...]
     at: Mapping[str, int]
-    values: Mapping[str, Plane]
-    true: Mapping[str, Plane]
-    predicted: Mapping[str, Plane]
+    values: Mapping[str, Slice]
+    true: Mapping[str, Slice]
+    predicted: Mapping[str, Slice]
 
 
 def scans(run: Run) -> list[Scan]:
@@ -58,33 +57,36 @@ def scans(run: Run) -> list[Scan]:
 def _scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
     source = _find(run, sample)
     try:
-        index, extents = list(source.names).index(sample), source.shape[1:]
+        index = list(source.names).index(sample)
+        extents = source.shape[1:]
         true = source.labels(index, Box.whole(extents))
         if true.shape != predicted.shape:
             raise DataError(f"{source.where(index)}: {true.shape} voxels, a mask {predicted.shape}")
-        at = dict(zip(AXES, _centre(true), strict=True))
+        at = dict(zip(SPATIAL_AXES, _centre(true), strict=True))
         values = {}
-        for dim, axis in enumerate(AXES):
-            lo, hi = [0, 0, 0, 0], [1, *extents]
-            lo[dim + 1], hi[dim + 1] = at[axis], at[axis] + 1
+        for dim, axis in enumerate(SPATIAL_AXES):
+            lo = [0, 0, 0, 0]
+            hi = [1, *extents]
+            lo[dim + 1] = at[axis]
+            hi[dim + 1] = at[axis] + 1
             values[axis] = source.read(index, Box(tuple(lo), tuple(hi))).squeeze((0, dim + 1))
     finally:
         source.close()
     return Scan(sample, extents, at, values, _planes(true, at), _planes(predicted, at))
 
 
-def _planes(classes: Plane, at: Mapping[str, int]) -> dict[str, Plane]:
-    return {axis: classes.take(at[axis], dim) for dim, axis in enumerate(AXES)}
+def _planes(classes: Slice, at: Mapping[str, int]) -> dict[str, Slice]:
+    return {axis: classes.take(at[axis], dim) for dim, axis in enumerate(SPATIAL_AXES)}
 
 
 def _find(run: Run, sample: str) -> Source:
     """The file that the sample is or is a part of."""
     folder = Path(str(run.setting("data.path")))
     parts = run.setting("data.subvolume") is not None
-    for file in files_of(run):
+    for file in volume_files(run):
         name = file.relative_to(folder).as_posix().rpartition(".")[0]
         if name == sample or (parts and name == sample.rsplit("_", 3)[0]):
-            return source_of(run, file)
+            return open_volume(run, file)
     raise DataError(f"{folder} has no {sample} (any more)")
 
 

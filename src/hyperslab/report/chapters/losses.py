@@ -1,0 +1,51 @@
+"""The chapter on the losses, and on what is left to train."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hyperslab.report.figures.dice import dice_by_epoch
+from hyperslab.report.figures.learning import loss_by_epoch, loss_by_step
+from hyperslab.report.page import html
+from hyperslab.report.page.html import Chapter
+from hyperslab.report.run_folder import Run
+
+MEASURES = {
+    "mse": "mean squared error",
+    "l1": "mean absolute error",
+    "cross_entropy": "cross-entropy",
+    "dice": "Dice loss",
+    "generalised_dice": "generalised Dice loss",
+    "focal": "focal loss",
+    "dice_cross_entropy": "Dice loss + cross-entropy",
+}
+
+
+def losses(run: Run) -> Chapter:
+    """Loss curves, and what is left to train."""
+    parts = []
+    wanted = run.epochs_wanted
+    done = len(run.epochs.get("epoch", ()))
+    if wanted is not None and done < wanted:
+        parts.append(
+            html.missing(
+                f"This run is not finished: {done} of {wanted} epochs are done. To go on:",
+                f"hyperslab train {run.path / 'recipe.yaml'} --resume --output {run.path}",
+            )
+        )
+    pictures = []
+    measure = MEASURES.get(str(run.setting("loss")), "loss")
+    if run.epochs:
+        pictures.append(loss_by_epoch(run.epochs, measure=measure, of_mean=_of_mean(run)))
+        pictures += dice_by_epoch(run)
+    if run.steps:
+        pictures.append(loss_by_step(run.steps, measure=measure))
+    parts.append(html.figures(pictures) if pictures else html.paragraph("No step is done yet."))
+    return Chapter("losses", "Losses", "\n".join(parts))
+
+
+def _of_mean(run: Run) -> float | None:
+    """The squared error of predicting the training mean, where the loss is one too."""
+    found = [row.get("mse_of_mean") for row in run.errors.values()]
+    values = [value for value in found if value is not None]
+    return float(np.mean(values)) if values and run.setting("loss") == "mse" else None
