@@ -66,9 +66,12 @@ class Fed:
     """The same samples from files (``direct``), from the store, and from the device's memory."""
 
     def __init__(self, folder: str, width: int, grid: hs.Grid) -> None:
-        self.folder, self.width, self.grid = folder, width, grid
+        self.folder = folder
+        self.width = width
+        self.grid = grid
         self.files = sorted(Path(folder).iterdir())
-        self.direct, self.store = self.opened("direct"), self.opened("store")
+        self.direct = self.opened("direct")
+        self.store = self.opened("store")
         self.kept = list(self.store.epoch(0))  # decoded; and the store is filled
         shown = zip(self.store.names(), self.kept, strict=True)
         self.blocks = [self._stored(name, batch) for name, batch in shown]
@@ -80,7 +83,8 @@ class Fed:
 
     def _stored(self, name: str, batch: Batch) -> tuple[torch.Tensor, Batch]:
         """This rank's box as it is stored, on the device; what it becomes."""
-        source, whole = self.store.source, batch[0].box
+        source = self.store.source
+        whole = batch[0].box
         box = Box(whole.lo[1:], whole.hi[1:])
         values = np.ascontiguousarray(source.read(list(source.names).index(name), box))[None]
         return torch.from_numpy(values).to(self.grid.device), batch
@@ -122,7 +126,8 @@ def feed(folder: str, width: int, turns: int) -> dict[str, Any]:
     """
     grid = hs.Grid(depth=dist.get_world_size())
     torch.manual_seed(0)
-    training, fed = Training(hs.models.CosmoFlow(width), grid), Fed(folder, width, grid)
+    training = Training(hs.models.CosmoFlow(width), grid)
+    fed = Fed(folder, width, grid)
     ways = fed.ways()
     turn = [name for other in list(ways)[2:] for name in ("device", "store", other)]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}

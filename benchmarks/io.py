@@ -31,7 +31,8 @@ from reading import CUTS, SAMPLES, read_bytes, speeds
 from scattering import step_times
 from volumes import KINDS, make
 
-MIB, GB = 2**20, 1e9
+MIB = 2**20
+GB = 1e9
 PARTS = ("bytes", "speed", "feed", "scale")
 EPOCH = 8
 """Samples of an epoch where a step is timed."""
@@ -91,7 +92,8 @@ def print_feed(title: str, result: dict[str, Any]) -> None:
         f"{'data set':>10}{'system':>10}{'disk':>10}"
     )
     for name, row in result["ways"].items():
-        seconds, wait = row["seconds"], row["wait"]["median"]
+        seconds = row["seconds"]
+        wait = row["wait"]["median"]
         read = "".join(f"{row[by]['median'] / MIB:10.3f}" for by in ("program", "system", "disk"))
         print(
             f"{name:16}{1e3 * seconds['min']:8.1f}{1e3 * seconds['median']:8.1f}"

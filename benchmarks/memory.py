@@ -45,7 +45,7 @@ def write_universes(folder: Path, width: int) -> None:
             file["redshifts"] = np.array([3.0, 1.5, 0.5, 0.0])
 
 
-def read_bytes(folder: str, axes: dict[str, int]) -> dict[str, int]:
+def epoch_bytes(folder: str, axes: dict[str, int]) -> dict[str, int]:
     """Bytes per sample that this rank reads, and those of its box and of the whole."""
     grid = hs.Grid(**axes)
     with hs.open(folder, grid, batch_size=1, split="all", prefetch=0) as data:
@@ -60,7 +60,8 @@ def read_bytes(folder: str, axes: dict[str, int]) -> dict[str, int]:
 
 def saved(network: str, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
     """What a step saves on one, then on several ranks; the worst rank of each."""
-    width, rows = options.width or NETWORKS[network], {}
+    width = options.width or NETWORKS[network]
+    rows = {}
     for ranks in (1, *options.ranks):
         found = run_ranks(ranks, saved_bytes, network, width, options.batch_norm, GRIDS[ranks])
         worst = max(found, key=lambda rank: rank["saved"] - rank["halos"])
@@ -73,7 +74,7 @@ def read(options: argparse.Namespace) -> dict[int, dict[str, Any]]:
     """What the ranks read of universes; the worst rank of each number of ranks."""
     with tempfile.TemporaryDirectory() as folder:
         write_universes(Path(folder), options.width or NETWORKS["cosmoflow"])
-        found = {n: run_ranks(n, read_bytes, folder, GRIDS[n]) for n in (1, *options.ranks)}
+        found = {n: run_ranks(n, epoch_bytes, folder, GRIDS[n]) for n in (1, *options.ranks)}
     return {
         ranks: {"grid": GRIDS[ranks], **max(rows, key=lambda rank: rank["read"])}
         for ranks, rows in found.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +20,9 @@ class Case:
     """A network with the same numbers on every rank, one sample, and what it should give."""
 
     model: nn.Module
-    x: Any
-    y: Any
-    loss: Callable[[Any, Any], torch.Tensor]
+    x: torch.Tensor
+    y: torch.Tensor
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def cut(self, grid: hs.Grid) -> None:
         """From now on over the ranks of ``grid``."""
@@ -33,15 +32,17 @@ class Case:
             self.y = hs.shard(self.y, grid, channels=False)
 
 
-def make(network: str, width: int, batch_norm: bool, device: torch.device) -> Case:
+def make_case(network: str, width: int, batch_norm: bool, device: torch.device) -> Case:
     """CosmoFlow (Oyama et al. 2020) or the 3D U-Net, which always has batch norm."""
     torch.manual_seed(0)
     if network == "cosmoflow":
         model: nn.Module = hs.models.CosmoFlow(width, batch_norm=batch_norm)
-        x, y = torch.randn(1, 4, width, width, width), torch.rand(1, 4) * 2 - 1
+        x = torch.randn(1, 4, width, width, width)
+        y = torch.rand(1, 4) * 2 - 1
         return Case(model.to(device), x.to(device), y.to(device), F.mse_loss)
     model = hs.models.UNet3D(channels=UNET_CHANNELS)
-    x, y = torch.randn(1, 1, width, width, width), torch.randint(3, (1, width, width, width))
+    x = torch.randn(1, 1, width, width, width)
+    y = torch.randint(3, (1, width, width, width))
     return Case(model.to(device), x.to(device), y.to(device), F.cross_entropy)
 
 

@@ -10,7 +10,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-PAPER, INK, MUTED, RULE = "#fdfdfc", "#1c1f24", "#5b626d", "#d9dbd6"
+PAPER = "#fdfdfc"
+INK = "#1c1f24"
+MUTED = "#5b626d"
+RULE = "#d9dbd6"
 """Colours of `hyperslab.report.style`."""
 
 WAYS = {

@@ -34,7 +34,8 @@ def read_bytes(folder: str, axes: dict[str, int]) -> dict[str, int]:
     with hs.open(folder, grid, batch_size=1, split="all", transform=None, prefetch=0) as data:
         next(data.epoch(0))  # what is imported and looked up once does not count
         data.source.close()  # but that a file is opened does
-        program, system = data.bytes_read, os_bytes_read()
+        program = data.bytes_read
+        system = os_bytes_read()
         x, _ = next(data.epoch(0))
         return {
             "program": data.bytes_read - program,
@@ -47,7 +48,8 @@ class Ways:
     """The ways to get `SAMPLES` samples from files into the memory of the ranks."""
 
     def __init__(self, source: Source, grid: hs.Grid) -> None:
-        self.source, self.grid = source, grid
+        self.source = source
+        self.grid = grid
         self.files = [Path(source.where(sample)) for sample in range(SAMPLES)]
         self.reader = Reader(source, Log1p())
         self.group = dist.new_group(backend="gloo")
@@ -92,7 +94,8 @@ class Ways:
         Distribution scheme: of every ``size`` samples, 1. each rank reads one; 2. it sends each
         other rank that one's box; 3. it receives its own boxes of the others' samples.
         """
-        rank, size = self.grid.rank, self.grid.size
+        rank = self.grid.rank
+        size = self.grid.size
         places = boxes(self.source.shape, {"depth": size})
         for first in range(0, SAMPLES, size):
             whole = self.source.read(first + rank, Box.whole(self.source.shape))
@@ -150,7 +153,8 @@ def _turn(
         if grid.is_main:
             prepare(files)
         grid.barrier()
-        disk, begin = disk_bytes(), time.perf_counter()
+        disk = disk_bytes()
+        begin = time.perf_counter()
         way()
         seconds = time.perf_counter() - begin
         fetched = torch.tensor(float(disk_bytes() - disk), device=grid.device)

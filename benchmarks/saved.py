@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from networks import make
+from networks import make_case
 from torch import nn
 
 import hyperslab as hs
@@ -46,11 +46,14 @@ def halo_elements(layer: nn.Module, x: hs.Sharded, y: hs.Sharded) -> int:
     Output o reads o s - p .. o s - p + k - 1 along each dim. What lies in the volume and not in
     the own box is halo.
     """
-    reads, kept = [x.box.shape[0], x.box.shape[1]], [x.box.shape[0], x.box.shape[1]]
+    reads = [x.box.shape[0], x.box.shape[1]]
+    kept = [x.box.shape[0], x.box.shape[1]]
     for i in range(3):
         k, s, p = (_per_dim(value, i) for value in (layer.kernel_size, layer.stride, layer.padding))
-        lo, hi = y.box.lo[i + 2], y.box.hi[i + 2]
-        first, last = max(0, lo * s - p), min(x.shape[i + 2], (hi - 1) * s - p + k)
+        lo = y.box.lo[i + 2]
+        hi = y.box.hi[i + 2]
+        first = max(0, lo * s - p)
+        last = min(x.shape[i + 2], (hi - 1) * s - p + k)
         reads.append(last - first)
         kept.append(min(last, x.box.hi[i + 2]) - max(first, x.box.lo[i + 2]))
     return math.prod(reads) - math.prod(kept)
@@ -66,7 +69,7 @@ def saved_bytes(network: str, width: int, batch_norm: bool, axes: dict[str, int]
     With no ``axes`` the plain module and a plain tensor: the serial run.
     """
     grid = hs.Grid(**axes)
-    case = make(network, width, batch_norm, grid.device)
+    case = make_case(network, width, batch_norm, grid.device)
     halos = []
 
     def note(layer: nn.Module, args: Any, y: hs.Sharded) -> None:

@@ -28,8 +28,11 @@ class Scattered(Source):
     """
 
     def __init__(self, source: Source, grid: hs.Grid) -> None:
-        self.source, self.grid = source, grid
-        self.names, self.shape, self.dtype = source.names, source.shape, source.dtype
+        self.source = source
+        self.grid = grid
+        self.names = source.names
+        self.shape = source.shape
+        self.dtype = source.dtype
         self.parameters = source.parameters
         self.group = dist.new_group(backend="gloo") if grid.size > 1 else None
 

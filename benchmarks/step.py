@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from clock import machine, slowest, stopwatch, summary
 from launch import run_ranks
-from networks import NETWORKS, Case, make
+from networks import NETWORKS, Case, make_case
 from torch import nn
 
 import hyperslab as hs
@@ -36,7 +36,8 @@ class Step:
     """One training step, in its parts."""
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
-        self.case, self.dtype = case, dtype
+        self.case = case
+        self.dtype = dtype
         self.optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
         self.device = case.y.device
 
@@ -61,8 +62,8 @@ def compare_steps(
 ) -> dict[str, Any]:
     """Serial and distributed steps in turn; on every rank."""
     grid = hs.Grid(depth=ranks)
-    serial = Step(make(network, width, False, grid.device), dtype) if grid.is_main else None
-    case = make(network, width, False, grid.device)
+    serial = Step(make_case(network, width, False, grid.device), dtype) if grid.is_main else None
+    case = make_case(network, width, False, grid.device)
     case.cut(grid)
     cut = Step(case, dtype)
     turns = []
@@ -80,7 +81,8 @@ def compare_steps(
 def serial_turn(serial: Step | None, grid: hs.Grid, threads: int) -> tuple[list[float], float]:
     """Times of the serial step on rank 0; the share of a core the waiting ranks use."""
     grid.barrier()
-    wall, used = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    used = time.process_time()
     seconds = [0.0] * len(PARTS)
     if serial is not None:
         torch.set_num_threads(threads)
@@ -170,7 +172,9 @@ class Convolution:
     """A convolution to be timed."""
 
     def __init__(self, layer: nn.Conv3d, x: Any, weight: torch.Tensor) -> None:
-        self.layer, self.x, self.weight = layer, x, weight
+        self.layer = layer
+        self.x = x
+        self.weight = weight
         self.gradient: torch.Tensor | None = None
 
     def forward(self) -> None:
@@ -205,7 +209,9 @@ def print_step(name: str, result: dict[str, Any], ranks: int) -> None:
     print(f"{'':20}{'serial [ms]':>18}{'distributed [ms]':>18}{'ratio':>16}{'ratios':>14}")
     print(f"{'':20}{'best':>9}{'median':>9}{'best':>9}{'median':>9}{'best':>8}{'paired':>8}")
     for part, row in result["parts"].items():
-        serial, cut, ratio = row["serial"], row["distributed"], row["ratio"]
+        serial = row["serial"]
+        cut = row["distributed"]
+        ratio = row["ratio"]
         print(
             f"{part:20}{1e3 * serial['min']:9.1f}{1e3 * serial['median']:9.1f}"
             f"{1e3 * cut['min']:9.1f}{1e3 * cut['median']:9.1f}{cut['min'] / serial['min']:8.3f}"

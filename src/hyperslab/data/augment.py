@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperslab.data.sampler import SYMMETRY, draw
+from hyperslab.data.sampler import SYMMETRY, random_bits
 from hyperslab.formats.source import Array
 from hyperslab.geometry import Box
 
@@ -37,7 +37,7 @@ class Symmetry:
             for order in (itertools.permutations(range(3)) if turns else [(0, 1, 2)])
             if all(shape[1 + a] == shape[1 + k] for k, a in enumerate(order))
         ]
-        numbers = [int(n) for n in draw(4, SYMMETRY, *key)]
+        numbers = [int(n) for n in random_bits(4, SYMMETRY, *key)]
         flipped = tuple(bool(n % 2) for n in numbers[1:])
         return cls(orders[numbers[0] % len(orders)], flipped)
 

@@ -18,7 +18,7 @@ from hyperslab.data.batch_assembler import BatchAssembler
 from hyperslab.data.prefetch import Prefetcher
 from hyperslab.data.sampler import Schedule
 from hyperslab.data.to_device import DeviceCopy, InFlight
-from hyperslab.data.transforms import Transform, Window, decode
+from hyperslab.data.transforms import LowHigh, Transform, decode
 from hyperslab.errors import DataError
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.source import Source
@@ -84,7 +84,7 @@ class Dataset:
         return len(self.schedule.samples)
 
     @property
-    def transform(self) -> str | Window | None:
+    def transform(self) -> str | LowHigh | None:
         """What is done to stored values, as `hyperslab.open` takes it."""
         return self._transform.name
 

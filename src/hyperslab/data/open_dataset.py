@@ -16,7 +16,7 @@ from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
 from hyperslab.data.sampler import Schedule, samples_of
-from hyperslab.data.transforms import Window, check_name, transform_of
+from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Driver, source_of
@@ -52,7 +52,7 @@ def open(
     driver: Driver | None = None,
     subvolume: int | None = None,
     transform: str | None = "auto",
-    window: Window | None = None,
+    window: LowHigh | None = None,
     augment: bool = False,
     dtype: torch.dtype = torch.float32,
     store: Mode | StorePolicy = "direct",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from hyperslab.errors import DataError
 
 V = TypeVar("V")
 
-Job = tuple[Future[V], Callable[..., V], tuple[Any, ...]]
+_Job = tuple[Future[V], Callable[[], V]]
 
-Waiting = deque[tuple[int, Future[V]]]
+_Waiting = deque[tuple[int, Future[V]]]
 """Steps that were asked for."""
 
 
@@ -46,7 +47,7 @@ class PrefetchPolicy:
 class StepsAhead(Generic[V]):
     """The steps that one pass over an epoch has asked for, and those that it will ask for."""
 
-    waiting: Waiting[V]
+    waiting: _Waiting[V]
     todo: Iterator[tuple[int, int]]
 
 
@@ -74,7 +75,7 @@ class Prefetcher(Generic[V]):
         self.wait_seconds = 0.0
         """Time for which `take` has waited so far [s]."""
         self._queue: BackgroundQueue[V] = BackgroundQueue(inline=inline)
-        self._next: tuple[int, Waiting[V]] = (-1, deque())  # what was asked for of the next epoch
+        self._next: tuple[int, _Waiting[V]] = (-1, deque())  # what was asked for of the next epoch
 
     def begin(self, epoch: int, start: int, *, onward: bool) -> StepsAhead[V]:
         """The steps of an epoch from ``start`` on; with ``onward`` those of the next one follow."""
@@ -120,13 +121,14 @@ class Prefetcher(Generic[V]):
     def _ask(self, ahead: StepsAhead[V], count: int) -> None:
         """Ask for steps until so many are waited for."""
         while len(ahead.waiting) < count and (key := next(ahead.todo, None)) is not None:
-            ahead.waiting.append((key[1], self._queue.submit(self._load, *key)))
+            job = functools.partial(self._load, *key)
+            ahead.waiting.append((key[1], self._queue.submit(job)))
 
     def _load(self, epoch: int, step: int) -> V:
         # A method, so that this object lives, and can be left at exit, while there are steps.
         return self.load(epoch, step)
 
-    def _cancel(self, waiting: Waiting[V]) -> None:
+    def _cancel(self, waiting: _Waiting[V]) -> None:
         if not self.promised:
             for _, future in waiting:
                 future.cancel()
@@ -140,19 +142,19 @@ class BackgroundQueue(Generic[V]):
 
     def __init__(self, *, inline: bool = False) -> None:
         self.inline = inline
-        self._jobs: deque[Job[V]] = deque()
+        self._jobs: deque[_Job[V]] = deque()
         self._thread: threading.Thread | None = None
         self._idle = True
         self._lock = threading.Lock()
 
-    def submit(self, job: Callable[..., V], *arguments: Any) -> Future[V]:
+    def submit(self, job: Callable[[], V]) -> Future[V]:
         """The job's result; an error is raised where that is asked for."""
         future: Future[V] = Future()
         if self.inline:
-            _do((future, job, arguments))
+            _do((future, job))
             return future
         with self._lock:
-            self._jobs.append((future, job, arguments))
+            self._jobs.append((future, job))
             if self._idle:
                 self._idle = False
                 # A daemon: a process that ends does not wait for a rank that will not answer.
@@ -175,18 +177,18 @@ class BackgroundQueue(Generic[V]):
     def join(self, *, cancel: bool, seconds: float | None = None) -> None:
         """Wait until the jobs are done; with ``cancel`` only for the one that is under way."""
         with self._lock:
-            for future, _, _ in self._jobs if cancel else ():
+            for future, _ in self._jobs if cancel else ():
                 future.cancel()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
 
 
-def _do(work: Job[V]) -> None:
-    future, job, arguments = work
+def _do(work: _Job[V]) -> None:
+    future, job = work
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(job(*arguments))
+        future.set_result(job())
     except BaseException as error:
         future.set_exception(error)

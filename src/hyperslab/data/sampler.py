@@ -22,7 +22,7 @@ ORDER, SYMMETRY = range(2)
 """What is drawn: each has its own stream of random numbers."""
 
 
-def draw(count: int, *key: int) -> NDArray[np.uint64]:
+def random_bits(count: int, *key: int) -> NDArray[np.uint64]:
     """``count`` random 64-bit integers that depend on the key alone."""
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
@@ -85,7 +85,7 @@ class Schedule:
         """The samples in the order in which this epoch shows them."""
         if not self.shuffle:
             return list(self.samples)
-        keys = draw(len(self.samples), ORDER, self.seed, epoch)
+        keys = random_bits(len(self.samples), ORDER, self.seed, epoch)
         return [self.samples[i] for i in np.argsort(keys, kind="stable")]
 
     def batches(self, epoch: int) -> list[list[int]]:

@@ -12,7 +12,7 @@ import torch
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import DataError
 
-Window = tuple[float, float]
+LowHigh = tuple[float, float]
 """(low, high) in the unit of the volumes (HU)."""
 
 
@@ -28,7 +28,7 @@ class Transform(ABC):
     why: str = ""
 
     @property
-    def name(self) -> str | Window | None:
+    def name(self) -> str | LowHigh | None:
         """As `hyperslab.open` takes it; None where values are left as they are stored."""
         return None
 
@@ -104,7 +104,7 @@ class IntensityWindow(Transform):
     signed = True
 
     @classmethod
-    def of(cls, window: Window) -> IntensityWindow:
+    def of(cls, window: LowHigh) -> IntensityWindow:
         """The window of two numbers.
 
         Raises:
@@ -121,7 +121,7 @@ class IntensityWindow(Transform):
         return cls(low, high)
 
     @property
-    def name(self) -> Window:
+    def name(self) -> LowHigh:
         return self.low, self.high
 
     def apply(
@@ -145,7 +145,9 @@ def check_name(transform: str | None) -> None:
         raise DataError(f"{transform=}: choose from {names}")
 
 
-def transform_of(classes: Sequence[str], transform: str | None, window: Window | None) -> Transform:
+def transform_of(
+    classes: Sequence[str], transform: str | None, window: LowHigh | None
+) -> Transform:
     """What is done to stored values, given the names of the voxels' classes, if they have any.
 
     Raises:

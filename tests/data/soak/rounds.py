@@ -157,10 +157,9 @@ def _expected(plan: Plan, visit: Visit) -> list[int]:
     part = plan.parts[visit.part]
     order = list(range(part.count))
     if part.how["shuffle"]:
-        from hyperslab.data.sampler import ORDER
-        from hyperslab.data.sampler import draw as numbers
+        from hyperslab.data.sampler import ORDER, random_bits
 
-        keys = numbers(part.count, ORDER, part.how["seed"], visit.epoch)
+        keys = random_bits(part.count, ORDER, part.how["seed"], visit.epoch)
         order = [int(i) for i in np.argsort(keys, kind="stable")]
     size = part.how["batch_size"]
     return order[visit.start * size : visit.stop * size]

@@ -20,7 +20,8 @@ SHARE = 0.5
 DISK = 0.9
 """Of the space that is free on the disk of the staging folder."""
 
-CGROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+MINE = Path("/proc/self/cgroup")
 
 
 def memory_budget(grid: Grid) -> int:

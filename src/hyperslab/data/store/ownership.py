@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyperslab.data.sampler import Schedule
@@ -61,8 +60,3 @@ class Ownership:
     def most(self) -> int:
         """The most samples that a replica keeps."""
         return max(map(len, self.kept))
-
-
-def missing(samples: Sequence[int], ownership: Ownership) -> int:
-    """How many of the samples no replica keeps."""
-    return len(samples) - sum(map(len, ownership.kept))
