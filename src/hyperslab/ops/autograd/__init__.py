@@ -1,4 +1,4 @@
-"""Gradients asked for by hand, and recomputation."""
+"""``torch.autograd``: gradients on request, and backward passes."""
 
 from hyperslab.ops.autograd import backward, grad
 

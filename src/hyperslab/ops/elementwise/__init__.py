@@ -1,4 +1,4 @@
-"""One element at a time: pointwise operators, dropout, new tensors alike."""
+"""Elementwise operators: pointwise ones, activations, dropout, creation of tensors."""
 
 from hyperslab.ops.elementwise import activations, creation, dropout, pointwise
 

@@ -1,4 +1,4 @@
-"""New tensors in the likeness of a cut one."""
+"""Creation of tensors from a cut one: new_zeros, rand_like and their kin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout whose masks do not depend on the grid."""
+"""Dropout, whose masks do not depend on the grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pointwise operators: the allow-list, and bringing operands to a common cut."""
+"""Pointwise operators: the allow-list, and their one rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements chosen by indices: square brackets, gather, scatter."""
+"""Indexing: square brackets, gather, scatter."""
 
 from hyperslab.ops.indexing import gather, getitem, scatter
 

@@ -1,4 +1,4 @@
-"""Reading by tensors of positions, along a dim that is not cut."""
+"""Gather, index_select, embedding and one-hot codes, along a dim that is not cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Square brackets: reading and writing parts of a cut tensor."""
+"""Square brackets: subscripts and assignments to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing by tensors of positions, along a dim that is not cut."""
+"""Scatter and its kin (index_add, index_copy, index_fill), along a dim that is not cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 @register_each(*ARGUMENTS, family="indexing", dims=["dim"])
-def write(
+def write_along(
     operator: Operator,
     input: torch.Tensor,
     dim: int,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.ops.elementwise.dropout import check_random_state
-from hyperslab.ops.linalg.contraction import Label, batch_labels, contract
+from hyperslab.ops.linalg.contraction import DimLabel, batch_labels, contract
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
@@ -49,7 +49,7 @@ def scaled_dot_product_attention(
     for x in (key, value):
         _check_whole(x, name, -2, -1, -3 if enable_gqa else None)
     batch = batch_labels(query.dim() - 2)
-    other: list[Label] = [*batch[:-1], "head"] if enable_gqa else batch
+    other: list[DimLabel] = [*batch[:-1], "head"] if enable_gqa else batch
     inputs = [[*batch, "query", "e"], [*other, "key", "e"], [*other, "key", "v"]]
     if attn_mask is not None:
         operands.append(attn_mask)
@@ -96,8 +96,8 @@ def multi_head_attention_forward(
     _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
     for x in sequences[1:]:
         _check_whole(x, name, 0, -1)
-    batch: list[Label] = ["batch"] if sequences[0].dim() == 3 else []
-    labels: dict[str, list[Label]] = {
+    batch: list[DimLabel] = ["batch"] if sequences[0].dim() == 3 else []
+    labels: dict[str, list[DimLabel]] = {
         "query": ["query", *batch, "e"],
         "key": ["key", *batch, "k"],
         "value": ["key", *batch, "v"],

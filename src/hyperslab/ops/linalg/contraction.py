@@ -1,4 +1,4 @@
-"""Sums of products over labelled dims: what all matrix products come down to."""
+"""Tensor contraction over labelled dims, to which all matrix products come down."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hyperslab.ops.common.operands import block_of, first_cuts
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import describe, gather_first
 
-Label = Hashable
+DimLabel = Hashable
 """The name of a dim, the same in every operand; extents of 1 are broadcast."""
 
 
 def contract(
     name: str,
     operands: Sequence[torch.Tensor],
-    inputs: Sequence[Sequence[Label]],
-    output: Sequence[Label],
+    inputs: Sequence[Sequence[DimLabel]],
+    output: Sequence[DimLabel],
     run: Callable[..., torch.Tensor],
     *,
     linear: bool = True,
@@ -63,9 +63,9 @@ def contract(
 
 
 def _extents(
-    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[Label]]
-) -> dict[Label, int]:
-    extents: dict[Label, int] = {}
+    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[DimLabel]]
+) -> dict[DimLabel, int]:
+    extents: dict[DimLabel, int] = {}
     for tensor, labels in zip(operands, inputs, strict=True):
         for label, extent in zip(labels, tensor.shape, strict=True):
             known = extents.get(label, 1)
@@ -79,8 +79,8 @@ def _extents(
 
 
 def _cuts(
-    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[Label]]
-) -> dict[Label, Cut]:
+    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[DimLabel]]
+) -> dict[DimLabel, Cut]:
     dims = [
         (tensor, labels, label, cut)
         for tensor, labels in zip(operands, inputs, strict=True)
@@ -98,9 +98,9 @@ def _cuts(
 
 def _operand_partition(
     tensor: torch.Tensor,
-    labels: Sequence[Label],
-    extents: dict[Label, int],
-    cuts: dict[Label, Cut],
+    labels: Sequence[DimLabel],
+    extents: dict[DimLabel, int],
+    cuts: dict[DimLabel, Cut],
 ) -> Partition:
     """The operand, cut as its labels are; not where it is broadcast."""
     own = tuple(tensor.shape)
@@ -111,6 +111,6 @@ def _operand_partition(
     return Partition(own, tuple(kept))
 
 
-def batch_labels(count: int) -> list[Label]:
+def batch_labels(count: int) -> list[DimLabel]:
     """Labels of leading dims, which are broadcast from the right."""
     return [("batch", index) for index in range(-count, 0)]

@@ -1,4 +1,4 @@
-"""Dense layers: local wherever the contracted dim is whole."""
+"""Linear layers, over a last dim that is not cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hyperslab.tensor.dispatch import gather_first
 
 
 @register(F.linear, family="linalg")
-def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Sharded:
+def linear_layer(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> Sharded:
     """Over the last dim, which must not be cut."""
     if not isinstance(input, Sharded) or isinstance(weight, Sharded):
         raise LayoutError("linear: the input is cut, weight and bias are ordinary tensors")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hyperslab.errors import LayoutError
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.elementwise.pointwise import apply_pointwise
-from hyperslab.ops.linalg.contraction import Label, batch_labels, contract
+from hyperslab.ops.linalg.contraction import DimLabel, batch_labels, contract
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
@@ -20,8 +20,8 @@ def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The product of matrices or vectors, as `torch.matmul` has it."""
     if not a.dim() or not b.dim():
         raise LayoutError(f"{name} of a number\n{describe([a, b])}    use a * b")
-    left: list[Label] = [*batch_labels(a.dim() - 2), "row", "inner"][-a.dim() :]
-    right: list[Label] = ["inner"]
+    left: list[DimLabel] = [*batch_labels(a.dim() - 2), "row", "inner"][-a.dim() :]
+    right: list[DimLabel] = ["inner"]
     if b.dim() > 1:
         right = [*batch_labels(b.dim() - 2), "inner", "column"]
     batch = batch_labels(max(a.dim(), b.dim(), 2) - 2)
@@ -110,7 +110,7 @@ def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> t
 
 def _labels(
     equation: str, operands: Sequence[torch.Tensor]
-) -> tuple[list[list[Label]], list[Label]]:
+) -> tuple[list[list[DimLabel]], list[DimLabel]]:
     """The labels of every operand and of the result; an ellipsis stands for leading dims."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -128,7 +128,7 @@ def _labels(
     return inputs, _expanded(right, max(counts))
 
 
-def _expanded(term: str, count: int) -> list[Label]:
+def _expanded(term: str, count: int) -> list[DimLabel]:
     front, _, back = term.partition("...")
     return [*front, *(batch_labels(count) if "..." in term else []), *back]
 
@@ -144,8 +144,8 @@ def tensordot(
     last, front = (range(-given, 0), range(given)) if isinstance(given, int) else given
     first = [d % a.dim() for d in last]
     second = [d % b.dim() for d in front]
-    left: list[Label] = [("a", d) for d in range(a.dim())]
-    right: list[Label] = [("b", d) for d in range(b.dim())]
+    left: list[DimLabel] = [("a", d) for d in range(a.dim())]
+    right: list[DimLabel] = [("b", d) for d in range(b.dim())]
     output = [label for d, label in enumerate(left) if d not in first]
     output += [label for d, label in enumerate(right) if d not in second]
     for d, e in zip(first, second, strict=True):

@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from hyperslab.comm import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
+from hyperslab.ops.common.half_precision import HALF
 from hyperslab.ops.common.operands import common_partition, operand_block
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.losses.elementwise import add_dim, check_reduction
 from hyperslab.tensor import Sharded, register
 
-LossFunction = Callable[..., torch.Tensor]
-Options = Mapping[str, float]
+_LossFunction = Callable[..., torch.Tensor]
+_Options = Mapping[str, float]
 
 
 @register(F.cross_entropy, family="losses")
@@ -57,12 +58,12 @@ def nll_loss(
 
 
 def label_loss(
-    function: LossFunction,
+    function: _LossFunction,
     input: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
     reduction: str,
-    options: Options,
+    options: _Options,
 ) -> torch.Tensor:
     """``function`` over logits and labels, of which at least one is cut.
 
@@ -100,7 +101,7 @@ def label_loss(
 
 
 def _blocks(
-    function: LossFunction, input: torch.Tensor, target: torch.Tensor
+    function: _LossFunction, input: torch.Tensor, target: torch.Tensor
 ) -> tuple[Sharded, Partition, torch.Tensor, torch.Tensor]:
     """This rank's logits and labels, the partition of the logits, and a tensor of the grid."""
     shape = tuple(input.shape)
@@ -124,14 +125,14 @@ def _blocks(
 
 
 def _sum(
-    function: LossFunction,
+    function: _LossFunction,
     block: torch.Tensor,
     labels: torch.Tensor,
     weight: torch.Tensor | None,
-    options: Options,
+    options: _Options,
 ) -> tuple[torch.Tensor, torch.dtype]:
     """The sum over the block, and torch's dtype for it; of half precision in float32."""
-    if block.dtype in (torch.float16, torch.bfloat16):
+    if block.dtype in HALF:
         losses = function(block, labels, weight, reduction="none", **options)
         return losses.sum(dtype=torch.float32), losses.dtype
     loss = function(block, labels, weight, reduction="sum", **options)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError
+from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.elementwise.pointwise import apply_pointwise
 from hyperslab.ops.reductions.sums import mean, sum
 from hyperslab.ops.views.reshape import unsqueeze
@@ -72,39 +75,61 @@ def reduce_losses(losses: Sharded, reduction: str) -> torch.Tensor:
     return mean(losses) if reduction == "mean" else sum(losses)
 
 
-def _register_loss(
-    function: Callable[..., torch.Tensor],
-    *,
-    tensors: int = 2,
-    reductions: tuple[str, ...] = (),
-    same_shape: bool = False,
-    weighted_mean: bool = False,
-) -> None:
-    """Register an elementwise loss whose first ``tensors`` arguments have one shape.
+@dataclass(frozen=True, slots=True)
+class LossTraits:
+    """How torch reads the arguments of an elementwise loss.
 
-    ``reductions``: further ones that torch knows. ``same_shape``: torch does not broadcast the
-    weight. ``weighted_mean``: torch divides the mean by the sum of the weight.
+    ``tensors``: so many of the first arguments have one shape. ``reductions``: further ones that
+    it knows. ``same_shape``: the weight is not broadcast. ``weighted_mean``: the mean is divided
+    by the sum of the weight.
     """
-    signature = inspect.signature(function)
 
-    def rule(*args: object, **kwargs: object) -> torch.Tensor:
-        """Elementwise; mean and sum are global, one ordinary number equal on all ranks."""
-        options: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
-        if function is F.l1_loss:
-            options.setdefault("weight", _weight_of_l1_loss())
-        reduction = options.pop("reduction", "mean")
-        size_average = options.pop("size_average", None)
-        check_reduction(reduction, size_average, options.pop("reduce", None), also=reductions)
-        operands = [options.pop(name) for name in list(signature.parameters)[:tensors]]
-        weights = {k: v for k, v in options.items() if isinstance(v, torch.Tensor)}
-        _check_shapes(function.__name__, operands, weights, same_shape=same_shape)
-        losses = apply_pointwise(function, operands, {**options, "reduction": "none"})
-        weight = options.get("weight")
-        if weighted_mean and reduction == "mean" and weight is not None:
-            return sum(losses) / (sum(weight) if isinstance(weight, Sharded) else weight.sum())
-        return reduce_losses(losses, reduction)
+    tensors: int = 2
+    reductions: tuple[str, ...] = ()
+    same_shape: bool = False
+    weighted_mean: bool = False
 
-    register(function, family="losses")(rule)
+
+_TRAITS: Mapping[Operator, LossTraits] = {
+    F.mse_loss: LossTraits(same_shape=True, weighted_mean=True),
+    F.l1_loss: LossTraits(same_shape=True, weighted_mean=True),
+    F.huber_loss: LossTraits(same_shape=True),
+    F.smooth_l1_loss: LossTraits(),
+    F.binary_cross_entropy: LossTraits(),
+    F.binary_cross_entropy_with_logits: LossTraits(),
+    F.kl_div: LossTraits(reductions=("batchmean",)),
+    F.poisson_nll_loss: LossTraits(),
+    F.soft_margin_loss: LossTraits(),
+    F.hinge_embedding_loss: LossTraits(),
+    F.margin_ranking_loss: LossTraits(tensors=3),
+}
+
+
+@register_each(*_TRAITS, family="losses")
+def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> torch.Tensor:
+    """Elementwise; mean and sum are global, one ordinary number equal on all ranks."""
+    traits = _TRAITS[function]
+    signature = _signature(function)
+    options: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
+    if function is F.l1_loss:
+        options.setdefault("weight", _weight_of_l1_loss())
+    reduction = options.pop("reduction", "mean")
+    size_average = options.pop("size_average", None)
+    reduce = options.pop("reduce", None)
+    check_reduction(reduction, size_average, reduce, also=traits.reductions)
+    operands = [options.pop(name) for name in list(signature.parameters)[: traits.tensors]]
+    weights = {k: v for k, v in options.items() if isinstance(v, torch.Tensor)}
+    _check_shapes(function.__name__, operands, weights, same_shape=traits.same_shape)
+    losses = apply_pointwise(function, operands, {**options, "reduction": "none"})
+    weight = options.get("weight")
+    if traits.weighted_mean and reduction == "mean" and weight is not None:
+        return sum(losses) / (sum(weight) if isinstance(weight, Sharded) else weight.sum())
+    return reduce_losses(losses, reduction)
+
+
+@functools.cache
+def _signature(function: Operator) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 def _weight_of_l1_loss() -> torch.Tensor | None:
@@ -121,19 +146,6 @@ def _weight_of_l1_loss() -> torch.Tensor | None:
         frame = frame.f_back
     weight: torch.Tensor | None = frame.f_locals["weight"]
     return weight
-
-
-_register_loss(F.mse_loss, same_shape=True, weighted_mean=True)
-_register_loss(F.l1_loss, same_shape=True, weighted_mean=True)
-_register_loss(F.huber_loss, same_shape=True)
-_register_loss(F.smooth_l1_loss)
-_register_loss(F.binary_cross_entropy)
-_register_loss(F.binary_cross_entropy_with_logits)
-_register_loss(F.kl_div, reductions=("batchmean",))
-_register_loss(F.poisson_nll_loss)
-_register_loss(F.soft_margin_loss)
-_register_loss(F.hinge_embedding_loss)
-_register_loss(F.margin_ranking_loss, tensors=3)
 
 
 @register(F.multilabel_soft_margin_loss, family="losses")

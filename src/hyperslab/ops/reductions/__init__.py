@@ -1,4 +1,4 @@
-"""Dims that are summed, searched, sorted or scanned."""
+"""Reductions over dims, cut or not; softmax, sorting and scans."""
 
 from hyperslab.ops.reductions import distances, extrema, norms, softmax, sort_scan, sums, variance
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,6 +15,8 @@ from hyperslab.tensor import Sharded, gather
 Dims = int | tuple[int, ...] | None
 """Dims counted from the front, as the dispatcher hands them to a rule; None means all of them."""
 
+_LAYOUTS = 4096  # that are remembered, of reductions of one partition each
+
 
 def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
     """The dims that a reduction takes away, in their order; none named means all."""
@@ -24,18 +27,25 @@ def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
 
 def finish(x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
     """Wrap a reduction's result; ordinary once the batch dim is gone and nothing is cut."""
+    partition = _reduced(x.partition, tuple(dims), keepdim)
+    if 0 in dims and not partition.axes:
+        return block
+    return x.like(block, partition)
+
+
+@functools.lru_cache(_LAYOUTS)
+def _reduced(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
+    """How a result is cut of which ``dims`` are reduced."""
     shape = []
     cuts = []
-    for d, (extent, cut) in enumerate(zip(x.partition.shape, x.partition.cuts, strict=True)):
+    for d, (extent, cut) in enumerate(zip(partition.shape, partition.cuts, strict=True)):
         if d not in dims:
             shape.append(extent)
             cuts.append(cut)
         elif keepdim:
             shape.append(1)
             cuts.append(None)
-    if 0 in dims and not any(cuts):
-        return block
-    return x.like(block, Partition(tuple(shape), tuple(cuts)))
+    return Partition(tuple(shape), tuple(cuts))
 
 
 def group_over(x: Sharded, dims: Iterable[int]) -> dist.ProcessGroup | None:

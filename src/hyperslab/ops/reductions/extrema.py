@@ -23,7 +23,7 @@ from hyperslab.tensor import Sharded, register
 
 LARGEST_INDEX = torch.iinfo(torch.int64).max
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+_Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Extremum(torch.autograd.Function):
@@ -88,7 +88,7 @@ def values_only(
 
 
 @register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
-def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> Pair:
+def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _Pair:
     """Over one dim or all; as amin and amax."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
@@ -107,7 +107,7 @@ def values_with_indices(
     keepdim: bool = False,
     *,
     other: torch.Tensor | None = None,
-) -> torch.Tensor | Pair:
+) -> torch.Tensor | _Pair:
     """Over all dims, or over one with global indices, or of two tensors."""
     if isinstance(dim, torch.Tensor) or other is not None:
         operands = (input, dim if other is None else other)
@@ -118,7 +118,7 @@ def values_with_indices(
     if dim is not None:
         results = _with_indices(operator, x, dim, keepdim)
         named = getattr(torch.return_types, operator.__name__)
-        pair: Pair = named([finish(x, result, dims, keepdim) for result in results])
+        pair: _Pair = named([finish(x, result, dims, keepdim) for result in results])
         return pair
     if group_over(x, dims) is None:
         return finish(x, operator(x.local), dims, False)
@@ -127,7 +127,7 @@ def values_with_indices(
     return finish(x, value, dims, False)
 
 
-def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> Pair:
+def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _Pair:
     """Values and global indices along ``dim``; of equal ones the first, which has the gradient.
 
     Distribution scheme: 1. the local values and indices, 2. both are stacked from all ranks, in

@@ -10,7 +10,7 @@ import torch
 from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.geometry import Cover
-from hyperslab.ops.views.concat import Section, join
+from hyperslab.ops.views.concat import SourceInterval, join
 from hyperslab.ops.views.permute import exchanged
 from hyperslab.ops.views.reshape import reshape_to
 from hyperslab.tensor import Sharded, register
@@ -41,7 +41,7 @@ def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
     turn = extent - shift % extent if extent else 0
     if x.partition.cuts[dim] is None:
         return x.like(x.local.roll(shift, dim))
-    ends = [Section(x, (turn, extent)), Section(x, (0, turn))]
+    ends = [SourceInterval(x, (turn, extent)), SourceInterval(x, (0, turn))]
     return join(ends, dim, x.partition, x, "a roll")
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.ops.linalg.contraction import Label, contract
+from hyperslab.ops.linalg.contraction import DimLabel, contract
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
@@ -23,12 +23,12 @@ def grid_sample(
     if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
         raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
     n = input.dim() - 2
-    outputs: list[Label] = [("output", d) for d in range(n)]
+    outputs: list[DimLabel] = [("output", d) for d in range(n)]
 
     def run(volume: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         return F.grid_sample(volume, places, mode, padding_mode, align_corners)
 
-    labels: list[list[Label]] = [
+    labels: list[list[DimLabel]] = [
         ["batch", "channel", *[("input", d) for d in range(n)]],
         ["batch", *outputs, "place"],
     ]

@@ -1,4 +1,4 @@
-"""Other shapes of the same elements: reshape, permute, expand, slices, concatenation."""
+"""Views and copies of elements: reshape, permute, expand, slicing, concatenation."""
 
 from hyperslab.ops.views import concat, expand, permute, reshape, slicing
 

@@ -1,4 +1,4 @@
-"""Joining tensors along a dim: block by block where it is whole, by boxes where it is cut."""
+"""Concatenation along a dim: block by block where it is whole, by boxes where it is cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hyperslab.tensor.signature import read_dim
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SourceInterval:
     """The part ``interval`` of ``source`` along the joined dim; ordinary sources are global."""
 
     source: torch.Tensor
@@ -28,7 +28,7 @@ class Section:
 
 
 def join(
-    sections: Sequence[Section], dim: int, target: Partition, like: Sharded, what: str
+    sections: Sequence[SourceInterval], dim: int, target: Partition, like: Sharded, what: str
 ) -> Sharded:
     """Concatenate sections along ``dim``, into a tensor that is cut as ``target``.
 
@@ -111,7 +111,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
     kept = [t for t in tensors if tuple(t.shape) != (0,) or like.dim() == 1]
     _check(kept, dim, like, name)
     target = cut_of_joined(kept, dim, sum(t.shape[dim] for t in kept), like.grid)
-    joined = join([Section(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
+    joined = join([SourceInterval(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))

@@ -1,4 +1,4 @@
-"""Repeated values: expanded, tiled, or element by element."""
+"""Expand, repeat, tile and repeat_interleave."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
 
 
 @register(torch.Tensor.expand, family="views")
-def expand(self: Sharded, *sizes: Integers, size: Integers | None = None) -> torch.Tensor:
+def expand_to_sizes(self: Sharded, *sizes: Integers, size: Integers | None = None) -> torch.Tensor:
     """Dims of extent 1 and new ones in front, by global shape; a view."""
     return expanded(self, integers(*sizes) if size is None else integers(size))
 

@@ -1,4 +1,4 @@
-"""Other orders of the dims: every cut goes with its dim, nothing travels."""
+"""Permutations of the dims: every cut goes with its dim, nothing travels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Reshapes: those that keep the cut dims, and those that leave the spatial world."""
+"""Reshapes: cut dims that stay as they are stay cut, others are gathered."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.common.arguments import Integers, integers
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.signature import read_dim
+
+_LAYOUTS = 4096
+"""Layouts that are remembered, of reshapes of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,31 +89,35 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     Distribution scheme: 1. cut spatial dims that merge with others are gathered (leaving space),
     2. the local reshape, whose kept cut dims have their local extent.
     """
-    shape = resolve(shape, x.numel(), x.shape)
-    groups = dim_groups(x.shape, shape)
-    merged = [
+    merged, partition = _lay_out(x.partition, tuple(shape))
+    whole = gather(x, merged) if merged else x
+    y = whole.like(whole.local.reshape(partition.box(x.grid.coords).shape), partition)
+    if merged:
+        y.mark_as_copy(x)
+    return y
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out(old: Partition, shape: tuple[int, ...]) -> tuple[tuple[str, ...], Partition]:
+    """The axes that cut a dim that merges with others, and how the result is cut without them."""
+    new = resolve(shape, math.prod(old.shape), old.shape)
+    groups = dim_groups(old.shape, new)
+    merged = tuple(
         cut.axis
         for group in groups
         for dim in group.source
-        if (cut := x.partition.cuts[dim]) is not None and not _kept(group, x.shape, shape)
-    ]
+        if (cut := old.cuts[dim]) is not None and not _kept(group, old.shape, new)
+    )
     if "data" in merged:
         raise LayoutError(
-            f"cannot reshape {x.partition} to {tuple(shape)}: the batch dim is cut and would merge "
+            f"cannot reshape {old} to {new}: the batch dim is cut and would merge "
             "with others\n    keep dim 0 as it is, or use hyperslab.gather(x, 'data') before"
         )
-    base = x
-    if merged:
-        x = gather(x, merged)
-    cuts: list[Cut | None] = [None] * len(shape)
+    cuts: list[Cut | None] = [None] * len(new)
     for group in groups:
-        if _kept(group, x.shape, shape):
-            cuts[group.target[0]] = x.partition.cuts[group.source[0]]
-    partition = Partition(tuple(shape), tuple(cuts))
-    y = x.like(x.local.reshape(partition.box(x.grid.coords).shape), partition)
-    if merged:
-        y.mark_as_copy(base)
-    return y
+        if _kept(group, old.shape, new):
+            cuts[group.target[0]] = old.cuts[group.source[0]]
+    return merged, Partition(new, tuple(cuts))
 
 
 def _kept(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:

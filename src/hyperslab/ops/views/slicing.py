@@ -1,4 +1,4 @@
-"""Parts of a tensor by position: narrow, select, split and their kin, along any dim."""
+"""Slices along any dim: narrow, select, split, chunk and their kin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hyperslab.geometry import Cover, Cut, Interval, Partition
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.tensor import Sharded, register
 
-LAYOUTS = 4096
+_LAYOUTS = 4096
 """Layouts that are remembered, of crops of one partition each."""
 
 
@@ -78,7 +78,7 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     return y
 
 
-@functools.lru_cache(LAYOUTS)
+@functools.lru_cache(_LAYOUTS)
 def _lay_out(partition: Partition, chosen: tuple[Span, ...]) -> tuple[bool, Partition, Cover]:
     """Whether all elements stay where they are, how the result is cut, and what it reads."""
     cuts = []
