@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperslab.checkpoint.retention import folder_of, latest, save_step
-from hyperslab.checkpoint.save_load import load, save, verify
+from hyperslab.checkpoint.save_load import load, save, verify_checksums
 from hyperslab.errors import CheckpointError
 from tests.ranks import run_ranks
 
@@ -221,7 +221,7 @@ def test_the_last_n_and_the_best_stay(tmp_path: Path) -> None:
         save_step(tmp_path, step, model, optimizer, best=step in (1, 2), keep=2)
     names = sorted(os.listdir(folder_of(tmp_path)))
     assert names == ["best", "step-00000002", "step-00000005", "step-00000006"]
-    verify(folder_of(tmp_path) / "best")
+    verify_checksums(folder_of(tmp_path) / "best")
     assert (folder_of(tmp_path) / "best").resolve().name == "step-00000002"
 
 

@@ -17,7 +17,7 @@ from hyperslab.errors import DataError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear, nearest
-from hyperslab.predict import Outcome, predict
+from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import partition
 from hyperslab.recipe.schema import Recipe
@@ -42,7 +42,7 @@ def by_hand(values: NDArray[np.int16]) -> NDArray[np.uint8]:
     return logits[0].argmax(0).numpy().astype(np.uint8)
 
 
-def states(outcomes: list[Outcome]) -> dict[str, str]:
+def states(outcomes: list[InputOutcome]) -> dict[str, str]:
     return {outcome.input.name: outcome.state for outcome in outcomes}
 
 
@@ -123,7 +123,7 @@ def bad_inputs(folder: Path) -> dict[str, str]:
     }
 
 
-def everything(run: Path, paths: list[Path], out: Path, *grid: str) -> list[Outcome]:
+def everything(run: Path, paths: list[Path], out: Path, *grid: str) -> list[InputOutcome]:
     return predict(run, paths, out, overrides=grid)
 
 

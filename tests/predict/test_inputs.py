@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.predict.inputs import Input, expand, stem
-from hyperslab.predict.journal import NAME, Journal
+from hyperslab.predict.inputs import Input, input_name, list_inputs
+from hyperslab.predict.journal import JOURNAL, Journal
 
 BY = {"checkpoint": "abc", "native": False}
 
@@ -21,7 +21,7 @@ def touch(*paths: Path) -> None:
 
 
 def test_names_lose_the_suffix_that_says_what_they_are() -> None:
-    assert [stem(name) for name in ("a.nii.gz", "a.b.nii", "a.hdf5", "a.h5", "a.mha")] == [
+    assert [input_name(name) for name in ("a.nii.gz", "a.b.nii", "a.hdf5", "a.h5", "a.mha")] == [
         "a", "a.b", "a", "a", "a.mha",
     ]  # fmt: skip
 
@@ -32,7 +32,7 @@ def test_a_folder_gives_its_volumes_and_no_labels_or_masks(tmp_path: Path) -> No
         *(tmp_path / name for name in ("segmentation-1.nii", "a-mask.nii.gz", "x/labelsTr/a.nii")),
         *(tmp_path / name for name in ("x/a.nii", ".cache/a.nii")),
     )
-    found = expand([tmp_path])
+    found = list_inputs([tmp_path])
     assert [entry.name for entry in found] == ["a", "b", "c", "x/a"]
     assert found[3] == Input(tmp_path / "x" / "a.nii", "x/a")
     assert found[3].mask == "x/a-mask.nii.gz"
@@ -40,19 +40,19 @@ def test_a_folder_gives_its_volumes_and_no_labels_or_masks(tmp_path: Path) -> No
 
 def test_what_is_named_is_taken_even_if_it_is_not_there(tmp_path: Path) -> None:
     given = [tmp_path / "segmentation-1.nii", tmp_path / "gone.nii", tmp_path / "gone.nii"]
-    assert [entry.name for entry in expand(given)] == ["segmentation-1", "gone"]
+    assert [entry.name for entry in list_inputs(given)] == ["segmentation-1", "gone"]
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     touch(tmp_path / "a.nii", tmp_path / "x" / "a.hdf5")
     with pytest.raises(DataError, match=r"x/a\.hdf5 would both be written as a\n"):
-        expand([tmp_path / "a.nii", tmp_path / "x"])
+        list_inputs([tmp_path / "a.nii", tmp_path / "x"])
 
 
 def test_a_folder_without_volumes_is_refused(tmp_path: Path) -> None:
     touch(tmp_path / "a.txt")
     with pytest.raises(DataError, match=r"no \*\.nii or .* to predict in it or below"):
-        expand([tmp_path])
+        list_inputs([tmp_path])
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_another_network_has_done_nothing(tmp_path: Path, entry: Input) -> None:
 
 def test_a_line_that_was_being_written_does_not_count(tmp_path: Path, entry: Input) -> None:
     Journal(tmp_path, BY).add(entry)
-    path = tmp_path / NAME
+    path = tmp_path / JOURNAL
     path.write_text(path.read_text() + '{"name": "b", "pa')
     journal = Journal(tmp_path, BY)
     assert journal.done(entry)

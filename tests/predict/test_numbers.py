@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.errors import RecipeError
-from hyperslab.predict import Outcome, predict
+from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.run import recipe_of
 from tests.predict.runs import NAMES, UNIVERSES, cosmoflow, write_regression
 from tests.ranks import run_ranks
@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_regression(tmp_path_factory.mktemp("regression") / "run")
 
 
-def on_ranks(run: Path, paths: list[Path], out: Path, *grid: str) -> list[Outcome]:
+def on_ranks(run: Path, paths: list[Path], out: Path, *grid: str) -> list[InputOutcome]:
     return predict(run, paths, out, overrides=grid)
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hyperslab.errors import RecipeError
-from hyperslab.recipe.load import load_recipe, nearest, save_recipe
+from hyperslab.recipe.load import load_recipe, nearest_key, save_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 SMALLEST: dict[str, Any] = {"data": {"path": "universes", "batch_size": 4}}
@@ -167,7 +167,7 @@ def test_the_recipes_that_come_along_are_valid(path: Path) -> None:
 
 
 def test_nearest_prefers_the_same_last_part() -> None:
-    assert nearest("batch_size", ["model.batch_norm", "data.batch_size"]) == "data.batch_size"
-    assert nearest("optimizer.lr", ["optimizer.eps", "optimizer.learning_rate"]) == (
+    assert nearest_key("batch_size", ["model.batch_norm", "data.batch_size"]) == "data.batch_size"
+    assert nearest_key("optimizer.lr", ["optimizer.eps", "optimizer.learning_rate"]) == (
         "optimizer.learning_rate"
     )

@@ -13,7 +13,7 @@ import torch
 from hyperslab.checkpoint.retention import latest
 from hyperslab.errors import CheckpointError, DivergedError, HyperslabError, RecipeError
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.history import Table
+from hyperslab.train.history import HistoryFile
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run, write_recipe
@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_under_the_history_is_named(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Table, "add", full)
+    monkeypatch.setattr(HistoryFile, "add", full)
     recipe = write_recipe(tmp_path / "run.yaml", universes)
     with pytest.raises(HyperslabError, match=f"run {tmp_path / 'run'}: No space left"):
         run(recipe)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hyperslab.train.history import STEPS, Table, epochs_columns
+from hyperslab.train.history import STEP_COLUMNS, HistoryFile, epochs_columns
 from hyperslab.train.reporter import Reporter
 
 MEASURES = ("validation_loss", "validation_mae")
@@ -22,7 +22,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def fill(path: Path, *, before: int, steps: range) -> None:
-    table = Table(path, COLUMNS, before=before)
+    table = HistoryFile(path, COLUMNS, before=before)
     for step in steps:
         table.add({"step": step, "loss": step / 8})
     table.close()
@@ -45,14 +45,14 @@ def test_a_half_written_row_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_row_is_on_disk_at_once(tmp_path: Path) -> None:
-    table = Table(tmp_path / "steps.csv", COLUMNS, before=1)
+    table = HistoryFile(tmp_path / "steps.csv", COLUMNS, before=1)
     table.add({"step": 1, "loss": None})
     assert rows(tmp_path / "steps.csv") == [{"step": "1", "loss": ""}]
     table.close()
 
 
 def row(step: int) -> dict[str, float]:
-    return {**dict.fromkeys(STEPS, 0.5), "step": step, "epoch": 0, "memory_bytes": 2**30}
+    return {**dict.fromkeys(STEP_COLUMNS, 0.5), "step": step, "epoch": 0, "memory_bytes": 2**30}
 
 
 def test_without_a_terminal_nothing_is_drawn_and_epochs_are_logged(

@@ -13,7 +13,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.universe import universe_file
-from hyperslab.universe.parameters import draw
+from hyperslab.universe.parameters import draw_universe
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 
@@ -21,7 +21,9 @@ REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 def written(folder: Path, size: int) -> Path:
     counts = np.random.default_rng(0).integers(0, 9, (size, size, size, 4)).astype(np.int16)
     path = universe_file.path_of(folder, 0)
-    universe_file.write(path, counts, draw(0, 0), REDSHIFTS, {"size": size, "seed": 0})
+    universe_file.write_universe(
+        path, counts, draw_universe(0, 0), REDSHIFTS, {"size": size, "seed": 0}
+    )
     return path
 
 
@@ -75,11 +77,11 @@ def test_a_failing_write_is_one_error_and_leaves_nothing(tmp_path: Path) -> None
 
 def test_check_accepts_the_same_and_names_what_differs(tmp_path: Path) -> None:
     path = written(tmp_path, 6)
-    universe_file.check(path, {"size": 6, "seed": 0})
+    universe_file.check_universe(path, {"size": 6, "seed": 0})
     with pytest.raises(DataError, match="made with seed = 0, not 1: delete it or"):
-        universe_file.check(path, {"size": 6, "seed": 1})
+        universe_file.check_universe(path, {"size": 6, "seed": 1})
     with pytest.raises(DataError, match="made with steps = None, not 10"):
-        universe_file.check(path, {"size": 6, "seed": 0, "steps": 10})
+        universe_file.check_universe(path, {"size": 6, "seed": 0, "steps": 10})
 
 
 @pytest.mark.parametrize("keep", [0, 100, 3000])
@@ -87,4 +89,4 @@ def test_check_refuses_a_truncated_file(tmp_path: Path, keep: int) -> None:
     path = written(tmp_path, 6)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match="not a simulated universe"):
-        universe_file.check(path, {"size": 6, "seed": 0})
+        universe_file.check_universe(path, {"size": 6, "seed": 0})

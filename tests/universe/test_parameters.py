@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.universe.parameters import NAMES, PARAMETERS, check_names, draw
+from hyperslab.universe.parameters import NAMES, PARAMETERS, check_names, draw_universe
 
 
 def test_fiducial_and_order() -> None:
@@ -15,7 +15,7 @@ def test_fiducial_and_order() -> None:
 
 
 def test_draws_fill_the_ranges_evenly() -> None:
-    units = np.array([draw(3, index).unit for index in range(2000)])
+    units = np.array([draw_universe(3, index).unit for index in range(2000)])
     for column in units.T:
         counts, _ = np.histogram(column, 8, (-1.0, 1.0))
         assert counts.sum() == 2000  # none outside
@@ -24,21 +24,21 @@ def test_draws_fill_the_ranges_evenly() -> None:
 
 
 def test_physical_is_the_position_in_the_range() -> None:
-    one = draw(0, 5)
+    one = draw_universe(0, 5)
     low = np.array([0.24, 0.64, 0.90, 63.0])
     high = np.array([0.36, 0.96, 1.02, 77.0])
     np.testing.assert_allclose(one.physical, low + (high - low) * (one.unit + 1) / 2, rtol=1e-12)
 
 
 def test_what_does_not_vary_is_fiducial_and_changes_nothing_else() -> None:
-    one, all_four = draw(2, 7, ["sigma_8"]), draw(2, 7)
+    one, all_four = draw_universe(2, 7, ["sigma_8"]), draw_universe(2, 7)
     assert list(one.unit) == [0, all_four.unit[1], 0, 0]
     assert list(one.physical) == [0.3, all_four.physical[1], 0.96, 70.0]
     assert list(one.noise) == list(all_four.noise)
 
 
 def test_universes_differ_by_index_and_by_seed() -> None:
-    drawn = [draw(seed, index) for seed in range(4) for index in range(50)]
+    drawn = [draw_universe(seed, index) for seed in range(4) for index in range(50)]
     assert len({tuple(d.noise) for d in drawn}) == 200
     assert len({tuple(d.unit) for d in drawn}) == 200
 

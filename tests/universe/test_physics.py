@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperslab.universe.nbody import FIRST_A, REDSHIFTS, Nbody, scale_factors
-from hyperslab.universe.parameters import draw
+from hyperslab.universe.parameters import draw_universe
 from hyperslab.universe.simulate import Settings
 from tests.universe import theory
 
@@ -28,7 +28,7 @@ def universes(nbody: Nbody) -> list[Counts]:
 
 
 def run(nbody: Nbody, parameters: tuple[float, ...], seed: int) -> Counts:
-    return nbody(np.array(parameters), BOX, draw(seed, 0).noise)
+    return nbody(np.array(parameters), BOX, draw_universe(seed, 0).noise)
 
 
 def test_every_particle_is_counted_once(universes: list[Counts]) -> None:

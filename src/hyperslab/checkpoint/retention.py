@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hyperslab.atomic_files import written_aside
-from hyperslab.checkpoint.save_load import save, verify
+from hyperslab.checkpoint.save_load import save, verify_checksums
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import CheckpointError
 
@@ -68,7 +68,7 @@ def _newest_intact(folder: Path) -> Path | None:
     paths = sorted(folder.glob("step-*"), reverse=True)
     for path in paths:
         try:
-            verify(path)
+            verify_checksums(path)
         except CheckpointError as error:
             log.warning("%s\n    trying the one before it", error)
         else:

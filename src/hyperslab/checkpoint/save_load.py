@@ -53,7 +53,7 @@ def save(
     failing = f"cannot write the checkpoint {path}"
     try:
         from_main(lambda: _clear(partial), failing=failing, error=CheckpointError)
-        tensors.write(partial, model, optimizer, failing)
+        tensors.write_tensors(partial, model, optimizer, failing)
         from_main(lambda: _finish(partial, path, extra), failing=failing, error=CheckpointError)
     except CheckpointError as error:
         full = from_main(lambda: _fullness(partial), failing=failing, error=CheckpointError)
@@ -77,7 +77,7 @@ def load(
 
     path = Path(path).absolute()
     extra = read_extra(path)
-    tensors.read(path, model, optimizer, f"the checkpoint {path} does not fit this model")
+    tensors.read_tensors(path, model, optimizer, f"the checkpoint {path} does not fit this model")
     return extra
 
 
@@ -88,13 +88,15 @@ def read_extra(path: Path) -> dict[str, Any]:
         CheckpointError: a file of it is missing or not what was written; on every rank.
     """
     from_main(
-        lambda: verify(path), failing=f"cannot read the checkpoint {path}", error=CheckpointError
+        lambda: verify_checksums(path),
+        failing=f"cannot read the checkpoint {path}",
+        error=CheckpointError,
     )
     extra: dict[str, Any] = torch.load(path / EXTRA, map_location="cpu", weights_only=True)
     return extra
 
 
-def verify(path: Path) -> None:
+def verify_checksums(path: Path) -> None:
     """Compare every file with the checksum that was written with it.
 
     Raises:

@@ -24,7 +24,7 @@ from hyperslab.errors import CheckpointError, reason
 Optimizer = torch.optim.Optimizer | None
 
 
-def write(path: Path, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
+def write_tensors(path: Path, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
     """Write into a folder; the ranks share the work of what they all have.
 
     Raises:
@@ -33,7 +33,7 @@ def write(path: Path, model: torch.nn.Module, optimizer: Optimizer, failing: str
     _on_all_ranks(save, _state(model, optimizer), path, failing)
 
 
-def read(path: Path, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
+def read_tensors(path: Path, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
     """Fill model and optimizer from a folder that any number of ranks wrote; raises alike."""
     state = _state(model, optimizer)
     _on_all_ranks(load, state, path, failing)

@@ -25,7 +25,7 @@ from hyperslab.cli.rank import (
     launch_command,
 )
 from hyperslab.errors import DataError
-from hyperslab.predict import Outcome, predict
+from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.run import recipe_of
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
@@ -117,7 +117,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, overrides
 
 
-def _summary(outcomes: Sequence[Outcome], out: Path) -> str:
+def _summary(outcomes: Sequence[InputOutcome], out: Path) -> str:
     count = Counter(outcome.state for outcome in outcomes)
     return (
         f"{count['predicted'] + count['kept']} of {len(outcomes)} inputs in {out} "

@@ -22,9 +22,8 @@ from hyperslab.comm.agreement import from_main
 from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import DataError
-from hyperslab.evaluate import regression, segmentation
-from hyperslab.evaluate.regression import Evaluation
-from hyperslab.evaluate.segmentation import ClassEvaluation
+from hyperslab.evaluate.regression import Evaluation, evaluate_regression
+from hyperslab.evaluate.segmentation import ClassEvaluation, evaluate_segmentation
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import build_model, data_card, open_data, training_digest
@@ -133,8 +132,8 @@ def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation |
                 recipe.data.path,
             )
         begin = time.perf_counter()
-        kind = segmentation if data.classes else regression
-        result = kind.measure(model, data, recipe)
+        measure = evaluate_segmentation if data.classes else evaluate_regression
+        result: Evaluation | ClassEvaluation = measure(model, data, recipe)
         result.facts.update(
             samples=len(data),
             split=split,

@@ -45,9 +45,9 @@ class Evaluation:
         write_json(folder / "metrics.json", {"parameters": self.errors, **self.facts})
 
 
-def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> Evaluation:
+def evaluate_regression(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> Evaluation:
     """Predict every sample once; every rank gets the same."""
-    names, true, predicted = predict(model, data, precision=recipe.precision)
+    names, true, predicted = predict_parameters(model, data, precision=recipe.precision)
     predictions = Predictions(
         data.targets,
         names,
@@ -64,7 +64,7 @@ def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> Evaluation
 
 
 @torch.no_grad()
-def predict(
+def predict_parameters(
     model: torch.nn.Module, data: Dataset, *, precision: str = "float32"
 ) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
     """Names, true and predicted normalised parameters, both (N, P) float64, as epoch 0 shows them.

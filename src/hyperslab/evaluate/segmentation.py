@@ -103,7 +103,7 @@ def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def measure(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> ClassEvaluation:
+def evaluate_segmentation(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> ClassEvaluation:
     """Predict every sample once; the counts are the same on every rank.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks

@@ -11,7 +11,7 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvLayer:
     channels: int
     kernel: int = 3
     stride: int = 1
@@ -21,7 +21,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Variant:
-    convolutions: tuple[Convolution, ...]
+    convolutions: tuple[ConvLayer, ...]
     pool: Callable[[], nn.Module]
     last_width: int  # of the map that the dense layers read
     hidden: tuple[int, int]
@@ -49,7 +49,7 @@ def paper2020(width: int) -> Variant:
     channels = (16, 32, 64, 128, 256, 256, 256)
     return Variant(
         convolutions=tuple(
-            Convolution(c, stride=2 if i == 4 else 1, pool=i <= poolings)
+            ConvLayer(c, stride=2 if i == 4 else 1, pool=i <= poolings)
             for i, c in enumerate(channels, start=1)
         ),
         pool=functools.partial(nn.AvgPool3d, 2),
@@ -71,13 +71,13 @@ def sc18(width: int) -> Variant:
     """
     return Variant(
         convolutions=(
-            Convolution(16, kernel=3, padding=0),
-            Convolution(32, kernel=4, padding=0),
-            Convolution(64, kernel=4, padding=0),
-            Convolution(128, kernel=3, padding=0, stride=2, pool=False),
-            Convolution(256, kernel=3, padding=0, pool=False),
-            Convolution(256, kernel=2, padding=0, pool=False),
-            Convolution(256, kernel=2, padding=0, pool=False),
+            ConvLayer(16, kernel=3, padding=0),
+            ConvLayer(32, kernel=4, padding=0),
+            ConvLayer(64, kernel=4, padding=0),
+            ConvLayer(128, kernel=3, padding=0, stride=2, pool=False),
+            ConvLayer(256, kernel=3, padding=0, pool=False),
+            ConvLayer(256, kernel=2, padding=0, pool=False),
+            ConvLayer(256, kernel=2, padding=0, pool=False),
         ),
         pool=functools.partial(nn.AvgPool3d, 2),
         last_width=2,
@@ -94,7 +94,7 @@ def sc18(width: int) -> Variant:
 def lbann(width: int) -> Variant:
     """LBANN's CosmoFlow: log2(width) - 2 convolutions, so that the last map is 4^3."""
     return Variant(
-        convolutions=tuple(Convolution(min(16 << i, 256)) for i in range(_log2(width) - 2)),
+        convolutions=tuple(ConvLayer(min(16 << i, 256)) for i in range(_log2(width) - 2)),
         pool=functools.partial(nn.AvgPool3d, 3, stride=2, padding=1),
         last_width=4,
         hidden=(2048, 256),
@@ -109,7 +109,7 @@ def lbann(width: int) -> Variant:
 def mlperf(width: int) -> Variant:
     """The MLPerf HPC benchmark: five convolutions, so that the last map is (width / 32)^3."""
     return Variant(
-        convolutions=tuple(Convolution(c) for c in (32, 64, 128, 256, 512)),
+        convolutions=tuple(ConvLayer(c) for c in (32, 64, 128, 256, 512)),
         pool=functools.partial(nn.MaxPool3d, 2),
         last_width=width // 32,
         hidden=(128, 64),

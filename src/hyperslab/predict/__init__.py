@@ -4,6 +4,6 @@ The way of a volume: `inputs` lists it, `volumes` opens it and gives each rank i
 predicts, `boxes` collects the mask, `journal` notes that it is done; `run` does it all.
 """
 
-from hyperslab.predict.run import Outcome, predict
+from hyperslab.predict.run import InputOutcome, predict
 
-__all__ = ["Outcome", "predict"]
+__all__ = ["InputOutcome", "predict"]

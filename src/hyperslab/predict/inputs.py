@@ -26,7 +26,7 @@ class Input:
         return f"{self.name}{MASK}"
 
 
-def expand(arguments: Sequence[Path]) -> list[Input]:
+def list_inputs(arguments: Sequence[Path]) -> list[Input]:
     """The files given and those in the folders given and below; labels and masks are left out.
 
     Raises:
@@ -34,7 +34,9 @@ def expand(arguments: Sequence[Path]) -> list[Input]:
     """
     found: dict[str, Input] = {}
     for argument in arguments:
-        inputs = _below(argument) if argument.is_dir() else [Input(argument, stem(argument.name))]
+        inputs = (
+            _below(argument) if argument.is_dir() else [Input(argument, input_name(argument.name))]
+        )
         for entry in inputs:
             other = found.setdefault(entry.name, entry)
             if other.path.absolute() != entry.path.absolute():
@@ -45,7 +47,7 @@ def expand(arguments: Sequence[Path]) -> list[Input]:
     return list(found.values())
 
 
-def stem(name: str) -> str:
+def input_name(name: str) -> str:
     """A file's name without a suffix that says what it is."""
     known = next((s for s in sorted((*NIFTI, *HDF5), key=len)[::-1] if name.endswith(s)), "")
     return name.removesuffix(known)
@@ -54,7 +56,7 @@ def stem(name: str) -> str:
 def _below(folder: Path) -> list[Input]:
     paths = sorted(path for path in folder.rglob("*") if path.name.endswith((*NIFTI, *HDF5)))
     inputs = [
-        Input(path, (path.parent.relative_to(folder) / stem(path.name)).as_posix())
+        Input(path, (path.parent.relative_to(folder) / input_name(path.name)).as_posix())
         for path in paths
         if path.is_file() and not _left_out(path.relative_to(folder))
     ]

@@ -13,7 +13,7 @@ from hyperslab.atomic_files import append_whole, json_lines, read_json_lines, wr
 from hyperslab.errors import DataError
 from hyperslab.predict.inputs import Input
 
-NAME = "predictions.jsonl"
+JOURNAL = "predictions.jsonl"
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Journal:
         Raises:
             DataError: the folder cannot be written.
         """
-        self.path = folder / NAME
+        self.path = folder / JOURNAL
         first, *rows = _lines(self.path) or [{}]
         self.rows: dict[str, Row] = {row["name"]: row for row in rows} if first == by else {}
         try:

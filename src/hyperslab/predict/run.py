@@ -22,18 +22,18 @@ from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
 from hyperslab.formats.keyed.header import lbann_of
 from hyperslab.formats.nifti.image import SUFFIXES as NIFTI
 from hyperslab.metrics.confusion import predicted_classes
-from hyperslab.predict.inputs import Input, expand
+from hyperslab.predict.inputs import Input, list_inputs
 from hyperslab.predict.journal import Journal, digest
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor.main_rank import gather_to_main
 
-TABLE = "parameters.csv"
+PARAMETERS_FILE = "parameters.csv"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class InputOutcome:
     """What became of an input; ``reason`` says why it failed."""
 
     input: Input
@@ -49,8 +49,8 @@ def predict(
     checkpoint: str = "best",
     native: bool = False,
     overrides: Sequence[str] = (),
-    done: Callable[[Outcome, int], None] = lambda outcome, total: None,
-) -> list[Outcome]:
+    done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
+) -> list[InputOutcome]:
     """Predict files, and those in folders, with a run's network into the folder ``out``.
 
     Every rank calls it alike. Classes become a mask ``{name}-mask.nii.gz`` on the lattice of its
@@ -75,7 +75,7 @@ def predict(
     try:
         grid = Grid(**recipe.grid.model_dump())
         entries = from_main(
-            lambda: expand([Path(path) for path in inputs]), failing="cannot list the inputs"
+            lambda: list_inputs([Path(path) for path in inputs]), failing="cannot list the inputs"
         )
         network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
         work, outcomes = Work(network, folder, native=native), []
@@ -130,18 +130,18 @@ class Work:
         }
         self.journal = Journal(self.folder, json.loads(json.dumps(by)))
 
-    def predict(self, entry: Input) -> Outcome:
+    def predict(self, entry: Input) -> InputOutcome:
         """One input; every rank calls it and gets the same outcome."""
         try:
             if from_main(lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError):
-                return Outcome(entry, "kept")
+                return InputOutcome(entry, "kept")
             if self.about.classes:
                 self._classes(entry)
             else:
                 self._numbers(entry)
         except (DataError, LayoutError) as error:
-            return Outcome(entry, "failed", str(error))
-        return Outcome(entry, "predicted")
+            return InputOutcome(entry, "failed", str(error))
+        return InputOutcome(entry, "predicted")
 
     def _is_done(self, entry: Input) -> bool:
         assert self.journal is not None
@@ -214,4 +214,4 @@ class Work:
                 physical = self.about.parameters.physical(np.array(unit)).tolist()
                 pairs = zip(unit, physical, strict=True)
                 rows.append([row["path"], sample, *(value for pair in pairs for value in pair)])
-        write_csv(self.folder / TABLE, ["file", "sample", *kinds], rows)
+        write_csv(self.folder / PARAMETERS_FILE, ["file", "sample", *kinds], rows)

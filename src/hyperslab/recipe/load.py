@@ -109,13 +109,13 @@ def _related(a: str, b: str) -> bool:
 
 
 def _sentence(key: str, problem: dict[str, Any]) -> str:
-    kind, value = problem["type"], problem["input"]
+    kind = problem["type"]
+    value = problem["input"]
     if kind == "extra_forbidden" and key in _fields():
         return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
     if kind == "extra_forbidden":
-        return (
-            f"unknown key {key!r}\n    nearest: {nearest(key, list(_fields()))!r}{_siblings(key)}"
-        )
+        closest = nearest_key(key, list(_fields()))
+        return f"unknown key {key!r}\n    nearest: {closest!r}{_siblings(key)}"
     if kind == "missing":
         return f"{key!r} is missing"
     if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
@@ -127,12 +127,12 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
     choices = _choices(key)
     if choices:
         valid = f"it should be one of {', '.join(choices)}\n    nearest: "
-        return f"bad value {value!r} for {key!r}: {valid}{nearest(str(value), choices)!r}"
+        return f"bad value {value!r} for {key!r}: {valid}{nearest_key(str(value), choices)!r}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return f"bad value {value!r} for {key!r}: {message}"
 
 
-def nearest(word: str, valid: Sequence[str]) -> str:
+def nearest_key(word: str, valid: Sequence[str]) -> str:
     """The valid word that looks most like this one; of a dotted key the last part counts too."""
     last = word.rpartition(".")[2]
 

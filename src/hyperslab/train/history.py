@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hyperslab.atomic_files import write_csv
 
-STEPS = (
+STEP_COLUMNS = (
     "step",
     "epoch",
     "loss",
@@ -25,7 +25,7 @@ def epochs_columns(measures: tuple[str, ...]) -> tuple[str, ...]:
     return ("epoch", "train_loss", *measures, "learning_rate", "seconds")
 
 
-class Table:
+class HistoryFile:
     """A CSV file that grows by rows; its first column counts."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], *, before: int) -> None:

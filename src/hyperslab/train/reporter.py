@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
-from hyperslab.train.history import STEPS, Table, epochs_columns
+from hyperslab.train.history import STEP_COLUMNS, HistoryFile, epochs_columns
 
 log = logging.getLogger("hyperslab")
 
@@ -39,8 +39,8 @@ class Reporter:
 
         ``measures`` are those of a validation.
         """
-        self.steps = Table(run / "steps.csv", STEPS, before=step + 1)
-        self.epochs = Table(run / "epochs.csv", epochs_columns(measures), before=epoch)
+        self.steps = HistoryFile(run / "steps.csv", STEP_COLUMNS, before=step + 1)
+        self.epochs = HistoryFile(run / "epochs.csv", epochs_columns(measures), before=epoch)
         self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
         console = console or Console()
         self.live = console.is_terminal
@@ -51,9 +51,9 @@ class Reporter:
 
     def step(self, row: dict[str, float]) -> None:
         """Record one step, counted from 1."""
-        self.steps.add({name: _cell(row[name]) for name in STEPS})
+        self.steps.add({name: _cell(row[name]) for name in STEP_COLUMNS})
         step = int(row["step"])
-        for name in STEPS[2:]:
+        for name in STEP_COLUMNS[2:]:
             self.board.add_scalar(f"step/{name}", row[name], step)
         note = _note(row)
         self.bar.update(self.task, completed=step, note=note)

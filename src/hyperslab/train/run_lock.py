@@ -9,7 +9,7 @@ from pathlib import Path
 from hyperslab.atomic_files import try_lock
 from hyperslab.errors import RecipeError
 
-NAME = ".lock"
+LOCK_FILE = ".lock"
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def hold(run: Path) -> Iterator[None]:
         RecipeError: another process holds it.
         OSError: the folder cannot be written.
     """
-    with (run / NAME).open("a") as file:
+    with (run / LOCK_FILE).open("a") as file:
         if not try_lock(file.fileno()):
             raise RecipeError(
                 f"another run is under way in output {run}\n"

@@ -49,7 +49,7 @@ class PendingStep:
         }
 
 
-class Waiting(Protocol):
+class CountsWaiting(Protocol):
     """Data that count how long they have been waited for, `hyperslab.data.Dataset` say."""
 
     @property
@@ -59,7 +59,7 @@ class Waiting(Protocol):
 class StepClock:
     """How long a step takes [s], and how long of that it waits for data [s]."""
 
-    def __init__(self, data: Waiting) -> None:
+    def __init__(self, data: CountsWaiting) -> None:
         self.data = data
         self.began = time.perf_counter()
         self.waited = data.wait_seconds

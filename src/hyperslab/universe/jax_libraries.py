@@ -41,7 +41,7 @@ def _pkg_resources() -> Iterator[None]:
         del sys.modules[name]
 
 
-def load() -> SimpleNamespace:
+def import_libraries() -> SimpleNamespace:
     """The modules: ``jax``, ``jnp``, ``jc`` (jax_cosmo), ``pm`` and ``growth`` (both jaxpm).
 
     Raises:

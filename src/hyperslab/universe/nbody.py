@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.universe.jax_libraries import load, quiet
+from hyperslab.universe.jax_libraries import import_libraries, quiet
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """The four channels, in the order of the published generator."""
@@ -51,7 +51,7 @@ class Nbody:
         self._segments = scale_factors(steps)
         edges = np.concatenate([np.stack([s[:-1], s[1:]], 1) for s in self._segments])
         with quiet():
-            code = _Code(load(), size, particles, edges)
+            code = _Code(import_libraries(), size, particles, edges)
             self._start, self._step, self._count = code.compile()
 
     def __call__(

@@ -50,7 +50,7 @@ class Draw:
     noise: NDArray[np.uint32]
 
 
-def draw(seed: int, index: int, varying: Iterable[str] = NAMES) -> Draw:
+def draw_universe(seed: int, index: int, varying: Iterable[str] = NAMES) -> Draw:
     """Universe ``index`` of ``seed``; the parameters not in ``varying`` stay at the fiducial.
 
     It depends on nothing else. All four numbers are drawn in any case, so that a universe keeps

@@ -10,7 +10,7 @@ from pathlib import Path
 from hyperslab.errors import DataError
 from hyperslab.universe import universe_file
 from hyperslab.universe.nbody import REDSHIFTS, Nbody
-from hyperslab.universe.parameters import NAMES, check_names, draw
+from hyperslab.universe.parameters import NAMES, check_names, draw_universe
 
 FIDUCIAL_H_0 = 70.0
 
@@ -96,7 +96,7 @@ def _fill(folder: Path, settings: Settings, count: int, done: Callable[[Path], N
     paths = [universe_file.path_of(folder, index) for index in range(count)]
     kept = [index for index, path in enumerate(paths) if path.exists()]
     for index in kept:
-        universe_file.check(paths[index], settings.attributes(index))
+        universe_file.check_universe(paths[index], settings.attributes(index))
         done(paths[index])
     if len(kept) == count:
         return paths
@@ -108,11 +108,13 @@ def _fill(folder: Path, settings: Settings, count: int, done: Callable[[Path], N
 
 
 def _make(path: Path, settings: Settings, index: int, nbody: Nbody) -> None:
-    drawn = draw(settings.seed, index, settings.parameters)
+    drawn = draw_universe(settings.seed, index, settings.parameters)
     h_0 = float(drawn.physical[NAMES.index("H_0")])
     counts = nbody(drawn.physical, settings.side(h_0), drawn.noise)
     attributes = settings.attributes(index)
-    universe_file.write(path, universe_file.as_int16(counts, index), drawn, REDSHIFTS, attributes)
+    universe_file.write_universe(
+        path, universe_file.as_int16(counts, index), drawn, REDSHIFTS, attributes
+    )
 
 
 def _made(folder: Path) -> Path:

@@ -36,7 +36,7 @@ def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
     return counts.astype(np.int16)
 
 
-def write(
+def write_universe(
     path: Path,
     counts: NDArray[np.int16],
     draw: Draw,
@@ -56,7 +56,7 @@ def write(
         raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
-def check(path: Path, attributes: Attributes) -> None:
+def check_universe(path: Path, attributes: Attributes) -> None:
     """Nothing, if ``path`` is the universe that these attributes describe.
 
     Raises:
