@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,18 @@ def forms_of(name: str) -> tuple[Operator, ...]:
     """
     found = (getattr(space, name, None) for space in SPACES)
     return tuple(form for form in found if callable(form))
+
+
+@functools.cache
+def spatial_dims(operator: Operator) -> int:
+    """How many spatial dims an operator is for, as its name says.
+
+    >>> spatial_dims(F.conv_transpose2d)
+    2
+    """
+    found = re.search(r"([123])d", operator.__name__)
+    assert found is not None
+    return int(found[1])
 
 
 def register_each(

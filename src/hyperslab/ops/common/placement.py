@@ -6,7 +6,6 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError
@@ -14,7 +13,7 @@ from hyperslab.geometry import Cover, Cut, Partition, WindowMap
 from hyperslab.tensor import Sharded
 
 
-def check_input(x: Any, n: int, name: str) -> None:
+def check_input(x: object, n: int, name: str) -> None:
     """Refuse an unbatched or wrongly shaped input, which would be cut along the wrong dims."""
     if not isinstance(x, Sharded):
         raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.geometry import Partition, Window
 from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
-from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
@@ -23,8 +23,6 @@ from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_
 from hyperslab.ops.convolution.spec import ConvSpec
 from hyperslab.ops.kernels.convolution import ConvOptions, differentiable_conv
 from hyperslab.tensor import Sharded
-
-SPATIAL_DIMS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
 
 
 def windows_of(
@@ -113,7 +111,7 @@ def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
     return tuple(end for pair in reversed(ends) for end in pair)
 
 
-@register_each(*SPATIAL_DIMS, family="convolution")
+@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution")
 def convolve(
     operator: Operator,
     input: Sharded,
@@ -134,7 +132,7 @@ def convolve(
        (`BufferConv`).
     """
     name = operator.__name__
-    check_input(input, SPATIAL_DIMS[operator], name)
+    check_input(input, spatial_dims(operator), name)
     layout = lay_out(
         input.grid,
         input.partition,

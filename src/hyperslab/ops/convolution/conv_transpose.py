@@ -12,7 +12,7 @@ from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Crop, Partition, TransposedWindow
 from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
-from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
@@ -23,8 +23,6 @@ from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.conv import cast_for_autocast
 from hyperslab.ops.kernels.convolution import Gradients
 from hyperslab.tensor import Sharded
-
-SPATIAL_DIMS = {F.conv_transpose1d: 1, F.conv_transpose2d: 2, F.conv_transpose3d: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ def _spec(
     )
 
 
-@register_each(*SPATIAL_DIMS, family="convolution")
+@register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
 def convolve_transposed(
     operator: Operator,
     input: Sharded,
@@ -166,7 +164,7 @@ def convolve_transposed(
        (`BufferConv`): no partial sums travel.
     """
     name = operator.__name__
-    check_input(input, SPATIAL_DIMS[operator], name)
+    check_input(input, spatial_dims(operator), name)
     layout = lay_out(
         input.grid,
         input.partition,

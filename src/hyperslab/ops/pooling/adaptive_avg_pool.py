@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import all_reduce_sum
+from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.pooling.adaptive_layout import Spans, layout_of, sizes_of
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor import Sharded
 
-LOCAL: dict[int, Any] = {
+LOCAL: dict[int, Operator] = {
     1: F.adaptive_avg_pool1d,
     2: F.adaptive_avg_pool2d,
     3: F.adaptive_avg_pool3d,
@@ -24,7 +25,8 @@ class SpanMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, spans: Spans):  # type: ignore[no-untyped-def]
         dim = spans.dim + 2
-        ctx.spans, ctx.extent = spans, x.shape[dim]
+        ctx.spans = spans
+        ctx.extent = x.shape[dim]
         out = x.new_empty((*x.shape[:dim], len(spans.inputs), *x.shape[dim + 1 :]))
         for o, ((lo, hi), count) in enumerate(zip(spans.inputs, spans.counts, strict=True)):
             out.select(dim, o).copy_(x.narrow(dim, lo, hi - lo).sum(dim).div_(count))
@@ -40,7 +42,8 @@ class _SpanShare(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gradient, spans: Spans, extent: int):  # type: ignore[no-untyped-def]
-        ctx.spans, dim = spans, spans.dim + 2
+        ctx.spans = spans
+        dim = spans.dim + 2
         out = gradient.new_zeros((*gradient.shape[:dim], extent, *gradient.shape[dim + 1 :]))
         for o, ((lo, hi), count) in enumerate(zip(spans.inputs, spans.counts, strict=True)):
             out.narrow(dim, lo, hi - lo).add_(gradient.narrow(dim, o, 1) / count)
@@ -51,7 +54,7 @@ class _SpanShare(torch.autograd.Function):
         return SpanMean.apply(gradient, ctx.spans), None, None
 
 
-def adaptive_avg_pool(n: int, x: Sharded, sizes: tuple[int, ...]) -> Sharded:
+def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
     """Average a cut tensor (batch, channel, *spatial) over windows that follow from ``sizes``.
 
     Distribution scheme:
@@ -60,6 +63,7 @@ def adaptive_avg_pool(n: int, x: Sharded, sizes: tuple[int, ...]) -> Sharded:
     2. Average along the cut dims, then with torch's own pooling along the others.
     3. Add the parts of the ranks that share windows.
     """
+    n = len(sizes)
     name = f"adaptive_avg_pool{n}d"
     layout = layout_of(x, sizes, name)
     block = layout.fetch(x, name)
@@ -74,13 +78,10 @@ def adaptive_avg_pool(n: int, x: Sharded, sizes: tuple[int, ...]) -> Sharded:
     return x.like(block.to(dtype), layout.output)
 
 
-def _register(n: int) -> None:
-    def rule(input: Any, output_size: Any) -> Sharded:
-        """To any extents; to fewer than ranks by partial sums, without gathering the volume."""
-        return adaptive_avg_pool(n, input, sizes_of(input, n, output_size, LOCAL[n].__name__))
-
-    register(LOCAL[n], family="pooling")(rule)
-
-
-for _n in LOCAL:
-    _register(_n)
+@register_each(*LOCAL.values(), family="pooling")
+def adaptive_average(
+    operator: Operator, input: Sharded, output_size: int | Sequence[int | None] | None
+) -> Sharded:
+    """To any extents; to fewer than ranks by partial sums, without gathering the volume."""
+    n = spatial_dims(operator)
+    return adaptive_avg_pool(input, sizes_of(input, n, output_size, operator.__name__))

@@ -5,8 +5,8 @@ Legend: a *spatial dim* is counted from 0 after batch and channel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -97,10 +97,16 @@ def _spans(dim: int, window: AdaptiveWindow, out: Interval, held: Interval) -> S
     return Spans(dim, inputs, tuple(hi - lo for lo, hi in reads))
 
 
-def sizes_of(x: Any, n: int, output_size: Any, name: str) -> tuple[int, ...]:
+def sizes_of(
+    x: Sharded, n: int, output_size: int | Sequence[int | None] | None, name: str
+) -> tuple[int, ...]:
     """The output's spatial extents; ``None`` keeps the input's."""
     check_input(x, n, name)
-    given = list(output_size) if isinstance(output_size, list | tuple) else [output_size] * n
+    given: list[int | None]
+    if output_size is None or isinstance(output_size, int):
+        given = [output_size] * n
+    else:
+        given = list(output_size)
     if len(given) != n:
         raise ValueError(f"{name}: output_size {output_size} should be one number or {n}")
     sizes = tuple(e if s is None else int(s) for s, e in zip(given, x.shape[2:], strict=True))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.pooling.adaptive_layout import AdaptiveLayout, Spans, layout_of, sizes_of
 from hyperslab.ops.pooling.flat_indices import move_indices
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor import Sharded
 
-WITH_INDICES: dict[int, Any] = {
+WITH_INDICES: dict[int, Operator] = {
     1: F.adaptive_max_pool1d_with_indices,
     2: F.adaptive_max_pool2d_with_indices,
     3: F.adaptive_max_pool3d_with_indices,
 }
-VALUES: dict[int, Any] = {
+VALUES: dict[int, Operator] = {
     1: F.adaptive_max_pool1d,
     2: F.adaptive_max_pool2d,
     3: F.adaptive_max_pool3d,
@@ -26,7 +27,7 @@ NOWHERE = torch.iinfo(torch.int64).max
 """The index of a window's maximum on a rank that holds nothing of the window."""
 
 
-def adaptive_max_pool(n: int, x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Sharded]:
+def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Sharded]:
     """The maxima of a cut tensor (batch, channel, *spatial) and where in the volume they are.
 
     Distribution scheme:
@@ -36,6 +37,7 @@ def adaptive_max_pool(n: int, x: Sharded, sizes: tuple[int, ...]) -> tuple[Shard
        side, as torch's own pooling of that block takes them. A repetition changes no maximum.
     3. Of the maxima of the ranks that share windows take the largest, of equals the first.
     """
+    n = len(sizes)
     name = f"adaptive_max_pool{n}d"
     layout = layout_of(x, sizes, name)
     block = layout.fetch(x, name)
@@ -78,42 +80,52 @@ def _first_largest(
     x: Sharded, values: torch.Tensor, index: torch.Tensor, layout: AdaptiveLayout, axis: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Along one axis, the largest value and its index; of equals the first, of NaN the last."""
-    every = _beside(x, values, layout, axis), _beside(x, index, layout, axis)
+    values = _beside(x, values, layout, axis)
+    index = _beside(x, index, layout, axis)
     with torch.no_grad():
-        nan = every[0].isnan()
-        candidate = nan | (every[0] == every[0].amax(2, keepdim=True))
-        order = torch.where(nan, -every[1], every[1])
+        nan = values.isnan()
+        candidate = nan | (values == values.amax(2, keepdim=True))
+        order = torch.where(nan, -index, index)
         choice = order.masked_fill(~candidate, NOWHERE).argmin(2, keepdim=True)
-    values, index = (t.gather(2, choice).squeeze(2) for t in every)
-    return values, index
+    return values.gather(2, choice).squeeze(2), index.gather(2, choice).squeeze(2)
 
 
 def _beside(x: Sharded, block: torch.Tensor, layout: AdaptiveLayout, axis: str) -> torch.Tensor:
     """The blocks of all ranks along an axis, beside each other in a new dim 2."""
     ranks = x.grid.extents[axis]
-    shape, cuts = layout.output.shape, layout.output.cuts
+    shape = layout.output.shape
+    cuts = layout.output.cuts
     cut = Cut(axis, tuple(range(ranks + 1)))
     one = Partition((*shape[:2], ranks, *shape[2:]), (*cuts[:2], cut, *cuts[2:]))
     each = x.like(block.unsqueeze(2), one)
     return each.redistribute(one.without([axis]), "the parts of adaptive_max_pool").local
 
 
-def _register(n: int) -> None:
-    name = f"adaptive_max_pool{n}d"
+@register_each(
+    # torch.adaptive_max_pool1d itself returns both
+    (F.adaptive_max_pool1d_with_indices, torch.adaptive_max_pool1d),
+    F.adaptive_max_pool2d_with_indices,
+    F.adaptive_max_pool3d_with_indices,
+    family="pooling",
+)
+def adaptive_maximum_with_indices(
+    operator: Operator,
+    input: Sharded,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = True,
+) -> tuple[Sharded, Sharded]:
+    """To any extents, with the maxima's flat positions in the whole volume."""
+    n = spatial_dims(operator)
+    return adaptive_max_pool(input, sizes_of(input, n, output_size, f"adaptive_max_pool{n}d"))
 
-    def pair(input: Any, output_size: Any, return_indices: bool = True) -> tuple[Sharded, Sharded]:
-        """To any extents, with the maxima's flat positions in the whole volume."""
-        return adaptive_max_pool(n, input, sizes_of(input, n, output_size, name))
 
-    def rule(input: Any, output_size: Any, return_indices: bool = False) -> Sharded:
-        """To any extents; to fewer than ranks by partial maxima, without gathering the volume."""
-        return pair(input, output_size)[0]
-
-    register(WITH_INDICES[n], family="pooling")(pair)
-    register(VALUES[n], family="pooling")(rule)
-    if n == 1:  # torch.adaptive_max_pool1d itself returns both
-        register(torch.adaptive_max_pool1d, family="pooling")(pair)
-
-
-for _n in VALUES:
-    _register(_n)
+@register_each(*VALUES.values(), family="pooling")
+def adaptive_maximum(
+    operator: Operator,
+    input: Sharded,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = False,
+) -> Sharded:
+    """To any extents; to fewer than ranks by partial maxima, without gathering the volume."""
+    values, _ = adaptive_maximum_with_indices(operator, input, output_size)
+    return values

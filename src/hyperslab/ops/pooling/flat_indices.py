@@ -17,9 +17,11 @@ def move_indices(
 
     ``move(dim, coordinate)`` says where a coordinate of a spatial dim lies in the other block.
     """
-    moved, rest = torch.zeros_like(index), index
+    moved = torch.zeros_like(index)
+    rest = index
     stride = 1
     for dim in reversed(range(len(extents))):
         moved = moved + stride * move(dim, rest % extents[dim])
-        rest, stride = rest // extents[dim], stride * target[dim]
+        rest = rest // extents[dim]
+        stride *= target[dim]
     return moved

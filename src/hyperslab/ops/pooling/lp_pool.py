@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.ops.common.arguments import per_dim
+from hyperslab.ops.common.arguments import PerDim
+from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.common.placement import check_input
-from hyperslab.ops.pooling.pool import avg_pool, max_pool
-from hyperslab.tensor import Sharded, register
-
-LOCAL = {1: F.lp_pool1d, 2: F.lp_pool2d, 3: F.lp_pool3d}
+from hyperslab.ops.pooling.pool import avg_pool, max_pool, pool_windows
+from hyperslab.tensor import Sharded
 
 
-def lp_pool(n: int, x: Sharded, p: float, kernel: Any, stride: Any, ceil: bool) -> Sharded:
-    """The ``p``-norm of every window, as torch composes it of other operators.
+@register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
+def lp_pool(
+    operator: Operator,
+    input: Sharded,
+    norm_type: float,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    ceil_mode: bool = False,
+) -> Sharded:
+    """Any window, any power, infinity included: the norm of every window.
 
     Distribution scheme: 1. the power, block by block, 2. average pooling, 3. its root, block by
-    block. An infinite ``p`` is the maximum of the absolute values (or the minimum).
+    block, as torch composes it. An infinite power is the maximum of the absolute values (or the
+    minimum).
     """
-    check_input(x, n, f"lp_pool{n}d")
-    if math.isinf(p):
-        sign = math.copysign(1, p)
-        y = max_pool(n, x.like(x.local.abs() * sign), kernel, stride, 0, 1, ceil)
+    n = spatial_dims(operator)
+    check_input(input, n, f"lp_pool{n}d")
+    windows = pool_windows(n, kernel_size, stride)
+    block = input.local
+    if math.isinf(norm_type):
+        sign = math.copysign(1, norm_type)
+        y = max_pool(input.like(block.abs() * sign), windows, ceil_mode)
         return y.like(y.local * sign)
-    y = avg_pool(n, x.like(x.local.pow(p)), kernel, stride, 0, ceil, True, None)
+    y = avg_pool(input.like(block.pow(norm_type)), windows, ceil_mode)
     average = torch.sign(y.local) * F.relu(y.local.abs())
-    return y.like((average * math.prod(per_dim(kernel, n))).pow(1.0 / p))
-
-
-def _register(n: int) -> None:
-    def rule(
-        input: Any, norm_type: Any, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
-    ) -> Sharded:
-        """Any window, any power, infinity included."""
-        return lp_pool(n, input, norm_type, kernel_size, stride, ceil_mode)
-
-    register(LOCAL[n], family="pooling")(rule)
-
-
-for _n in LOCAL:
-    _register(_n)
+    elements = math.prod(window.kernel for window in windows)
+    return y.like((average * elements).pow(1.0 / norm_type))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,8 @@ from hyperslab.comm.agreement import any_rank
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition, TransposedWindow
-from hyperslab.ops.common.arguments import per_dim
+from hyperslab.ops.common.arguments import PerDim, per_dim
+from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.common.operands import operand_block
 from hyperslab.ops.common.placement import (
     check_input,
@@ -26,7 +26,7 @@ from hyperslab.ops.common.placement import (
     read_cover,
 )
 from hyperslab.ops.pooling.flat_indices import move_indices
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor import Sharded
 
 LOCAL = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
 
@@ -59,7 +59,7 @@ class Unpooling:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class UnpoolLayout:
     """One rank's geometry of an unpooling; made once per (partition, windows, sizes)."""
 
     input: Partition
@@ -71,7 +71,7 @@ class Layout:
 
 
 def max_unpool(
-    n: int, x: Sharded, indices: Any, windows: tuple[Unpooling, ...], sizes: tuple[int, ...]
+    x: Sharded, indices: torch.Tensor, windows: tuple[Unpooling, ...], sizes: tuple[int, ...]
 ) -> Sharded:
     """Zeros, but for the values at their ``indices``: flat positions in a volume of ``sizes``.
 
@@ -82,14 +82,17 @@ def max_unpool(
     3. Torch's own unpooling into all that the fetched windows span, of which this rank's outputs
        are kept.
     """
+    n = len(sizes)
     name = f"max_unpool{n}d"
     layout = lay_out(x.grid, x.partition, windows, sizes, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
     at = operand_block(indices, target=layout.input, like=x)
-    values, at = (fetch(t, layout.plan, what=f"the exchange of {name}") for t in (x.local, at))
+    values = fetch(x.local, layout.plan, what=f"the exchange of {name}")
+    at = fetch(at, layout.plan, what=f"the exchange of {name}")
     if any(layout.cut):
         _check_indices(at, x, layout, sizes, name)
-    reach, out = layout.reach, layout.output.box(x.grid.coords)
+    reach = layout.reach
+    out = layout.output.box(x.grid.coords)
     at = move_indices(at, sizes, lambda d, index: index - reach.lo[d + 2], reach.shape[2:])
     # Of all kernels with stride 1, those whose unpooling has just the extents wanted.
     pairs = zip(reach.shape[2:], values.shape[2:], strict=True)
@@ -100,7 +103,7 @@ def max_unpool(
 @per_grid
 def lay_out(
     grid: Grid, x: Partition, windows: tuple[Unpooling, ...], sizes: tuple[int, ...], name: str
-) -> Layout:
+) -> UnpoolLayout:
     """Where the outputs of an unpooling lie and which values may come there."""
     x, cuts = placement(x, grid, windows, sizes, name)
     output = output_partition(x, x.shape[1], sizes, cuts)
@@ -112,14 +115,15 @@ def lay_out(
         lo, hi = window.writes(plan.wanted.interval(d + 2)) if cut[d] else (0, size)
         held = out.interval(d + 2)
         spans.append((min(max(lo, 0), held[0]), max(min(hi, size), held[1])))
-    return Layout(x, output, plan, windows, cut, Box.of(spans))
+    return UnpoolLayout(x, output, plan, windows, cut, Box.of(spans))
 
 
 def _check_indices(
-    at: torch.Tensor, x: Sharded, layout: Layout, sizes: Sequence[int], name: str
+    at: torch.Tensor, x: Sharded, layout: UnpoolLayout, sizes: Sequence[int], name: str
 ) -> None:
     """Refuse, on all ranks, an index out of its window: its value would go to a rank far away."""
-    outside, rest = torch.zeros_like(at, dtype=torch.bool), at
+    outside = torch.zeros_like(at, dtype=torch.bool)
+    rest = at
     for d in reversed(range(len(sizes))):
         index = rest if d == 0 else rest % sizes[d]
         rest = rest // sizes[d]
@@ -138,26 +142,22 @@ def _check_indices(
         )
 
 
-def _register(n: int) -> None:
-    def rule(
-        input: Any,
-        indices: Any,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        output_size: Any = None,
-    ) -> Sharded:
-        """Any window and output_size; every index has to lie in its own window."""
-        check_input(input, n, f"max_unpool{n}d")
-        meta = torch.empty(input.shape, device="meta")
-        to = LOCAL[n](meta, meta.long(), kernel_size, stride, padding, output_size).shape[2:]
-        kernel, pads = per_dim(kernel_size, n), per_dim(padding, n)
-        strides = kernel if stride is None else per_dim(stride, n)
-        every = zip(kernel, strides, pads, input.shape[2:], strict=True)
-        return max_unpool(n, input, indices, tuple(Unpooling(*each) for each in every), tuple(to))
-
-    register(LOCAL[n], family="pooling")(rule)
-
-
-for _n in LOCAL:
-    _register(_n)
+@register_each(*LOCAL.values(), family="pooling")
+def maximum_unpool(
+    operator: Operator,
+    input: Sharded,
+    indices: torch.Tensor,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
+    output_size: Sequence[int] | None = None,
+) -> Sharded:
+    """Any window and output_size; every index has to lie in its own window."""
+    n = spatial_dims(operator)
+    check_input(input, n, f"max_unpool{n}d")
+    meta = torch.empty(input.shape, device="meta")
+    to = operator(meta, meta.long(), kernel_size, stride, padding, output_size).shape[2:]
+    kernel = per_dim(kernel_size, n)
+    strides = kernel if stride is None else per_dim(stride, n)
+    every = zip(kernel, strides, per_dim(padding, n), input.shape[2:], strict=True)
+    return max_unpool(input, indices, tuple(Unpooling(*each) for each in every), tuple(to))

@@ -190,7 +190,7 @@ def rule(
             "itself is wrong where the last extent becomes 1\n    use antialias=False"
         )
     if mode == "area":
-        return adaptive_avg_pool(len(sizes), input, sizes)
+        return adaptive_avg_pool(input, sizes)
     scales = None
     if scale_factor is not None and not recompute_scale_factor:
         given = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor]
