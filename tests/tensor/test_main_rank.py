@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import hyperslab as hs
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.main_rank import gather_to_main, scatter_from_main
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 
 SHAPE = (1, 2, 5, 7, 6)
 GRIDS: list[dict[str, int]] = [{}, {"depth": 2}, {"depth": 3, "width": 2}, {"data": 2, "height": 2}]
@@ -39,3 +40,19 @@ def test_there_and_back(axes: dict[str, int], dtype: str) -> None:
     assert main is not None
     assert main.dtype == dtype
     assert others == [None] * len(others)
+
+
+def without_the_others() -> None:
+    grid = hs.Grid(depth=3)
+    grid.barrier()
+    if grid.rank == 2:
+        os._exit(7)
+    partition = grid.partition(SHAPE)
+    local = torch.zeros(partition.box(grid.coords).shape)
+    gather_to_main(Sharded.from_local(local, partition, grid))
+
+
+def test_the_main_rank_names_the_rank_that_died() -> None:
+    with pytest.raises(RankError) as caught:
+        run_ranks(3, without_the_others)
+    caught.match("CommError: rank 0 lost contact with rank 2 during the gather of a volume to the")

@@ -15,7 +15,7 @@ from hyperslab.formats.shared import slabs
 from hyperslab.formats.shared.chunking import AXES
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.writer import SampleToWrite, Writer
-from hyperslab.geometry import Box, Cut
+from hyperslab.geometry import Box, Cut, Partition, transfers
 
 Shares = tuple[int, ...]
 
@@ -45,18 +45,15 @@ def _verify(found: Source, sample: int, writer: Writer, wanted: SampleToWrite, c
     step = slabs.thickness(
         source.shape, source.dtype.itemsize, wanted.chunk[0] if wanted.chunk else 1
     )
-    rows, columns = (
-        Cut.balanced(*dim).intervals
-        for dim in zip(AXES[1:], source.shape[2:], cut[1:], strict=True)
-    )
+    columns = _columns(source.shape, cut)
 
     def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
         """The slab, put together of the boxes of the ranks that would share it."""
         whole = np.empty(slab.shape, dtype)
-        for top, bottom in rows:
-            for left, right in columns:
-                box = Box((*slab.lo[:-2], top, left), (*slab.hi[:-2], bottom, right))
-                whole[box.slices(slab)] = read(sample, box)
+        first = len(source.shape) - slab.ndim  # labels have no channels
+        owned = [Box(box.lo[first:], box.hi[first:]) for box in columns]
+        for part in transfers(slab, enumerate(owned)):
+            whole[part.box.slices(slab)] = read(sample, part.box)
         return whole
 
     def read(slab: Box) -> Array:
@@ -77,6 +74,13 @@ def _verify(found: Source, sample: int, writer: Writer, wanted: SampleToWrite, c
         _same(where, "parameters", found.parameters.names, source.parameters.names)
     exact = writer.stored_target(wanted.target).tolist()
     _same(where, "targets", found.target(sample).tolist(), exact)
+
+
+def _columns(shape: tuple[int, ...], cut: Shares) -> list[Box]:
+    """What the ranks of each row and column would hold of a volume (C, D, H, W), all D of it."""
+    height, width = (Cut.balanced(*dim) for dim in zip(AXES[1:], shape[2:], cut[1:], strict=True))
+    partition = Partition(shape, (None, None, height, width))
+    return [partition.box(coords) for coords in partition.peers({})]
 
 
 def _same(where: Path | str, what: str, found: object, wanted: object) -> None:
