@@ -45,6 +45,13 @@ def test_the_page_names_every_rule_and_every_refusal() -> None:
     assert "`F.conv3d`" not in refused
 
 
+def test_every_rule_is_listed_under_its_room() -> None:
+    for function, rule in RULES.items():
+        module = getattr(rule.run, "__module__", None) or ""
+        if module.startswith("hyperslab.ops."):
+            assert rule.family == module.split(".")[2], f"{function} stands in {module}"
+
+
 def test_a_users_own_rule_is_not_in_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     page = WRITER["page"]()
     monkeypatch.setitem(RULES, torch.heaviside, Rule(lambda x: x, "user", "Mine."))

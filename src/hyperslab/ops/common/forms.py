@@ -17,16 +17,16 @@ Operator = Callable[..., Any]
 
 Decorator = Callable[[Operator], Operator]
 
-SPACES = (torch, torch.Tensor, F, torch.special)
+_SPACES = (torch, torch.Tensor, F, torch.special)
 
 
 def forms_of(name: str) -> tuple[Operator, ...]:
     """An operator's forms: a function of torch, a method of a tensor, and so on.
 
-    >>> [form.__qualname__ for form in forms_of("dropout1d")]
-    ['dropout1d']
+    >>> forms_of("dropout1d") == (F.dropout1d,)
+    True
     """
-    found = (getattr(space, name, None) for space in SPACES)
+    found = (getattr(space, name, None) for space in _SPACES)
     return tuple(form for form in found if callable(form))
 
 
@@ -47,14 +47,19 @@ def register_each(
     family: str,
     dims: Sequence[str] = (),
 ) -> Decorator:
-    """Decorator: the rule of several operators, which gets the one that was called in front.
+    """Decorator: the decorated function is the rule of several operators.
 
-    An operator is a name (all of its forms), a function, or a tuple of forms, of which the rule
-    gets the first. ``dims`` as in `hyperslab.register`.
+    Its first argument is the operator that was called, the others are the call's. So it says
+    ``operator(x.local)`` where a rule of one operator would name it::
 
-    >>> @register_each("heaviside", "hypot", family="user")
-    ... def rule(operator, x, other):
-    ...     return x.like(operator(x.local, other))
+        @register_each("amax", "amin", family="reductions", dims=["dim"])
+        def rule(operator, input, dim=(), keepdim=False): ...
+
+    Args:
+        operators: each a name (for all of its forms), a function, or a tuple of forms; the rule is
+            given the first form.
+        family: as in `hyperslab.register`.
+        dims: as in `hyperslab.register`.
     """
 
     def add(run: Operator) -> Operator:
