@@ -97,7 +97,8 @@ def focal_loss(
         IndexError: a label is no class.
     """
     _check(logits, labels)
-    logarithms, labels = F.log_softmax(logits, 1, dtype=_wide(logits)), labels.long()
+    logarithms = F.log_softmax(logits, 1, dtype=_wide(logits))
+    labels = labels.long()
     entropy = weighted = F.nll_loss(logarithms, labels, reduction="none")
     if alpha is not None:
         weight = torch.as_tensor(alpha, dtype=entropy.dtype, device=entropy.device)
@@ -131,7 +132,8 @@ def dice_cross_entropy_loss(
 
 
 def _check(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    shape, own = tuple(logits.shape), tuple(labels.shape)
+    shape = tuple(logits.shape)
+    own = tuple(labels.shape)
     if len(shape) < 3 or shape[1] < 2 or own != (shape[0], *shape[2:]):
         raise ValueError(
             f"logits {shape} and labels {own}: expected (N, C, ...) with two or more classes, and "

@@ -1,4 +1,4 @@
-"""One function of many tasks, in processes that end with the one that started them."""
+"""A pool of worker processes, which end with the process that started them."""
 
 from __future__ import annotations
 

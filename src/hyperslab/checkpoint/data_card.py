@@ -1,4 +1,4 @@
-"""What a network was trained on, so far as its use needs it: a checkpoint holds this too."""
+"""The data card of a checkpoint: what its network was trained on, so far as its use needs it."""
 
 from __future__ import annotations
 

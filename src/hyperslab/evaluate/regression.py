@@ -86,5 +86,6 @@ def predict_parameters(
 
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """The mean (P,) of the normalised targets over the training split."""
-    source, chosen = data.source, training_split(recipe, data)
+    source = data.source
+    chosen = training_split(recipe, data)
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)

@@ -65,7 +65,8 @@ class ClassEvaluation:
 
     def write(self, folder: Path) -> None:
         """``metrics.json``, ``metrics.csv``, ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
-        scores, classes = self.scores, self.classes
+        scores = self.scores
+        classes = self.classes
         keys = list(scores[classes[0]])
         rows = ([name, *row.values()] for name, row in scores.items())
         write_csv(folder / "metrics.csv", ["class", *keys], rows)

@@ -1,0 +1,1 @@
+"""Metrics: errors of predicted numbers, confusion matrices of predicted classes."""

@@ -1,4 +1,4 @@
-"""Which classes voxels have and which the network gives them: counted on cut tensors, and scored.
+"""Confusion matrices of a segmentation: counted on cut tensors, and scored.
 
 Legend: B samples of a mini-batch, C classes; a confusion matrix (C, C) counts voxels, its row is
 the true class and its column the predicted one.

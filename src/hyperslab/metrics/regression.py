@@ -82,7 +82,8 @@ def correlation(a: FloatArray, b: FloatArray) -> float:
     """Pearson's correlation of two arrays (N,); NaN where one of them is constant."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")  # a mean of equal numbers rounds: do not correlate what is left
-    a, b = a - a.mean(), b - b.mean()
+    a = a - a.mean()
+    b = b - b.mean()
     return _divide(float(a @ b), float(np.sqrt((a @ a) * (b @ b))))
 
 

@@ -38,7 +38,8 @@ class UNet3D(nn.Module):
             self.down.append(_block(in_channels, first, 2 * first))
             in_channels = 2 * first
         self.pool = nn.MaxPool3d(2)
-        self.widen, self.up = nn.ModuleList(), nn.ModuleList()
+        self.widen = nn.ModuleList()
+        self.up = nn.ModuleList()
         for width, skipped in zip(widths[:1:-1], widths[-2:0:-1], strict=True):
             self.widen.append(nn.ConvTranspose3d(width, width, 2, stride=2, bias=False))
             self.up.append(_block(width + skipped, skipped, skipped))

@@ -1,4 +1,4 @@
-"""What is done already: a file that survives a stop.
+"""The journal of a prediction: which inputs are done, in a file that survives a stop.
 
 predictions.jsonl: one line that says by which network, then one line for each input that is done.
 """

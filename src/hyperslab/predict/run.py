@@ -70,7 +70,8 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    recipe, folder = recipe_of(Path(run), overrides), Path(out)
+    recipe = recipe_of(Path(run), overrides)
+    folder = Path(out)
     started = start_ranks(recipe.device, recipe.timeout)
     try:
         grid = Grid(**recipe.grid.model_dump())
@@ -78,7 +79,8 @@ def predict(
             lambda: list_inputs([Path(path) for path in inputs]), failing="cannot list the inputs"
         )
         network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
-        work, outcomes = Work(network, folder, native=native), []
+        work = Work(network, folder, native=native)
+        outcomes = []
         for entry in entries:
             outcomes.append(work.predict(entry))
             done(outcomes[-1], len(entries))
@@ -115,8 +117,11 @@ class Work:
         Raises:
             DataError: the folder cannot be written.
         """
-        self.network, self.folder, self.native = network, folder, native
-        self.grid, self.about = network.grid, network.about
+        self.network = network
+        self.folder = folder
+        self.native = native
+        self.grid = network.grid
+        self.about = network.about
         self.journal: Journal | None = None
         from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
 
@@ -163,7 +168,8 @@ class Work:
         from_main(write, failing=f"cannot write {path}", error=DataError)
 
     def _open_volume(self, entry: Input) -> Volume:
-        name, native = entry.path.name, self.native
+        name = entry.path.name
+        native = self.native
         if name.endswith(NIFTI):
             return Nifti(entry.path, self.about, native=native)
         return self._open_hdf5(entry, native=native)

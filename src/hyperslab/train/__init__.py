@@ -4,3 +4,8 @@
 through the data, `progress` keeps the position, the `history` and the checkpoints: the ranks vote
 on each `step` (`step_vote`), end at a `stop_request`, and the `reporter` shows how far they are.
 """
+
+from hyperslab.checkpoint.save_load import load, save
+from hyperslab.errors import CheckpointError
+
+__all__ = ["CheckpointError", "load", "save"]

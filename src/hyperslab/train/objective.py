@@ -42,7 +42,7 @@ class MetricSums(Protocol):
 
 
 class Objective(Protocol):
-    """The loss of a step and the measures of a validation, "validation_loss" the first of them."""
+    """The loss of a step and the metrics of a validation, "validation_loss" the first of them."""
 
     loss: LossFunction
     measures: tuple[str, ...]

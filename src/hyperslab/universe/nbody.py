@@ -65,7 +65,8 @@ class Nbody:
         state, factors = self._start(
             np.asarray(physical, np.float32), np.float32(box_size), np.asarray(noise, np.uint32)
         )
-        channels, done = [], 0
+        channels = []
+        done = 0
         for segment in self._segments:
             for i in range(done, done + len(segment) - 1):
                 state = self._step(*state, factors[i])
@@ -80,10 +81,14 @@ class _Code:
     def __init__(
         self, lib: SimpleNamespace, size: int, particles: int, edges: NDArray[np.float64]
     ) -> None:
-        self.lib, self.size, self.particles, self.edges = lib, size, particles, edges
+        self.lib = lib
+        self.size = size
+        self.particles = particles
+        self.edges = edges
 
     def compile(self) -> tuple[Any, Any, Any]:
-        jax, P = self.lib.jax, self.particles
+        jax = self.lib.jax
+        P = self.particles
         vectors = jax.ShapeDtypeStruct((P, P, P, 3), np.float32)
         triple = jax.ShapeDtypeStruct((3,), np.float32)
         start = jax.jit(self.start).lower(
@@ -96,7 +101,9 @@ class _Code:
 
     def start(self, physical: Any, box_size: Any, noise: Any) -> tuple[Any, Any]:
         """The state at FIRST_A by second-order Lagrangian theory, and all steps' factors (n, 3)."""
-        jax, jnp, pm = self.lib.jax, self.lib.jnp, self.lib.pm
+        jax = self.lib.jax
+        jnp = self.lib.jnp
+        pm = self.lib.pm
         mesh = (self.particles,) * 3
         field = pm.linear_field(
             mesh,
@@ -125,7 +132,8 @@ class _Code:
         small shift changes the counts too much or not at all; at a quarter that error of the
         linear growth cancels to first order (docs/design/0003-universes.md).
         """
-        jnp, S = self.lib.jnp, self.size
+        jnp = self.lib.jnp
+        S = self.size
         i = jnp.floor((x + 0.25) * (S / self.particles)).astype(jnp.int32) % S
         flat = (i[..., 0] * S + i[..., 1]) * S + i[..., 2]
         return jnp.bincount(flat.ravel(), length=S**3).reshape(S, S, S)
@@ -164,7 +172,8 @@ class _Code:
 
         They make linear growth exact for any step length, which a plain leapfrog does not.
         """
-        lib, jnp = self.lib, self.lib.jnp
+        lib = self.lib
+        jnp = self.lib.jnp
         a, b = jnp.asarray(self.edges.T, jnp.float32)
         middle = jnp.sqrt(a * b)
 

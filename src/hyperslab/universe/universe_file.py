@@ -27,7 +27,8 @@ def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
     Raises:
         DataError: if one does not fit, which would otherwise wrap around silently.
     """
-    most, limit = int(counts.max()), np.iinfo(np.int16).max
+    most = int(counts.max())
+    limit = np.iinfo(np.int16).max
     if most > limit:
         raise DataError(
             f"universe {index}: a voxel holds {most} particles and int16 ends at {limit};"

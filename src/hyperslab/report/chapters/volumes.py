@@ -46,7 +46,7 @@ def _slices(run: Run) -> str:
 
 def first_window(run: Run, shape: tuple[int, int, int]) -> Window | None:
     """What the first convolution reads; None for a network that is not one of ours."""
-    if run.setting("model.name") == "unet3d":
+    if run.segments:
         return Window(3, before=1, after=1)
     try:
         first = variant_of(str(run.setting("model.variant")), shape[0]).convolutions[0]

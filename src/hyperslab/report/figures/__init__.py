@@ -1,0 +1,1 @@
+"""The figures: inline SVG, one file for each subject."""

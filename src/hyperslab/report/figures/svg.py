@@ -18,8 +18,12 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, MUTED, RULE = "#0a0b01", "#0a0b02", "#0a0b03"
-FIRST, SECOND, THIRD = "#0a0b04", "#0a0b05", "#0a0b06"
+INK = "#0a0b01"
+MUTED = "#0a0b02"
+RULE = "#0a0b03"
+FIRST = "#0a0b04"
+SECOND = "#0a0b05"
+THIRD = "#0a0b06"
 VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",

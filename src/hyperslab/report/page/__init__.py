@@ -1,0 +1,1 @@
+"""The page: HTML and its style sheet."""
