@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PEAK = """
 import resource, sys
 from pathlib import Path
-import hyperslab.formats.shared.slabs as stream
+import hyperslab.formats.slabs as stream
 from hyperslab.convert import Request, convert
 
 def peak():

@@ -21,7 +21,7 @@ def run_example(code: str) -> Any:
 
 
 def test_the_example_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     for rank, (shapes, batches) in enumerate(run_ranks(2, run_example, code)):
         assert [tuple(shape) for shape in shapes] == [(n, 1, 8, 8, 8) for n in (4, 4, 2)]

@@ -16,6 +16,7 @@ from hyperslab.convert import Request
 from hyperslab.convert import convert as convert_folder
 from hyperslab.ct import Outcome, Pair, Shape, find, make_phantoms
 from hyperslab.ct import convert as convert_pairs
+from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, compressions, names
 
 FOLDER = "folder"
@@ -90,7 +91,11 @@ def folder(
     channels: Annotated[
         str | None, typer.Option(help="Of SRC, first or last, where its shapes do not tell.")
     ] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A module to import, which registers formats.")
+    ] = None,
 ) -> None:
+    load_plugins(plugin or [])
     if channels not in (None, "first", "last"):
         raise typer.BadParameter(f"--channels {channels}: give first or last")
     parts = None if cut is None else _three("--cut", cut)

@@ -12,6 +12,7 @@ import typer
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
+from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
 
 PLACE = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
@@ -24,8 +25,12 @@ def inspect(
     ] = None,
     format: Annotated[str | None, typer.Option(help=f"{choices(names())}.")] = None,
     channels: Annotated[str | None, typer.Option(help="first or last.")] = None,
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A module to import, which registers formats.")
+    ] = None,
 ) -> None:
     """Say what a folder holds and what reading it on a grid costs in bytes and requests."""
+    load_plugins(plugin or [])
     extents = _extents(places or [])
     if channels not in (None, "first", "last"):
         raise typer.BadParameter(f"--channels {channels}: give first or last")

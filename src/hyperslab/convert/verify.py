@@ -10,8 +10,8 @@ import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
+from hyperslab.formats import slabs
 from hyperslab.formats.registry import source_of
-from hyperslab.formats.shared import slabs
 from hyperslab.formats.shared.chunking import AXES
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.writer import SampleToWrite, Writer

@@ -9,7 +9,8 @@ from pathlib import Path
 from hyperslab.convert.journal import REMEDY
 from hyperslab.convert.verify import verify
 from hyperslab.errors import DataError
-from hyperslab.formats.shared import slabs
+from hyperslab.formats import registry, slabs
+from hyperslab.formats.registry import Format
 from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
 from hyperslab.formats.shared.manifest import Entry
@@ -25,8 +26,7 @@ Doubtful = tuple[tuple[int, Entry], ...]
 class Job:
     """One volume of ``root``, a source of its own, and its samples.
 
-    Everything in it can be sent to another process by pickle, which imports the modules of the
-    classes there: so formats of users are registered there too.
+    Pickle can send all of it to another process, where the format may not be registered.
 
     ``todo``: the number of each within the volume, and its name. ``doubtful``: those that are
     finished, but of a file that does not look as it did. ``scratch``: a folder for this job alone.
@@ -37,14 +37,19 @@ class Job:
     root: Path
     source: Source
     width: int | None
-    format: str
-    writer: Writer
+    format: Format
     compression: str
     cut: Sides
     chunk: Sides | None
     scratch: Path
     todo: Todo
     doubtful: Doubtful
+
+    @property
+    def writer(self) -> Writer:
+        """Of the format."""
+        assert self.format.writer is not None
+        return self.format.writer
 
     @property
     def out(self) -> Path:
@@ -66,6 +71,7 @@ def run(job: Job) -> Done:
     Raises:
         DataError: a file cannot be written.
     """
+    registry.adopt(job.format)
     whole = job.source
     try:
         source = whole if job.width is None else Subvolumes(whole, job.width)
@@ -81,8 +87,8 @@ def run(job: Job) -> Done:
     except OSError as error:
         shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
         raise DataError(
-            f"{job.out}: {job.name} cannot be written as {job.format}: {error.strerror or error}; "
-            "finished files are kept, run it again to go on"
+            f"{job.out}: {job.name} cannot be written as {job.format.name}: "
+            f"{error.strerror or error}; finished files are kept, run it again to go on"
         ) from error
     finally:
         whole.close()

@@ -16,6 +16,7 @@ from hyperslab.formats.npy.source import NpyFolder
 from hyperslab.formats.npy.writer import NpyWriter
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Format, register
+from hyperslab.formats.shared.listing import list_files
 from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.subvolumes import Subvolumes
@@ -39,6 +40,7 @@ __all__ = [
     "TfRecordFolder",
     "Writer",
     "ZarrFolder",
+    "list_files",
     "register",
 ]
 

@@ -64,6 +64,11 @@ def register(
     return _FORMATS[name]
 
 
+def adopt(format: Format) -> None:
+    """Make a format of the process that has started this one known here, if it is not."""
+    _FORMATS.setdefault(format.name, format)
+
+
 def formats() -> tuple[Format, ...]:
     """All that are registered."""
     return tuple(_FORMATS.values())

@@ -143,7 +143,7 @@ class Source(ABC):
             return Extras()
         return Extras(names=self.parameters.names, target=self.target(sample))
 
-    def files(self, sample: int) -> tuple[Path, ...]:
+    def files(self, sample: int) -> Sequence[Path]:
         """The files whose change means that the sample may have changed; none if not known.
 
         `hyperslab convert`, run again, then reads the sample again and compares it.
@@ -204,7 +204,7 @@ class SingleSample(Source):
     def extras(self, sample: int) -> Extras:
         return self.source.extras(self.sample)
 
-    def files(self, sample: int) -> tuple[Path, ...]:
+    def files(self, sample: int) -> Sequence[Path]:
         return self.source.files(self.sample)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 from hyperslab.errors import LayoutError
@@ -65,7 +66,7 @@ class Subvolumes(Source):
         whole = self.source.extras(sample // len(self.places))
         return Extras(whole.keys, whole.names, whole.target, whole.arrays)
 
-    def files(self, sample: int) -> tuple[Path, ...]:
+    def files(self, sample: int) -> Sequence[Path]:
         return self.source.files(sample // len(self.places))
 
     def where(self, sample: int) -> str:

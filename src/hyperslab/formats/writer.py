@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 
+from hyperslab.formats import slabs
 from hyperslab.formats.extras import Extras
-from hyperslab.formats.shared import slabs
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.shared.manifest import Entry
@@ -55,19 +55,24 @@ class SampleToWrite:
 class Writer(ABC):
     """Writes samples in one format; pickle can send it to another process.
 
-    ``compressions``: that it has. ``chunked``: its files are cut into chunks, for grids. ``named``:
-    it holds parameters' names. ``read_as``: the format's name, where the reader has to be told it,
-    because it would find it out and write it to the log.
+    ``compressions``: that it has. ``chunked``: its files are cut into chunks, for grids.
+    ``labels``: it holds a class for every voxel. ``named``: it holds parameters' names.
+    ``read_as``: the format's name, where the reader has to be told it, because it would find it out
+    and write it to the log.
     """
 
     compressions: ClassVar[tuple[str, ...]] = ("none",)
+    labels: ClassVar[bool] = False
     named: ClassVar[bool] = True
     read_as: ClassVar[str | None] = None
     chunked: ClassVar[bool] = False
 
     def misfit(self, source: Source) -> str:
-        """What of the samples the format cannot hold without a loss; empty if there is nothing."""
-        return ""
+        """What of the samples the format cannot hold without a loss; empty if there is nothing.
+
+        A format that adds to this asks its base class first.
+        """
+        return "labels" if source.classes and not self.labels else ""
 
     def told(self, source: Source) -> Channels | None:
         """What a reader has to be told of the channels, where the files do not say it."""
@@ -82,7 +87,7 @@ class Writer(ABC):
         return source.names
 
     @abstractmethod
-    def files(self, name: str, compression: str) -> tuple[str, ...]:
+    def files(self, name: str, compression: str) -> Sequence[str]:
         """The files of a sample, relative, in the order in which they get their names."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from hyperslab.atomic_files import write_text
 from hyperslab.errors import RecipeError
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import OneOf, Recipe
 
 DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule": "linear"}
 """Sections with alternatives, and the one that goes without saying."""
@@ -186,7 +186,7 @@ def _walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _choices(key: str) -> list[str] | None:
     """The words that a key takes, if it takes words."""
-    kinds = [_fields().get(key.rstrip(".0123456789"))]
+    kinds: list[Any] = [_fields().get(key.rstrip(".0123456789"))]
     choices: list[str] = []
     while kinds:
         kind = kinds.pop()
@@ -194,4 +194,7 @@ def _choices(key: str) -> list[str] | None:
             choices += [str(value) for value in typing.get_args(kind)]
         elif typing.get_origin(kind) in (typing.Union, types.UnionType):
             kinds += typing.get_args(kind)
+        elif typing.get_origin(kind) is typing.Annotated:
+            marks = [mark for mark in kind.__metadata__ if isinstance(mark, OneOf)]
+            choices += [word for mark in marks for word in mark.words()]
     return choices or None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ByteSize,
     ConfigDict,
@@ -19,7 +22,27 @@ from pydantic import (
     model_validator,
 )
 
+from hyperslab.errors import DataError
+from hyperslab.formats import registry
+from hyperslab.formats.plugins import load_plugins
+
 Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Marks a key that takes one of a list of words that may grow; for errors."""
+
+    words: Callable[[], Sequence[str]]
+
+
+def _registered(format: str) -> str:
+    if format not in registry.names():
+        raise ValueError("it is no registered format")
+    return format
+
+
+FormatName = Annotated[str, AfterValidator(_registered), OneOf(registry.names)]
 
 
 class Section(BaseModel):
@@ -63,7 +86,8 @@ class DataSection(Section):
     path: Path
     batch_size: PositiveInt  # samples over all ranks
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
-    format: Literal["hdf5", "lbann", "npy", "tfrecord", "zarr", "nifti"] | None = None
+    plugins: tuple[str, ...] = ()  # modules to import, which register formats
+    format: FormatName | None = None  # None: found out
     channels: Literal["first", "last"] | None = None  # None: found out
     transform: Literal["auto", "log1p", "mean"] | None = "auto"  # log1p of counts, none of scans
     window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
@@ -77,6 +101,16 @@ class DataSection(Section):
     on_error: Literal["stop", "skip"] = "stop"  # where a sample cannot be read
     prefetch: NonNegativeInt = 2  # mini-batches read ahead
     prefetch_bytes: ByteSize = ByteSize(1 << 30)  # that a rank may hold of them
+
+    @field_validator("plugins")
+    @classmethod
+    def _import(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
+        """Before the format is looked at, which may be theirs."""
+        try:
+            load_plugins(plugins)
+        except DataError as error:
+            raise ValueError(str(error)) from error
+        return plugins
 
     @field_validator("fractions")
     @classmethod

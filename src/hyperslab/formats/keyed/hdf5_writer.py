@@ -68,9 +68,7 @@ class LbannWriter(Hdf5Writer):
 
     order = LBANN
     read_as = "lbann"
-
-    def misfit(self, source: Source) -> str:
-        return "labels" if source.classes else ""
+    labels = False
 
     def names(self, source: Source, root: str) -> Sequence[str]:
         return [self._name(source, sample) for sample in range(len(source.names))]

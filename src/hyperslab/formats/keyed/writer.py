@@ -13,8 +13,8 @@ import numpy as np
 
 from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.shared.labels import KEYS
-from hyperslab.formats.shared.slabs import Slabs
 from hyperslab.formats.shared.storage_order import CHANNELS_FIRST, CHANNELS_LAST, StorageOrder
+from hyperslab.formats.slabs import Slabs
 from hyperslab.formats.source import Array
 from hyperslab.formats.writer import SampleToWrite, Writer
 from hyperslab.geometry import Box
@@ -36,6 +36,7 @@ class KeyedWriter(Writer):
     suffix: ClassVar[str]
     order: ClassVar[StorageOrder] = CHANNELS_LAST
     compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
+    labels = True
     chunked = True
 
     def files(self, name: str, compression: str) -> tuple[str, ...]:

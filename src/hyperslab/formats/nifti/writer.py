@@ -22,6 +22,7 @@ class NiftiWriter(Writer):
     """One channel with labels, its axes along the patient's (RAS+)."""
 
     compressions = ("none", "gzip")
+    labels = True
 
     def misfit(self, source: Source) -> str:
         if not source.classes:

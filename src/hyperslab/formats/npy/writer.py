@@ -30,8 +30,8 @@ class NpyWriter(Writer):
     """(C, D, H, W), or (D, H, W) of one channel, and a line of ``targets.csv`` for each."""
 
     def misfit(self, source: Source) -> str:
-        if source.classes:
-            return "labels"
+        if labels := super().misfit(source):
+            return labels
         suffix = TARGET.removesuffix(".npy")
         named = [name for name in source.names if name.endswith(suffix)]
         return f"a volume called {named[0]!r}, which is the name of a target" if named else ""

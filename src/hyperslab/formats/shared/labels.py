@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.formats.source import Array
 
 KEYS = ("volume", "segmentation")
 LIVER = ("background", "liver", "tumour")
@@ -51,7 +50,7 @@ def classes_of(where: str, file: Any) -> tuple[str, ...]:
     return names
 
 
-def as_classes(stored: Array, where: str) -> NDArray[np.uint8]:
+def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
     """The labels (1 or C, d, h, w) of a file as classes (d, h, w).
 
     Raises:
@@ -67,7 +66,7 @@ def as_classes(stored: Array, where: str) -> NDArray[np.uint8]:
     return whole
 
 
-def check_classes(labels: Array, classes: tuple[str, ...], where: str) -> None:
+def check_classes(labels: NDArray[Any], classes: tuple[str, ...], where: str) -> None:
     """Refuse labels without a class before they reach a loss.
 
     Raises:

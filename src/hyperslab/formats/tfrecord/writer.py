@@ -34,8 +34,8 @@ class TfRecordWriter(Writer):
 
     def misfit(self, source: Source) -> str:
         channels, *extents = source.shape
-        if source.classes:
-            return "labels"
+        if labels := super().misfit(source):
+            return labels
         if source.dtype != np.int16:
             return f"{source.dtype.name} (MLPerf's hold int16)"
         if channels != CHANNELS or len(set(extents)) > 1:

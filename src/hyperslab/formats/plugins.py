@@ -1,0 +1,29 @@
+"""Modules of users that register formats."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from hyperslab.errors import DataError
+
+
+def load_plugins(modules: Sequence[str]) -> None:
+    """Import modules by name; they are looked for in the current folder too.
+
+    Raises:
+        DataError: one cannot be imported; says why.
+    """
+    here = os.getcwd()
+    if modules and here not in sys.path:
+        sys.path.append(here)  # of the command `hyperslab`; `python -m` has it
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever is wrong in somebody else's code
+            raise DataError(
+                f"plugin {module!r}: cannot be imported: {type(error).__name__}: {error}\n"
+                "    give the name of a module that is installed, in PYTHONPATH or in this folder"
+            ) from error
