@@ -22,7 +22,10 @@ def start_ranks(device: str, timeout: float) -> bool:
 
     Raises:
         LayoutError: there is no CUDA device for this rank.
+        ValueError: ``device`` is another word.
     """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device {device!r}: use auto, cpu or cuda")
     if dist.is_initialized():
         return False
     cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())

@@ -1,0 +1,151 @@
+"""The folder that a prediction fills: masks or a table of parameters, and the journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hyperslab.atomic_files import write_csv
+from hyperslab.comm.agreement import from_main
+from hyperslab.data import Source, Subvolumes
+from hyperslab.errors import DataError, LayoutError
+from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
+from hyperslab.formats.keyed.header import lbann_of
+from hyperslab.formats.nifti.image import SUFFIXES as NIFTI
+from hyperslab.metrics.confusion import predicted_classes
+from hyperslab.predict.inputs import Input
+from hyperslab.predict.journal import Journal, digest
+from hyperslab.predict.network import Network
+from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
+from hyperslab.tensor.main_rank import gather_to_main
+
+PARAMETERS_FILE = "parameters.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutcome:
+    """What became of an input; ``reason`` says why it failed."""
+
+    input: Input
+    state: Literal["predicted", "kept", "failed"]
+    reason: str = ""
+
+
+class ResultFolder:
+    """One run's network and the folder that it fills."""
+
+    def __init__(self, network: Network, folder: Path, *, native: bool) -> None:
+        """Every rank makes one; only the main rank keeps the journal.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        self.network = network
+        self.folder = folder
+        self.native = native
+        self.grid = network.grid
+        self.about = network.about
+        self.journal: Journal | None = None
+        from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
+
+    def _open(self) -> None:
+        of = self.network
+        by = {
+            "checkpoint": digest(of.checkpoint),
+            "native": self.native,
+            "precision": of.recipe.precision,
+            "transform": of.transform.name,
+        }
+        self.journal = Journal(self.folder, json.loads(json.dumps(by)))
+
+    def predict(self, entry: Input) -> InputOutcome:
+        """One input; every rank calls it and gets the same outcome."""
+        try:
+            if from_main(lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError):
+                return InputOutcome(entry, "kept")
+            if self.about.classes:
+                self._classes(entry)
+            else:
+                self._numbers(entry)
+        except (DataError, LayoutError) as error:
+            return InputOutcome(entry, "failed", str(error))
+        return InputOutcome(entry, "predicted")
+
+    def _is_done(self, entry: Input) -> bool:
+        assert self.journal is not None
+        there = not self.about.classes or (self.folder / entry.mask).exists()
+        return there and self.journal.done(entry)
+
+    def _classes(self, entry: Input) -> None:
+        volume = self._open_volume(entry)
+        logits = self.network(volume.block(self.grid), volume.shape, str(entry.path))
+        mask = gather_to_main(predicted_classes(logits))
+        path = self.folder / entry.mask
+
+        def write() -> None:
+            assert mask is not None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            volume.write(mask[0], path)
+            self._note(entry)
+
+        from_main(write, failing=f"cannot write {path}", error=DataError)
+
+    def _open_volume(self, entry: Input) -> Volume:
+        name = entry.path.name
+        native = self.native
+        if name.endswith(NIFTI):
+            return Nifti(entry.path, self.about, native=native)
+        return self._open_hdf5(entry, native=native)
+
+    def _open_hdf5(self, entry: Input, *, native: bool) -> Hdf5:
+        if not entry.path.name.endswith(HDF5):
+            kinds = HDF5 if not self.about.classes else (*NIFTI, *HDF5)
+            raise DataError(f"{entry.path}: this network takes {', '.join(kinds)}")
+        data = self.network.recipe.data
+        lbann = lbann_of(data.format)
+        return Hdf5(entry.path, self.about, native=native, channels=data.channels, lbann=lbann)
+
+    def _numbers(self, entry: Input) -> None:
+        volume = self._open_hdf5(entry, native=False)
+        source: Source = volume.source
+        width = self.network.recipe.data.subvolume
+        source = source if width is None else Subvolumes(source, width)
+        unit = []
+        for sample in range(len(source.names)):
+            block = read_block(source, sample, self.grid)
+            prediction = self.network(block, source.shape, source.where(sample))
+            unit.append(prediction.full()[0].double().cpu().tolist())
+        rows = dict(zip(source.names, unit, strict=True))
+        from_main(
+            lambda: self._note(entry, samples=rows),
+            failing=f"cannot write {self.folder}",
+            error=DataError,
+        )
+
+    def _note(self, entry: Input, **result: Any) -> None:
+        assert self.journal is not None
+        self.journal.add(entry, **result)
+
+    def finish(self, entries: Sequence[Input]) -> None:
+        """Write the table of parameters, where that is the result."""
+        if not self.about.classes:
+            words = f"cannot write into {self.folder}"
+            from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
+
+    def _tabulate(self, entries: Sequence[Input]) -> None:
+        """One line a sample: the normalised values and those in physical units."""
+        assert self.journal is not None
+        names = self.about.parameters.names
+        kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
+        rows: list[list[object]] = []
+        for row in (self.journal.rows[e.name] for e in entries if e.name in self.journal.rows):
+            for sample, unit in row["samples"].items():
+                physical = self.about.parameters.physical(np.array(unit)).tolist()
+                pairs = zip(unit, physical, strict=True)
+                rows.append([row["path"], sample, *(value for pair in pairs for value in pair)])
+        write_csv(self.folder / PARAMETERS_FILE, ["file", "sample", *kinds], rows)
