@@ -2,8 +2,9 @@
 
 The ranks are worker processes that live as long as the pytest session and are reused from test to
 test, so a call costs milliseconds. They come from a fork server that has imported everything.
-Each call sees a default process group of exactly n ranks. A rank that dies or hangs costs the whole
-pool; the next call starts a fresh one. What a worker does is in `tests.worker`.
+Each call sees a default process group of exactly n ranks, which others that succeeded saw before.
+A rank that dies or hangs costs the whole pool; the next call starts a fresh one. What a worker does
+is in `tests.worker` and `tests.worlds`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 MAX_RANKS = 8
 GRACE = 10.0  # [s] that the other ranks have after the first one failed
-RENEW = 16  # calls that share one process group: the groups made inside it hold sockets until then
+RENEW = 100  # calls that share one process group
 # torch._dynamo is what the first optimizer of a process imports, and hyperslab.cli all of ours: two
 # seconds in every worker.
 PRELOAD = ["torch", "torch._dynamo", "hypothesis", "pytest", "hyperslab.cli"]
@@ -82,12 +83,8 @@ class _Pool:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self.workers: list[_Worker] = []
-        self.groups = itertools.count()
-        self.renew()
-
-    def renew(self) -> None:
-        """Let the next call make a new process group."""
-        self.world, self.uses = 0, 0
+        self.numbers = itertools.count()
+        self.groups: dict[int, tuple[int, int]] = {}  # by their size: number, calls so far
 
     def grow(self, n: int) -> None:
         for rank in range(len(self.workers), n):
@@ -102,10 +99,11 @@ class _Pool:
 
     def group(self, n: int) -> int:
         """The number of the process group for this call; a new number is a new group."""
-        if self.world != n or self.uses == RENEW:
-            self.world, self.uses, self.current = n, 0, next(self.groups)
-        self.uses += 1
-        return self.current
+        number, calls = self.groups.get(n, (-1, RENEW))
+        if calls == RENEW:
+            number, calls = next(self.numbers), 0
+        self.groups[n] = number, calls + 1
+        return number
 
     def run(self, n: int, call: bytes, timeout: float) -> list[Outcome]:
         self.grow(n)
@@ -117,7 +115,9 @@ class _Pool:
                 continue
         outcomes = self.collect(n, timeout)
         if any(o.kind != "returned" for o in outcomes):
-            self.renew()
+            del self.groups[n]
+        if any(o.lost for o in outcomes):
+            self.groups.clear()
         return outcomes
 
     def collect(self, n: int, timeout: float) -> list[Outcome]:

@@ -61,6 +61,18 @@ def hang_on(rank: int) -> None:
         time.sleep(1000)
 
 
+def world() -> tuple[str, int]:
+    """The name of the default group, and how many groups there are."""
+    groups = dist.distributed_c10d._world.pg_names
+    dist.new_group(list(range(dist.get_world_size())))
+    return dist.group.WORLD.group_name, len(groups)
+
+
+def end_the_group() -> bool:
+    dist.destroy_process_group()
+    return dist.is_initialized()
+
+
 def groups_and_sockets() -> int:
     for _ in range(3):
         dist.new_group(list(range(dist.get_world_size())))
@@ -76,6 +88,31 @@ def test_a_changed_number_of_ranks_is_a_fresh_group(n: int) -> None:
     x = torch.arange(3.0)
     for y in run_ranks(n, summed, x):
         assert torch.equal(y, x * (n * (n + 1) / 2))
+
+
+def test_groups_are_kept_and_those_made_in_a_call_are_not() -> None:
+    two, four = run_ranks(2, world), run_ranks(4, world)
+    assert len({name for name, _ in two}) == len({name for name, _ in four}) == 1
+    assert two[0][0] != four[0][0]
+    assert run_ranks(4, world) == four
+    again = run_ranks(2, world)
+    assert [name for name, _ in again] == [name for name, _ in two]
+    assert run_ranks(2, world) == again
+
+
+def test_a_failure_costs_the_group() -> None:
+    two, three = run_ranks(2, world), run_ranks(3, world)
+    with pytest.raises(KeyError):
+        run_ranks(3, fail_on, 0)
+    assert run_ranks(3, world)[0][0] != three[0][0]
+    assert run_ranks(2, world)[0][0] == two[0][0]
+
+
+def test_a_call_may_end_its_group() -> None:
+    run_ranks(4, who, "before")
+    assert run_ranks(2, end_the_group) == [False] * 2
+    assert run_ranks(4, who, "after") == [("after", r, 4) for r in range(4)]
+    assert run_ranks(2, who, "after") == [("after", r, 2) for r in range(2)]
 
 
 def test_workers_are_kept_and_alike() -> None:

@@ -1,8 +1,7 @@
-"""One rank of the pool of `tests.ranks`: take a task, join its process group, call, answer."""
+"""One rank of the pool of `tests.ranks`: take a task, enter its process group, call, answer."""
 
 from __future__ import annotations
 
-import datetime
 import faulthandler
 import gc
 import multiprocessing
@@ -14,19 +13,19 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-TIMEOUT = datetime.timedelta(seconds=120)
+from tests.worlds import Worlds
 
 
 @dataclass(frozen=True)
 class Task:
-    group: int  # its number: a new one asks for a new process group
+    group: int  # its number: a new one asks for a new process group of so many ranks
     world: int
     call: bytes  # pickled (function, arguments)
 
@@ -36,26 +35,25 @@ class Outcome:
     kind: str  # returned | raised | died | hung
     value: bytes = b""  # the pickled result or exception
     report: str = ""
+    lost: bool = False  # the call ended the process groups that were there
     when: float = field(default_factory=time.monotonic)
 
 
 def serve(rank: int, connection: Connection, port: int, stacks: Path) -> None:
     """Answer tasks until the other end of the pipe is closed."""
     _settle(stacks)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    group = -1
+    worlds = Worlds(rank, dist.TCPStore("127.0.0.1", port, is_master=False))
     while True:
         try:
             task: Task = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
-        if task.group != group:
-            _join(rank, task, store)
-            group = task.group
+        worlds.enter(task.group, task.world)
         outcome = _call(task.call)
-        if outcome.kind == "raised":  # the others may wait for this rank: let them fail now
-            _leave()
-            group = -1
+        if not worlds.park(task.world):
+            outcome = replace(outcome, lost=True)
+        elif outcome.kind == "raised":  # the others may wait for this rank: let them fail now
+            worlds.leave(task.world)
         connection.send_bytes(pickle.dumps(outcome))
 
 
@@ -74,24 +72,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _join(rank: int, task: Task, store: dist.Store) -> None:
-    _leave()
-    dist.init_process_group(
-        "gloo",
-        store=dist.PrefixStore(f"group {task.group}", store),
-        rank=rank,
-        world_size=task.world,
-        timeout=TIMEOUT,
-    )
-    dist.barrier()  # a rank that fails at once must not leave while others still connect to it
-
-
-def _leave() -> None:
-    gc.collect()  # models in reference cycles still hold their groups
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _call(call: bytes) -> Outcome:

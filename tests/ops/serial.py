@@ -103,10 +103,16 @@ dtypes = st.sampled_from([torch.float64, torch.float64, torch.float32])
 
 
 def compare(op: Callable[..., Any], examples: list[Example]) -> None:
-    """Run all examples on this rank; the failures of all of them make one error."""
+    """Run all examples on this rank; the failures of all of them make one error.
+
+    Examples with equal axes share a grid, as the layers of a network do.
+    """
     serial, parallel = [], []
+    shared: dict[str, hs.Grid] = {}
     for example in examples:
-        grid = hs.Grid(**example.grid)
+        axes = str(example.grid)
+        grid = shared.get(axes) or hs.Grid(**example.grid)
+        shared[axes] = grid
         serial.append(run(op, example, lambda x: x))
         parallel.append(run(op, example, lambda x, grid=grid: hs.shard(x, grid)))
     average_weights(parallel)

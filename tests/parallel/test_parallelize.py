@@ -1,10 +1,9 @@
-"""Whole networks: training steps equal plain torch's on every grid (tier: a few gloo ranks)."""
+"""What `parallelize` does to a network, in one step (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,73 +18,11 @@ from tests.ranks import run_ranks
 
 COVERS = {"autograd": {"backward"}}
 
-Cut = Callable[[torch.Tensor], torch.Tensor]
-GRIDS = [
-    {"depth": 2},
-    {"data": 2},
-    {"data": 2, "depth": 2},
-    {"depth": 2, "height": 2},
-    {"depth": 2, "height": 2, "width": 2},
-    {"data": 2, "depth": 2, "height": 2},
-]
 SMALL = [{"depth": 2}, {"data": 2, "height": 2}]
 
 
 def size(axes: dict[str, int]) -> int:
     return math.prod(axes.values())
-
-
-def train(axes: dict[str, int] | None, dtype: torch.dtype, steps: int) -> list[float]:
-    """Losses of so many steps of CosmoFlow with batch norm and dropout; without axes plain torch.
-
-    Dropout sits behind the flattening, where its mask is torch's own. In float32 any two runs part
-    for good where rounding takes a leaky ReLU's input over zero, which moves a gradient by 1e-3;
-    with this seed it happens in none of them (docs/log.md). Float64 needs no such luck.
-    """
-    torch.manual_seed(3)
-    model: nn.Module = hs.models.CosmoFlow(16, batch_norm=True, dropout=0.2)
-    # It starts at zero, where the loss hardly shows what the layers before it compute.
-    nn.init.xavier_uniform_(model.get_parameter("head.fc3.weight"))
-    model.to(dtype)
-    data = torch.randn(20, 2, 4, 16, 16, 16).to(dtype)[:steps]
-    targets = torch.rand(20, 2, 4).mul(2).sub(1).to(dtype)[:steps]
-    cut: Cut = lambda x: x  # noqa: E731
-    if axes is not None:
-        grid = hs.Grid(**axes)
-        hs.parallelize(model, grid)
-        cut = lambda x: hs.shard(x, grid)  # noqa: E731
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    if dtype == torch.float64:
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    losses = []
-    for x, y in zip(data, targets, strict=True):
-        loss = F.mse_loss(model(cut(x)), cut(y))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "error", "most", "grids"),
-    [
-        (torch.float32, 1e-4, 20, [GRIDS[2], GRIDS[0], GRIDS[1], *GRIDS[3:]]),
-        (torch.float64, 1e-9, 8, [GRIDS[2], GRIDS[3], GRIDS[4]]),
-    ],
-)
-def test_steps_of_cosmoflow(
-    dtype: torch.dtype, error: float, most: int, grids: list[dict[str, int]]
-) -> None:
-    """Many on the first grid, where errors would add up; three on the others."""
-    (serial,) = run_ranks(1, train, None, dtype, most)
-    assert min(serial) < serial[0]
-    for axes in grids:
-        steps = most if axes is grids[0] else 3
-        for losses in run_ranks(size(axes), train, axes, dtype, steps, timeout=300):
-            worst = max(abs(a / b - 1) for a, b in zip(losses, serial[:steps], strict=True))
-            assert worst <= error, axes
 
 
 class Net(nn.Module):

@@ -68,7 +68,6 @@ class Soak:
                     nan = plan.bad if plan.fault == "nan" and index == 0 else -1
                     make(part, Path(name, str(index)), nan)
             try:
-                pool.renew()
                 outcomes = pool.run(plan.ranks, pickle.dumps((play, (plan, Path(name)))), 90)
             finally:
                 if pool is not self.pool:
