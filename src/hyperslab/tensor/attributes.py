@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hyperslab.tensor import Sharded, register
@@ -40,12 +38,14 @@ _register_all()
 
 
 @register(torch.Tensor.is_contiguous, family="attribute")
-def is_contiguous(self: Sharded, memory_format: Any = torch.contiguous_format) -> bool:
+def is_contiguous(
+    self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
+) -> bool:
     """Of the block, in a memory format."""
     return self.local.is_contiguous(memory_format=memory_format)
 
 
 @register(torch.is_tensor, family="attribute")
-def is_tensor(obj: Any) -> bool:
+def is_tensor(obj: object) -> bool:
     """Always."""
     return isinstance(obj, torch.Tensor)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import refuse
 
+Number = float | int | bool | complex
 
-def _register(method: Callable[..., Any]) -> None:
+
+def _register(method: Callable[[torch.Tensor], Number]) -> None:
     @register(method, family="value")
-    def rule(self: Sharded) -> Any:
+    def rule(self: Sharded) -> Number:
         """Of a single element, equal on all ranks; of more refused."""
         if self.numel() != 1 or self.partition.cut_dims:
             raise refuse(method, (self,), {})

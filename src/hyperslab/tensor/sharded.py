@@ -74,7 +74,9 @@ class Sharded(TrackedTensor):
                     f"{partition} is {expected}"
                 )
             x = local.as_subclass(Sharded)
-        x._partition, x._grid, x._policy = partition, grid, policy
+        x._partition = partition
+        x._grid = grid
+        x._policy = policy
         return x
 
     def like(self, local: torch.Tensor, partition: Partition | None = None) -> Sharded:
@@ -138,13 +140,13 @@ class Sharded(TrackedTensor):
         with DisableTorchFunctionSubclass():
             return self.like(fetch(self.local, plan, what=why), partition)
 
-    def take_place_of(self, ordinary: Any) -> Sharded:
+    def take_place_of(self, ordinary: torch.Tensor) -> Sharded:
         """Turn an ordinary tensor into this cut one, where torch would change it in place."""
         with DisableTorchFunctionSubclass():
             ordinary.data = self.local.detach()
-        ordinary.__class__ = Sharded
+        ordinary.__class__ = Sharded  # type: ignore[assignment]
         vars(ordinary).update(vars(self))
-        return ordinary
+        return ordinary  # type: ignore[return-value]
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -217,11 +219,11 @@ class Sharded(TrackedTensor):
             "returns, which runs eagerly;\n    wrap other functions in torch.compiler.disable"
         )
 
-    def __matmul__(self, other: Any) -> Any:  # torch would turn the refusal into NotImplemented
-        return torch.matmul(self, other)
+    def __matmul__(self, other: object) -> Any:  # torch would turn the refusal into NotImplemented
+        return torch.matmul(self, other)  # type: ignore[arg-type]
 
-    def __rmatmul__(self, other: Any) -> Any:
-        return torch.matmul(other, self)
+    def __rmatmul__(self, other: object) -> Any:
+        return torch.matmul(other, self)  # type: ignore[arg-type]
 
     @classmethod
     def __torch_function__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +18,11 @@ from hyperslab.tensor import Sharded, register
 
 @register(F.batch_norm, family="normalization")
 def batch_norm(
-    input: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
+    input: Sharded,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -34,7 +33,7 @@ def batch_norm(
     in float64), 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
     all-reduce of both, 3. the block's gradient.
     """
-    x: Sharded = input
+    x = input
     check_channels(x, "batch_norm")
     if not training:
         kept = memory_format_of(x.local)
@@ -44,7 +43,9 @@ def batch_norm(
             y.register_hook(lambda gradient: dense(gradient, kept))
         return x.like(y)
     x = without_empty_shards(x, range(x.dim()))
-    axes, shape, fewest = x.partition.axes, list(x.shape), list(x.shape)
+    axes = x.partition.axes
+    shape = list(x.shape)
+    fewest = list(x.shape)
     if x.policy.batch_norm == "replica" and "data" in axes:
         axes = tuple(axis for axis in axes if axis != "data")
         for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
@@ -55,10 +56,10 @@ def batch_norm(
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
         )
-    count, group = math.prod(shape) // shape[1], x.grid.group(axes)
-    weight, bias = widened(weight), widened(bias)
-    y, mean, var = Normalise.apply(x.local, weight, bias, eps, count, group)
-    if running_mean is not None:
+    count = math.prod(shape) // shape[1]
+    group = x.grid.group(axes)
+    y, mean, var = Normalise.apply(x.local, widened(weight), widened(bias), eps, count, group)
+    if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
     return x.like(y)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +18,11 @@ from hyperslab.tensor import Sharded, register
 
 @register(F.instance_norm, family="normalization")
 def instance_norm(
-    input: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
+    input: Sharded,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -33,7 +32,7 @@ def instance_norm(
     Distribution scheme: as `Normalise`, over the axes that cut space; then one all-reduce over
     the data axis where there are running statistics.
     """
-    x: Sharded = input
+    x = input
     check_normalised(x, "instance_norm", weight, bias)
     x = without_empty_shards(x, range(x.dim()))
     if not use_input_stats:
@@ -49,20 +48,24 @@ def instance_norm(
         return x.like(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps))
     dtype = F.instance_norm(x.local.new_zeros(1, 1, 2)).dtype  # autocast may choose another
     y, mean, var = normalise_space(x, x.local.to(dtype), weight, bias, eps, 1)
-    if running_mean is not None:
+    if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
     return x.like(y)
 
 
 @register(F.group_norm, family="normalization")
 def group_norm(
-    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    input: Sharded,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Sharded:
     """Statistics of each sample and group of channels over cut space.
 
     Distribution scheme: as `Normalise`, over the axes that cut space.
     """
-    x: Sharded = input
+    x = input
     check_normalised(x, "group_norm", weight, bias)
     x = without_empty_shards(x, range(x.dim()))
     if x.shape[1] % num_groups:
@@ -81,7 +84,7 @@ def group_norm(
     return x.like(y if block.is_contiguous() else torch.empty_like(block).copy_(y))
 
 
-def check_normalised(x: Any, name: str, *parameters: Any) -> None:
+def check_normalised(x: object, name: str, *parameters: object) -> None:
     """Refuse cut parameters and cut channels."""
     if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
         raise LayoutError(f"{name}: the input is cut, weight and bias are ordinary tensors")
@@ -91,7 +94,12 @@ def check_normalised(x: Any, name: str, *parameters: Any) -> None:
 
 
 def normalise_space(
-    x: Sharded, block: torch.Tensor, weight: Any, bias: Any, eps: float, pool: int
+    x: Sharded,
+    block: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    pool: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normalise ``pool`` channels of a sample together, as if samples were further channels."""
     samples, channels = block.shape[:2]

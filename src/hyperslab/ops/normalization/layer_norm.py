@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,14 @@ from hyperslab.tensor import Sharded, register
 
 @register(F.layer_norm, family="normalization")
 def layer_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    input: Sharded,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Sharded:
     """Over the last dims, cut or not; of elementwise parameters each rank takes its part."""
-    x: Sharded = input
+    x = input
     shape = _check(x, "layer_norm", normalized_shape, weight, bias)
     x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
     if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
@@ -35,10 +38,13 @@ def layer_norm(
 
 @register(F.rms_norm, family="normalization")
 def rms_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+    input: Sharded,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
 ) -> Sharded:
     """Over the last dims, cut or not; of elementwise weights each rank takes its part."""
-    x: Sharded = input
+    x = input
     shape = _check(x, "rms_norm", normalized_shape, weight)
     x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
     if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
@@ -49,7 +55,12 @@ def rms_norm(
     return _normalise(x, block, shape, weight, None, eps, centred=False)
 
 
-def _check(x: Any, name: str, normalized_shape: Any, *parameters: Any) -> tuple[int, ...]:
+def _check(
+    x: Sharded,
+    name: str,
+    normalized_shape: int | Sequence[int],
+    *parameters: torch.Tensor | None,
+) -> tuple[int, ...]:
     """The normalised shape, which is global as all shapes."""
     if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
         raise LayoutError(f"{name}: the input is cut, its parameters are ordinary tensors")
@@ -100,7 +111,10 @@ class _LayerNorm(torch.autograd.Function):
         dims = range(first, x.dim())
         mean, var = _statistics(values, dims, count, group, centred)
         invstd = var.add_(eps).rsqrt_()
-        ctx.first, ctx.count, ctx.group, ctx.centred = first, count, group, centred
+        ctx.first = first
+        ctx.count = count
+        ctx.group = group
+        ctx.centred = centred
         ctx.save_for_backward(x, weight, mean, invstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
         y = (values - mean).mul_(invstd)
@@ -114,8 +128,10 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, weight, mean, invstd = ctx.saved_tensors
-        dims, lead = list(range(ctx.first, x.dim())), list(range(ctx.first))
-        xhat, dy = (x - mean).mul_(invstd), gradient.to(mean.dtype)
+        dims = list(range(ctx.first, x.dim()))
+        lead = list(range(ctx.first))
+        xhat = (x - mean).mul_(invstd)
+        dy = gradient.to(mean.dtype)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[1]:
             dweight = _sum(dy * xhat, lead).to(weight.dtype)

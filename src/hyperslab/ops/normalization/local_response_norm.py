@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 
 from hyperslab.ops.common.placement import check_channels
@@ -12,9 +10,9 @@ from hyperslab.tensor import Sharded, register
 
 @register(F.local_response_norm, family="normalization")
 def local_response_norm(
-    input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    input: Sharded, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Sharded:
     """Across neighbouring channels, which are not cut: block by block."""
-    x: Sharded = input
+    x = input
     check_channels(x, "local_response_norm")
     return x.like(F.local_response_norm(x.local, size, alpha, beta, k))

@@ -28,7 +28,10 @@ class Normalise(torch.autograd.Function):
         x = dense(x, memory_format_of(x))
         mean, var = _statistics(x, count, group, pool)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
-        ctx.eps, ctx.count, ctx.group, ctx.pool = eps, count, group, pool
+        ctx.eps = eps
+        ctx.count = count
+        ctx.group = group
+        ctx.pool = pool
         ctx.save_for_backward(x, weight, mean, var)
         ctx.mark_non_differentiable(mean, var)
         return y, mean, var
@@ -52,7 +55,8 @@ class Normalise(torch.autograd.Function):
             dx.add_(offset.to(dx.dtype).view(shape))
             dx.addcmul_(x, slope.to(dx.dtype).view(shape))
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        dweight, dbias = dxhat if needs_weight else None, db if needs_bias else None
+        dweight = dxhat if needs_weight else None
+        dbias = db if needs_bias else None
         return dx, dweight, dbias, None, None, None, None
 
 
@@ -92,7 +96,9 @@ def combine(
     be ``exact``, as float64 needs it, around the common mean (Chan et al. 1979), which takes a
     second all-reduce.
     """
-    mean64, var64, what = mean.double(), var.double(), "the statistics of a normalisation"
+    mean64 = mean.double()
+    var64 = var.double()
+    what = "the statistics of a normalisation"
     both = torch.stack([mean64, var64 + mean64.square()]) * share
     total, spread = reduce_in_place(both, group, what)
     if exact:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.geometry import Cover
+from hyperslab.ops.common.arguments import Integers, integers
 from hyperslab.ops.views.concat import SourceInterval, join
 from hyperslab.ops.views.permute import exchanged
 from hyperslab.ops.views.reshape import reshape_to
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.signature import read_dim
+from hyperslab.tensor.signature import read_dims
 
 
 def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
@@ -46,49 +46,47 @@ def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
 
 
 @register(torch.flip, torch.Tensor.flip, family="spatial")
-def flip(input: Any, *dims: Any, **kwargs: Any) -> Sharded:
+def flip(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
     """Any dims; along cut dims every rank fetches the mirror image of its box."""
-    given = kwargs.get("dims", dims)
-    given = given if len(given) != 1 or isinstance(given[0], int) else given[0]
-    return flipped(input, _distinct(input, (given,) if isinstance(given, int) else given, "flip"))
+    return flipped(input, _distinct(input, integers(*dims, *named.values()), "flip"))
 
 
-def _distinct(x: Sharded, dims: Sequence[int], name: str) -> list[int]:
-    found = [read_dim(dim, x.dim(), name) for dim in dims]
+def _distinct(x: Sharded, dims: Sequence[int], name: str) -> tuple[int, ...]:
+    found = read_dims(dims, x.dim(), name)
     if len(set(found)) != len(found):
         raise ValueError(f"{name}: a dim appears twice in {tuple(dims)}")
     return found
 
 
 @register(torch.fliplr, torch.Tensor.fliplr, family="spatial")
-def fliplr(input: Any) -> Sharded:
+def fliplr(input: Sharded) -> Sharded:
     """Along dim 1, as flip."""
-    return flipped(input, [read_dim(1, input.dim(), "fliplr")])
+    return flipped(input, read_dims([1], input.dim(), "fliplr"))
 
 
 @register(torch.flipud, torch.Tensor.flipud, family="spatial")
-def flipud(input: Any) -> Sharded:
+def flipud(input: Sharded) -> Sharded:
     """Along dim 0, as flip."""
-    return flipped(input, [read_dim(0, input.dim(), "flipud")])
+    return flipped(input, read_dims([0], input.dim(), "flipud"))
 
 
-@register(torch.roll, torch.Tensor.roll, family="spatial")
-def roll(input: Any, shifts: Any, dims: Any = None) -> Sharded:
+@register(torch.roll, torch.Tensor.roll, family="spatial", dims=["dims"])
+def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Sharded:
     """Any dims; along a cut dim every rank fetches the two parts that come to lie in its box."""
-    turns = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-    along = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    turns = integers(shifts)
+    along = () if dims is None else integers(dims)
     if not along:
         row = reshape_to(input, (input.numel(),))
         return reshape_to(rolled(row, turns[0], 0), input.shape)
     if len(turns) != len(along):
         raise ValueError(f"roll: {len(turns)} shifts for {len(along)} dims")
     for shift, dim in zip(turns, along, strict=True):
-        input = rolled(input, shift, read_dim(dim, input.dim(), "roll"))
+        input = rolled(input, shift, dim)
     return input
 
 
-@register(torch.rot90, torch.Tensor.rot90, family="spatial")
-def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Sharded:
+@register(torch.rot90, torch.Tensor.rot90, family="spatial", dims=["dims"])
+def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
     """In the plane of any two dims; each cut goes with its dim, across the cut as flip."""
     a, b = _distinct(input, dims, "rot90")
     if k % 4 == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,12 @@ from hyperslab.tensor.dispatch import describe
 
 @register(F.grid_sample, family="spatial")
 def grid_sample(
-    input: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros",
-    align_corners: Any = None,
-) -> Any:  # fmt: skip
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> torch.Tensor:
     """Of a volume that is not cut in space, at places that may be."""
     if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
         raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
@@ -37,7 +40,7 @@ def grid_sample(
 
 
 @register(F.affine_grid, family="spatial")
-def affine_grid(theta: Any, size: Any, align_corners: Any = None) -> Sharded:
+def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
     """Places for every sample by its own matrix; only the batch may be cut."""
     batch, *matrix = theta.partition.cuts
     if any(matrix) or size[0] != theta.shape[0]:

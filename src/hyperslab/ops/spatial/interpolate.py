@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +16,15 @@ from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
+from hyperslab.ops.common.arguments import PerDim
 from hyperslab.ops.common.placement import check_input, output_partition, placement, read_cover
 from hyperslab.ops.pooling.adaptive_avg_pool import adaptive_avg_pool
-from hyperslab.ops.spatial.interpolation_weights import Blend, Reach, Taps, find_taps
+from hyperslab.ops.spatial.interpolation_weights import (
+    ApplyWeights,
+    InterpolationWeights,
+    ReadSpan,
+    find_weights,
+)
 from hyperslab.tensor import Sharded, register
 
 
@@ -39,22 +44,23 @@ class Resize:
     def run(self, x: torch.Tensor, dims: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
         """Resize the spatial ``dims`` of ``x`` to ``sizes`` (of all dims), leave the others."""
         extents = x.shape[2:]
-        options: dict[str, Any] = {"mode": self.mode, "align_corners": self.align_corners}
+        to: list[int] | None = None
+        by: list[float] | None = None
         if self.scales is None:
             to = [sizes[d] if d in dims else extent for d, extent in enumerate(extents)]
-            return F.interpolate(x, size=to, antialias=self.antialias, **options)
-        by = [self.scales[d] if d in dims else 1.0 for d in range(len(extents))]
-        return F.interpolate(x, scale_factor=by, antialias=self.antialias, **options)
+        else:
+            by = [self.scales[d] if d in dims else 1.0 for d in range(len(extents))]
+        return F.interpolate(x, to, by, self.mode, self.align_corners, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class InterpolateLayout:
     """One rank's geometry of an interpolation; made once per (partition, resize, kind of block)."""
 
     input: Partition
     output: Partition
     plan: ExchangePlan
-    blends: tuple[tuple[int, Taps], ...]  # spatial dim and its taps
+    weights: tuple[tuple[int, InterpolationWeights], ...]  # of spatial dims
     rest: tuple[int, ...]  # the spatial dims that are left to torch's operator
     sizes: tuple[int, ...]  # the block's after it
 
@@ -80,9 +86,9 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
 
     Distribution scheme:
     1. Cut the output in proportion to the input.
-    2. Fetch the inputs that this rank's outputs read, by the taps of the whole extents.
-    3. Along the cut dims apply the taps; where torch's own operator on the block alone copies the
-       same inputs (nearest neighbours, a whole factor), leave the dim to it.
+    2. Fetch the inputs that this rank's outputs read, by the weights of the whole extents.
+    3. Along the cut dims apply the weights; where torch's own operator on the block alone copies
+       the same inputs (nearest neighbours, a whole factor), leave the dim to it.
     4. Along the other dims torch's own operator.
     """
     name = f"interpolate(mode={resize.mode!r})"
@@ -91,18 +97,18 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     x = x.redistribute(layout.input, f"the gather before {name}")
     block = fetch(x.local, layout.plan, what=f"the halo exchange of {name}")
     dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
-    if any(taps.weight is not None for _, taps in layout.blends):
+    if any(taps.weight is not None for _, taps in layout.weights):
         block = block.to(kind.dtype)
     block = block.movedim(1, -1) if kind.last else block  # the layout in memory stays
-    for dim, taps in layout.blends:
-        block = Blend.apply(block, dim + (1 if kind.last else 2), taps)
+    for dim, taps in layout.weights:
+        block = ApplyWeights.apply(block, dim + (1 if kind.last else 2), taps)
     block = block.movedim(-1, 1) if kind.last else block
     if layout.rest:
         block = _resize_rest(resize, block, layout)
     return x.like(block.to(dtype), layout.output)
 
 
-def _resize_rest(resize: Resize, block: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout) -> torch.Tensor:
     """Torch's own operator along the other dims; planes as channels take half the time."""
     if resize.mode != "trilinear" or 0 in layout.rest or not block.is_contiguous():
         return resize.run(block, layout.rest, layout.sizes)
@@ -112,9 +118,9 @@ def _resize_rest(resize: Resize, block: torch.Tensor, layout: Layout) -> torch.T
     return y.unflatten(1, block.shape[1:3])
 
 
-@torch.inference_mode(False)
 @per_grid
-def lay_out(grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str) -> Layout:
+@torch.inference_mode(False)  # what is kept is used in later calls, which may want gradients
+def lay_out(grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str) -> InterpolateLayout:
     """Where the outputs of an interpolation lie, what they read and how."""
     dims = range(len(resize.sizes))
     kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]
@@ -125,13 +131,14 @@ def lay_out(grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str) -> 
         else []
         for d in dims
     ]
-    windows = [Reach.of(taps) for taps in several]
+    windows = [ReadSpan.of(taps) for taps in several]
     x, cuts = placement(x, grid, windows, resize.sizes, name)
     output = output_partition(x, x.shape[1], resize.sizes, cuts)
     covered = [cut is not None for cut in cuts]
     plan = plan_exchange(x, read_cover(x, windows, cuts, resize.sizes, covered), grid)
     out = output.box(grid.coords)
-    blends, rest = [], []
+    weights = []
+    rest = []
     for d in reversed(dims):  # the innermost dim costs most: first, while the block is small
         if not covered[d] and not narrow:
             rest.append(d)
@@ -141,11 +148,13 @@ def lay_out(grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str) -> 
         if _alone(taps, resize, d, inputs, outputs, kind):
             rest.append(d)
         else:
-            blends.append((d, taps))
-    return Layout(x, output, plan, tuple(blends), tuple(rest), out.shape[2:])
+            weights.append((d, taps))
+    return InterpolateLayout(x, output, plan, tuple(weights), tuple(rest), out.shape[2:])
 
 
-def _alone(taps: Taps, resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> bool:
+def _alone(
+    taps: InterpolationWeights, resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind
+) -> bool:
     """Whether torch's operator on the block alone makes the same copies."""
     if taps.weight is not None:
         return False
@@ -154,7 +163,7 @@ def _alone(taps: Taps, resize: Resize, dim: int, inputs: int, outputs: int, kind
     return taps.copies_as(_taps(resize, dim, inputs, outputs, kind))
 
 
-def _taps(resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> Taps:
+def _taps(resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> InterpolationWeights:
     """The taps of torch's operator from so many inputs to so many outputs along a spatial dim."""
     n = len(resize.sizes)
 
@@ -166,14 +175,16 @@ def _taps(resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> Ta
         line = (slice(None), 0, *(slice(None) if d == dim else 0 for d in range(n)))
         return resize.run(block, (dim,), (outputs,) * n)[line]
 
-    return find_taps(operator, torch.zeros(inputs, dtype=kind.dtype, device=kind.device), outputs)
+    return find_weights(
+        operator, torch.zeros(inputs, dtype=kind.dtype, device=kind.device), outputs
+    )
 
 
 @register(F.interpolate, family="spatial")
-def rule(
-    input: Any,
-    size: Any = None,
-    scale_factor: Any = None,
+def resample(
+    input: Sharded,
+    size: PerDim | None = None,
+    scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
@@ -193,7 +204,7 @@ def rule(
         return adaptive_avg_pool(input, sizes)
     scales = None
     if scale_factor is not None and not recompute_scale_factor:
-        given = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor]
+        given = [scale_factor] if isinstance(scale_factor, int | float) else scale_factor
         scales = tuple(float(s) for s in given) * (len(sizes) // len(given))
         _check_unmoved(input, mode, sizes, scales, antialias)
     return interpolate(input, Resize(mode, sizes, scales, align_corners, antialias))

@@ -1,4 +1,4 @@
-"""Taps: along one dim, every output is a weighted sum of a few inputs; asked of torch itself.
+"""Interpolation weights along one dim, of which every output has a few; asked of torch itself.
 
 Where torch samples, and how it weighs, follows from rounded arithmetic that differs between types,
 devices and modes. None of it is repeated here: torch's own operator answers to combs of ones.
@@ -22,7 +22,7 @@ The widest filter of torch, Lanczos, has 3; half an output more is the alignment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taps:
+class InterpolationWeights:
     """Output ``o`` is the sum over ``k`` of ``weight[k, o] * input[index[k, o]]``.
 
     Without ``weight`` it is the copy of one input. ``back`` has the inputs that the gradient goes
@@ -34,13 +34,13 @@ class Taps:
     back: torch.Tensor
     weight: torch.Tensor | None
 
-    def of(self, out: Interval, origin: int) -> Taps:
+    def of(self, out: Interval, origin: int) -> InterpolationWeights:
         """Those of the outputs ``out``, for a block that begins at the input ``origin``."""
         these = (slice(None), slice(*out))
         weight = self.weight if self.weight is None else self.weight[these]
-        return Taps(self.index[these] - origin, self.back[these] - origin, weight)
+        return InterpolationWeights(self.index[these] - origin, self.back[these] - origin, weight)
 
-    def copies_as(self, other: Taps) -> bool:
+    def copies_as(self, other: InterpolationWeights) -> bool:
         """Whether both copy the same inputs."""
         return (
             self.weight is None
@@ -51,8 +51,8 @@ class Taps:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """The window map of taps: the ``first`` and the ``last`` input of every output.
+class ReadSpan:
+    """The window map of an interpolation: the ``first`` and the ``last`` input of every output.
 
     Of several taps it spans all that any of them touches. Blocks of one tensor may lie in memory
     in different ways, and so have different taps, but all ranks must expect the same messages.
@@ -63,11 +63,11 @@ class Reach:
     last: tuple[int, ...]
 
     @staticmethod
-    def of(several: Sequence[Taps]) -> Reach:
+    def of(several: Sequence[InterpolationWeights]) -> ReadSpan:
         if not several:
-            return Reach((), ())
+            return ReadSpan((), ())
         touched = torch.cat([t for taps in several for t in (taps.index, taps.back)])
-        return Reach(tuple(touched.amin(0).tolist()), tuple(touched.amax(0).tolist()))
+        return ReadSpan(tuple(touched.amin(0).tolist()), tuple(touched.amax(0).tolist()))
 
     def reads(self, out: Interval) -> Interval:
         """Inputs that the outputs ``out`` read, or that get their gradient."""
@@ -78,9 +78,9 @@ class Reach:
         return scale_cut(cut, outputs)
 
 
-def find_taps(
+def find_weights(
     operator: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor, outputs: int
-) -> Taps:
+) -> InterpolationWeights:
     """The taps of an operator from (N, inputs) to (N, outputs), for rows like ``like`` (inputs).
 
     A comb has a tooth at every ``period``-th input, so far apart that an output meets one of them
@@ -93,8 +93,8 @@ def find_taps(
     combs = torch.nn.functional.one_hot(residues, period).T.to(like.dtype)
     index, weight = _teeth(operator(combs), extent, reach)
     if weight.shape[0] > 1 or not bool((weight == 1).all()):
-        return Taps(index, index, weight)
-    return Taps(index, _where_gradients_go(operator, like), None)
+        return InterpolationWeights(index, index, weight)
+    return InterpolationWeights(index, _where_gradients_go(operator, like), None)
 
 
 def _teeth(answer: torch.Tensor, extent: int, reach: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,12 +123,14 @@ def _where_gradients_go(
     return inputs.repeat_interleave(counts[0].long())[None]
 
 
-class Blend(torch.autograd.Function):
-    """Apply `Taps` along one dim of a block: a pass over the output for every tap."""
+class ApplyWeights(torch.autograd.Function):
+    """Apply them along one dim of a block: a pass over the output for every tap."""
 
     @staticmethod
-    def forward(ctx, x, dim: int, taps: Taps):  # type: ignore[no-untyped-def]
-        ctx.dim, ctx.taps, ctx.extent = dim, taps, x.shape[dim]
+    def forward(ctx, x, dim: int, taps: InterpolationWeights):  # type: ignore[no-untyped-def]
+        ctx.dim = dim
+        ctx.taps = taps
+        ctx.extent = x.shape[dim]
         if taps.weight is None:
             return x.index_select(dim, taps.index[0])
         first, *others = zip(taps.index, _along(taps.weight, dim, x.dim()), strict=True)
@@ -139,15 +141,16 @@ class Blend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return _Spread.apply(gradient, ctx.dim, ctx.taps, ctx.extent), None, None
+        return _ApplyAdjoint.apply(gradient, ctx.dim, ctx.taps, ctx.extent), None, None
 
 
-class _Spread(torch.autograd.Function):
-    """The adjoint of `Blend`: add each output's gradient, weighted, to the inputs it came from."""
+class _ApplyAdjoint(torch.autograd.Function):
+    """The adjoint of `ApplyWeights`: an output's gradient, weighted, goes to its inputs."""
 
     @staticmethod
-    def forward(ctx, gradient, dim: int, taps: Taps, extent: int):  # type: ignore[no-untyped-def]
-        ctx.dim, ctx.taps = dim, taps
+    def forward(ctx, gradient, dim: int, taps: InterpolationWeights, extent: int):  # type: ignore[no-untyped-def]
+        ctx.dim = dim
+        ctx.taps = taps
         shape = list(gradient.shape)
         shape[dim] = extent
         out = gradient.new_zeros(shape)
@@ -159,7 +162,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return Blend.apply(gradient, ctx.dim, ctx.taps), None, None, None
+        return ApplyWeights.apply(gradient, ctx.dim, ctx.taps), None, None, None
 
 
 def _along(weight: torch.Tensor, dim: int, n: int) -> torch.Tensor:

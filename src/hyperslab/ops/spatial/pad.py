@@ -8,7 +8,6 @@ which is an index of the input where it lies inside it and else goes by the mode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,9 @@ WHAT = "the exchange of pad"
 
 
 @register(F.pad, family="spatial")
-def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Sharded:
+def pad(
+    input: Sharded, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Sharded:
     """Constant, reflect, replicate and circular, also negative; the cut stays where it is.
 
     Distribution scheme:
@@ -38,12 +39,12 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Shar
 
 
 @register(torch.constant_pad_nd, family="spatial")
-def constant_pad_nd(input: Any, pad: Any, value: Any = 0) -> Sharded:
+def constant_pad_nd(input: Sharded, pad: Sequence[int], value: float = 0) -> Sharded:
     """As ``F.pad`` with a constant."""
     return _padded(input, [int(p) for p in pad], "constant", value)
 
 
-def _padded(x: Sharded, pads: list[int], mode: str, value: Any) -> Sharded:
+def _padded(x: Sharded, pads: list[int], mode: str, value: float) -> Sharded:
     # Torch's own checks, on the global shape.
     F.pad(torch.empty(x.shape, dtype=x.dtype, device="meta"), pads, mode, value)
     if mode == "constant":
@@ -84,7 +85,7 @@ def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Inte
     ]
 
 
-def _constant(x: Sharded, pads: Sequence[int], value: Any) -> Sharded:
+def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
     windows = _windows(x.dim(), pads)
     x, partition = _place(x, windows)
     cover = Cover(partition.cover.axes, tuple(_sources(partition, windows)))
@@ -94,8 +95,8 @@ def _constant(x: Sharded, pads: Sequence[int], value: Any) -> Sharded:
 
 def _fresh(local: torch.Tensor, x: Sharded) -> torch.Tensor:
     """A copy where nothing was copied yet: torch's padding never gives a view."""
-    place, theirs = (t.untyped_storage().data_ptr() for t in (local, x.local))
-    return local.clone() if place == theirs else local
+    theirs = x.local.untyped_storage().data_ptr()
+    return local.clone() if local.untyped_storage().data_ptr() == theirs else local
 
 
 def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
@@ -109,7 +110,8 @@ def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
     ]
     wanted, held = (Cover(partition.cover.axes, tuple(c)) for c in (sources, hulls))
     local = fetch(x.local, plan_exchange(x.partition, held, x.grid), what=WHAT)
-    mine, hull = wanted.box(x.grid.coords), held.box(x.grid.coords)
+    mine = wanted.box(x.grid.coords)
+    hull = held.box(x.grid.coords)
     first = [max(0, -lo) for lo in mine.lo]
     last = [max(0, hi - extent) for hi, extent in zip(mine.hi, x.shape, strict=True)]
     if any(first) or any(last):
@@ -123,7 +125,8 @@ def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
 
 def _hull(source: Interval, extent: int, mode: str) -> Interval:
     """The inputs from which the op makes ``source``: from the edge on where it reaches over."""
-    lo, hi = max(source[0], 0), min(source[1], extent)
+    lo = max(source[0], 0)
+    hi = min(source[1], extent)
     reflect = mode == "reflect"
     if source[0] < 0:
         hi = max(hi, 1 - source[0] * reflect)
@@ -151,7 +154,8 @@ def _circular(x: Sharded, pads: Sequence[int]) -> Sharded:
 
 def _wrap(x: Sharded, dim: int, window: Window) -> Sharded:
     """Circular padding of a cut dim."""
-    extent, cut = x.shape[dim], x.partition.cuts[dim]
+    extent = x.shape[dim]
+    cut = x.partition.cuts[dim]
     assert cut is not None
     nothing = ((0, 0),) * (cut.parts - 1)
     left = _piece(x, dim, ((extent - window.before, extent), *nothing))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -14,7 +12,7 @@ from hyperslab.tensor import Sharded, register
 
 
 @register(torch.pixel_shuffle, family="spatial")
-def pixel_shuffle(input: Any, upscale_factor: int) -> Sharded:
+def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
     """Block by block: every pixel becomes a square of them."""
     check_input(input, 2, "pixel_shuffle")
     r = upscale_factor
@@ -25,7 +23,7 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Sharded:
 
 
 @register(torch.pixel_unshuffle, family="spatial")
-def pixel_unshuffle(input: Any, downscale_factor: int) -> Sharded:
+def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
     """Any cut: it is moved so that it goes through no square of pixels."""
     check_input(input, 2, "pixel_unshuffle")
     r = downscale_factor
@@ -34,7 +32,8 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Sharded:
             f"pixel_unshuffle of {input.partition} on {input.grid}: height and width should be "
             f"divisible by {r}\n    use torch.nn.functional.pad before it"
         )
-    channels, extents = input.shape[1] * r * r, [extent // r for extent in input.shape[2:]]
+    channels = input.shape[1] * r * r
+    extents = [extent // r for extent in input.shape[2:]]
     x, cuts = place_outputs(input, [Window(r, r)] * 2, extents, "pixel_unshuffle")
     moved = [c and Cut(c.axis, tuple(r * b for b in c.bounds)) for c in cuts]
     whole = output_partition(x.partition, x.shape[1], x.shape[2:], moved)
