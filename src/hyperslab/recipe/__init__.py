@@ -1,1 +1,1 @@
-"""Recipes: `schema` says what one may say, `load` reads it, `choices` gives names their meaning."""
+"""Recipes: `schema` says what one may write, `load` reads it, `explain` says what is wrong."""

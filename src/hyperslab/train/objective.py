@@ -47,7 +47,7 @@ class Objective(Protocol):
     loss: LossFunction
     measures: tuple[str, ...]
 
-    def tally(self, grid: Grid) -> MetricSums: ...
+    def metric_sums(self, grid: Grid) -> MetricSums: ...
 
 
 class Regression:
@@ -58,7 +58,7 @@ class Regression:
     def __init__(self, loss: str) -> None:
         self.loss = choose(LOSSES, loss, "loss")
 
-    def tally(self, grid: Grid) -> MetricSums:
+    def metric_sums(self, grid: Grid) -> MetricSums:
         return _Errors(grid)
 
 
@@ -75,7 +75,7 @@ class Segmentation:
         counts = [f"{kind}_{name}" for name in classes for kind in COUNTS]
         self.measures = ("validation_loss", *dice, *counts)
 
-    def tally(self, grid: Grid) -> MetricSums:
+    def metric_sums(self, grid: Grid) -> MetricSums:
         return _Confusion(grid, self.classes)
 
 

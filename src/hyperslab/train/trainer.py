@@ -143,7 +143,7 @@ class Trainer:
     def validate(self) -> dict[str, float | None]:
         """The objective's measures over the validation split."""
         self.model.eval()
-        sums = self.objective.tally(self.grid)
+        sums = self.objective.metric_sums(self.grid)
         for x, y in self.validation.epoch(0):
             with self.autocast():
                 prediction = self.model(x)

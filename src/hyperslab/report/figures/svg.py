@@ -24,7 +24,7 @@ RULE = "#0a0b03"
 FIRST = "#0a0b04"
 SECOND = "#0a0b05"
 THIRD = "#0a0b06"
-VARIABLES = {
+COLOUR_VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
     RULE: "var(--rule)",
@@ -117,7 +117,7 @@ def inline(svg: str, name: str, alt: str) -> str:
     inner = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", inner)
     inner = inner.replace('xlink:href="#', f'href="#{name}-').replace("xlink:href", "href")
     inner = re.sub(r" font-family: [^;\"]*;", "", inner)
-    for marker, variable in VARIABLES.items():
+    for marker, variable in COLOUR_VARIABLES.items():
         inner = inner.replace(marker, variable)
     inner = re.sub(r"\n\s*", "\n", inner)
     return f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(alt)}">{inner}</svg>'
