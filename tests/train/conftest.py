@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.train.universes import write_universes
+from tests.train.universes import narrow_network, write_universes
+
+
+@pytest.fixture(autouse=True)
+def _narrow_network() -> Iterator[None]:
+    with narrow_network():
+        yield
 
 
 @pytest.fixture(scope="session")
