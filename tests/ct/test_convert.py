@@ -36,7 +36,7 @@ def pair(folder: Path, number: int, orientation: str = "LPS", suffix: str = ".ni
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lits")
     for number, orientation in enumerate(("LPS", "RAS", "PIR", "SAL")):
-        pair(folder, number, orientation, nifti.SUFFIXES[number % 2])
+        pair(folder, number, orientation, nifti.NIFTI_SUFFIXES[number % 2])
     return folder
 
 
@@ -64,7 +64,7 @@ def test_what_is_in_a_file(source: Path, tmp_path: Path) -> None:
             attributes = dict(file.attrs)
             assert attributes["classes"].tolist() == [b"background", b"liver", b"tumour"]
             assert attributes["source_orientation"] == ("LPS", "RAS", "PIR", "SAL")[number]
-            assert attributes["source"] == f"volume-{number}{nifti.SUFFIXES[number % 2]}"
+            assert attributes["source"] == f"volume-{number}{nifti.NIFTI_SUFFIXES[number % 2]}"
             corner = affine_of() @ [*(np.array(XYZ) - 0.5), 1]  # the outer ones stay
             there = attributes["affine"] @ [*(np.array(SHAPE) - 0.5), 1]
             np.testing.assert_allclose(there, corner, atol=1e-4)

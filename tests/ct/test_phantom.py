@@ -31,7 +31,7 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_they_look_like_what_hospitals_send(phantoms: Path) -> None:
     seen = []
     for number in range(COUNT):
-        suffix = nifti.SUFFIXES[number % 4 == 3]
+        suffix = nifti.NIFTI_SUFFIXES[number % 4 == 3]
         scan = nifti.read(phantoms / f"volume-{number}{suffix}")
         labels = nifti.read_labels(phantoms / f"segmentation-{number}{suffix}", scan, 3)
         depth, height, width = scan.values.shape

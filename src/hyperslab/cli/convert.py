@@ -39,7 +39,7 @@ class Default(TyperGroup):
 
 convert = typer.Typer(cls=Default, help="Convert a folder to another format, or liver CTs to HDF5.")
 
-CONVERT = """Convert a folder that hyperslab.open takes to another format, byte for byte.
+CONVERT_HELP = """Convert a folder that hyperslab.open takes to another format, byte for byte.
 
 There are two forms: `hyperslab convert SRC OUT --format F` for volumes and their targets or labels
 as they are, of which the rest of this page speaks; and `hyperslab convert lits [SRC] OUT --size N`
@@ -54,7 +54,7 @@ Each file is read back and its checksum compared before it gets its name; OUT/co
 the checksums. Run it again to go on after a stop: finished files of the same source are kept. A
 volume that cannot be converted is named on standard error, and the exit code is then 1."""
 
-LITS = """Convert liver CTs: LiTS, or the liver task of the Medical Segmentation Decathlon.
+LITS_HELP = """Convert liver CTs: LiTS, or the liver task of the Medical Segmentation Decathlon.
 
 Reads volume-N.nii with segmentation-N.nii, and imagesTr/liver_N.nii with labelsTr/liver_N.nii,
 each also as .nii.gz, in SRC and below. Turns each volume to the axes z, y, x (upwards, forwards, to
@@ -70,7 +70,7 @@ def _wrapped(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-@convert.command(FOLDER, help=_wrapped(CONVERT), no_args_is_help=True)
+@convert.command(FOLDER, help=_wrapped(CONVERT_HELP), no_args_is_help=True)
 def folder(
     src: Annotated[Path, typer.Argument(metavar="SRC", help="A folder that hyperslab.open takes.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; made if missing.")],
@@ -129,7 +129,7 @@ def folder(
         raise typer.Exit(1)
 
 
-@convert.command(help=_wrapped(LITS))
+@convert.command(help=_wrapped(LITS_HELP))
 def lits(
     folders: Annotated[
         list[Path],

@@ -52,7 +52,8 @@ class Plan:
 
     def asked(self) -> Entry:
         """By what the folder is known again, as JSON has it."""
-        request, samples = self.request, self.samples
+        request = self.request
+        samples = self.samples
         return {
             "format": request.format,
             "cut": request.cut and list(request.cut),
@@ -79,10 +80,13 @@ class Plan:
                 not as it was recorded.
         """
         self._check_sources(record)
-        outcomes, jobs, finished = [], [], []
+        outcomes = []
+        jobs = []
+        finished = []
         for volume in range(len(self.source.names)):
             first = volume * self.per_volume
-            todo, there = [], []
+            todo = []
+            there = []
             for number, name in enumerate(self.names[first : first + self.per_volume]):
                 if self._is_there(record, name):
                     there.append((number, record.entries[name]))
@@ -104,7 +108,8 @@ class Plan:
         return outcomes, jobs, finished
 
     def _job(self, volume: int, out: Path, todo: Todo, doubtful: Doubtful) -> Job:
-        source, request = self.source, self.request
+        source = self.source
+        request = self.request
         return Job(
             source.names[volume],
             source.volume(volume),
@@ -134,7 +139,8 @@ class Plan:
                 return False
             if entry is None:
                 raise DataError(f"{path}: is of no conversion: take it away or {REMEDY}")
-            size, then = size_and_time(path)[0], entry["files"][file]
+            size = size_and_time(path)[0]
+            then = entry["files"][file]
             if size != then:
                 raise DataError(
                     f"{path}: has {size} bytes but had {then} when it was written: delete it and "

@@ -111,6 +111,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _check_apart(root: Path, out: Path) -> None:
     """One in the other would be read as part of it, the next time."""
-    one, other = root.resolve(), out.resolve()
+    one = root.resolve()
+    other = out.resolve()
     if one == other or one in other.parents or other in one.parents:
         raise DataError(f"{root} and {out}: lie in each other; convert into a folder beside")

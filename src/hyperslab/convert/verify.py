@@ -12,7 +12,7 @@ from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats import slabs
 from hyperslab.formats.registry import source_of
-from hyperslab.formats.shared.chunking import AXES
+from hyperslab.formats.shared.chunking import SPATIAL_AXES
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.writer import SampleToWrite, Writer
 from hyperslab.geometry import Box, Cut, Partition, transfers
@@ -39,7 +39,8 @@ def verify(folder: Path, writer: Writer, written: Mapping[str, SampleToWrite], c
 
 
 def _verify(found: Source, sample: int, writer: Writer, wanted: SampleToWrite, cut: Shares) -> None:
-    where, source = found.where(sample), wanted.source
+    where = found.where(sample)
+    source = wanted.source
     for word in ("shape", "dtype", "classes"):
         _same(where, word, getattr(found, word), getattr(source, word))
     step = slabs.thickness(
@@ -78,7 +79,9 @@ def _verify(found: Source, sample: int, writer: Writer, wanted: SampleToWrite, c
 
 def _columns(shape: tuple[int, ...], cut: Shares) -> list[Box]:
     """What the ranks of each row and column would hold of a volume (C, D, H, W), all D of it."""
-    height, width = (Cut.balanced(*dim) for dim in zip(AXES[1:], shape[2:], cut[1:], strict=True))
+    height, width = (
+        Cut.balanced(*dim) for dim in zip(SPATIAL_AXES[1:], shape[2:], cut[1:], strict=True)
+    )
     partition = Partition(shape, (None, None, height, width))
     return [partition.box(coords) for coords in partition.peers({})]
 

@@ -135,7 +135,8 @@ def _checked(source: Source, number: int, entry: Entry) -> Entry:
         DataError: it is not.
     """
     step = slabs.thickness(source.shape, source.dtype.itemsize)
-    tally, label_tally = slabs.Tally(), slabs.Tally()
+    tally = slabs.Tally()
+    label_tally = slabs.Tally()
     slabs.pass_by(slabs.values(source, number, step, tally))
     found: Entry = {"crc32c": str(tally)}
     if source.classes:

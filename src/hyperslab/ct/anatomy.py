@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from hyperslab.formats.nifti.lattice import Floats
 
-AIR, FAT, TISSUE = -1000.0, -100.0, 30.0
+AIR = -1000.0
+FAT = -100.0
+TISSUE = 30.0
 NOISE = 12.0
 """Standard deviation of every voxel [HU]."""
 
@@ -62,7 +64,8 @@ def draw(
     affine[:3, 3] = -affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     body = _anatomy(rng)
     bend = rng.normal(0, BEND, (3, 3))
-    hu, classes = np.empty(shape, np.int16), np.empty(shape, np.uint8)
+    hu = np.empty(shape, np.int16)
+    classes = np.empty(shape, np.uint8)
     plane = np.moveaxis(np.indices((columns, columns, 1)), 0, -1)[:, :, 0]
     for k in range(planes):  # plane by plane: the points of all of them are many
         points = (plane + np.array([0, 0, k])) @ affine[:3, :3].T + affine[:3, 3]
@@ -76,14 +79,16 @@ def draw(
 
 def _paint(points: Floats, body: list[Ellipsoid]) -> tuple[Floats, NDArray[np.uint8]]:
     """Values and classes at points (X, Y, 3): skin, wall, and within it the later ones on top."""
-    values, classes = np.full(points.shape[:2], AIR), np.zeros(points.shape[:2], np.uint8)
+    values = np.full(points.shape[:2], AIR)
+    classes = np.zeros(points.shape[:2], np.uint8)
     skin, wall, *organs = body
     values[skin.inside(points)] = skin.hu
     within = wall.inside(points)
     values[within] = wall.hu
     for ellipsoid in organs:
         inside = within & ellipsoid.inside(points)
-        values[inside], classes[inside] = ellipsoid.hu, ellipsoid.label
+        values[inside] = ellipsoid.hu
+        classes[inside] = ellipsoid.label
     return values, classes
 
 
@@ -131,5 +136,6 @@ def _rotation(rng: np.random.Generator, degrees: float) -> Floats:
 
 def _about_x(degrees: float) -> Floats:
     """A tilted gantry."""
-    c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    c = np.cos(np.radians(degrees))
+    s = np.sin(np.radians(degrees))
     return np.array([[1, 0, 0], [0, c, -s], [0, s, c]])

@@ -60,7 +60,7 @@ def _each(
 ) -> Iterator[Outcome]:
     there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
     for pair in there:
-        scan_file.check(_path(folder, pair), pair, shape)
+        scan_file.check_scan(_path(folder, pair), pair, shape)
     yield from (Outcome(pair, "kept") for pair in there)
     todo = [pair for pair in pairs if pair not in there]
     yield from each(_convert, [(pair, folder, shape) for pair in todo], workers)

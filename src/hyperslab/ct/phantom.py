@@ -49,7 +49,7 @@ def make_phantoms(
     scan_file.make_folder(folder)
     pairs = []
     for index in range(count):
-        suffix = image.SUFFIXES[index % 4 == 3]  # compressing takes longest
+        suffix = image.NIFTI_SUFFIXES[index % 4 == 3]  # compressing takes longest
         pair = Pair(
             f"volume-{index}",
             folder / f"volume-{index}{suffix}",
@@ -96,9 +96,9 @@ def _write(pair: Pair, words: str, rng: np.random.Generator, slices: int, width:
     affine = affine @ nibabel.orientations.inv_ornt_aff(ornt, hu.shape)
     hu, classes = (nibabel.orientations.apply_orientation(a, ornt) for a in (hu, classes))
     stored = np.dtype(np.uint16 if unsigned else np.int16)
-    image.save(pair.image, hu, stored, affine, header)
+    image.save_image(pair.image, hu, stored, affine, header)
     header.set_slope_inter(1, 0)
-    image.save(pair.labels, classes, np.dtype(np.uint8), affine, header)
+    image.save_image(pair.labels, classes, np.dtype(np.uint8), affine, header)
 
 
 def _orientation(rng: np.random.Generator) -> str:

@@ -65,7 +65,7 @@ def write(path: Path, pair: Pair, scan: CtVolume, labels: NDArray[np.uint8], sha
         raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
-def check(path: Path, pair: Pair, shape: Shape) -> None:
+def check_scan(path: Path, pair: Pair, shape: Shape) -> None:
     """Nothing, if ``path`` is the volume of ``pair`` on a lattice of ``shape``.
 
     Raises:

@@ -19,8 +19,11 @@ from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.shared.strided_read import plan
 from hyperslab.geometry import Box, Cut, Interval
 
-SIEVE, BUFFER = 65536, 4096
-"""What HDF5 and Python's files read at least where a piece begins [B]."""
+SIEVE = 65536
+"""What HDF5 reads at least where a piece begins [B]."""
+
+BUFFER = 4096
+"""What Python's files do [B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,8 @@ def _pieces(storage: Storage, box: Box) -> tuple[int, int]:
     for dim in range(box.ndim - 1, -1, -1):
         lo, hi = box.interval(dim)
         if starts.size == 1 and run == stride:  # what lies within is contiguous
-            starts, run = starts + lo * stride, (hi - lo) * stride
+            starts = starts + lo * stride
+            run = (hi - lo) * stride
         else:
             starts = (np.arange(lo, hi)[:, None] * stride + starts).ravel()
         stride *= storage.shape[dim]
@@ -111,13 +115,16 @@ def _pieces(storage: Storage, box: Box) -> tuple[int, int]:
             continue
         if run < storage.buffer:
             end = min(start + storage.buffer, storage.size)
-        read, requests, have = read + end - start, requests + 1, end
+        read = read + end - start
+        requests = requests + 1
+        have = end
     return read, requests
 
 
 def advice(storage: Storage, costs: Sequence[Cost], extents: Mapping[str, int]) -> str:
     """What to change where much more is read than wanted; empty where nothing is to be gained."""
-    read, wanted = sum(c.read for c in costs), storage.size
+    read = sum(c.read for c in costs)
+    wanted = storage.size
     if read <= 1.1 * wanted:
         return ""
     cut = " and ".join(axis for axis in AXES[1:] if extents.get(axis, 1) > 1)

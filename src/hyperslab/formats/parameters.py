@@ -72,7 +72,8 @@ class Parameters:
 
 def _line(unit: Floats, physical: Floats) -> tuple[float, float, float]:
     """Least squares: centre, scale, largest relative deviation."""
-    u, p = unit - unit.mean(), physical - physical.mean()
+    u = unit - unit.mean()
+    p = physical - physical.mean()
     scale = float(u @ p / (u @ u)) if np.ptp(unit) > 0 else 0.0
     off = float(np.abs(p - scale * u).max())
     spread = float(np.ptp(physical))

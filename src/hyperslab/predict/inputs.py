@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
-from hyperslab.formats.nifti.image import SUFFIXES as NIFTI
+from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES as HDF5
+from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 
 MASK = "-mask.nii.gz"
 

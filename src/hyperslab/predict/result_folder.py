@@ -14,9 +14,9 @@ from hyperslab.atomic_files import write_csv
 from hyperslab.comm.agreement import from_main
 from hyperslab.data import Source, Subvolumes
 from hyperslab.errors import DataError, LayoutError
-from hyperslab.formats.keyed.catalog import SUFFIXES as HDF5
+from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.keyed.header import lbann_of
-from hyperslab.formats.nifti.image import SUFFIXES as NIFTI
+from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.metrics.confusion import predicted_classes
 from hyperslab.predict.inputs import Input
 from hyperslab.predict.journal import Journal, digest

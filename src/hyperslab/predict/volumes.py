@@ -112,7 +112,7 @@ class Hdf5:
     def write(self, mask: Mask, path: Path) -> None:
         """With the affine that `hyperslab convert` left; without one the file knows none."""
         affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
-        image.save(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
+        image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
 
 
 def read_block(source: Source, sample: int, grid: Grid) -> Array:
@@ -122,7 +122,8 @@ def read_block(source: Source, sample: int, grid: Grid) -> Array:
         DataError: on every rank, if one cannot read its box.
     """
     box = partition(source.shape, grid).box(grid.coords)
-    wanted, where = Box(box.lo[1:], box.hi[1:]), source.where(sample)
+    wanted = Box(box.lo[1:], box.hi[1:])
+    where = source.where(sample)
     return all_or_raise(
         lambda: source.read(sample, wanted)[None],
         failing=f"{where}: cannot be read",

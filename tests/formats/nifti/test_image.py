@@ -32,7 +32,7 @@ def test_every_orientation_is_the_same_volume(tmp_path: Path, orientation: str) 
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS[::5])
-@pytest.mark.parametrize("suffix", nifti.SUFFIXES)
+@pytest.mark.parametrize("suffix", nifti.NIFTI_SUFFIXES)
 @pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
 def test_a_mask_goes_back_to_the_very_same_voxels(
     tmp_path: Path, orientation: str, suffix: str, kind: Any

@@ -19,7 +19,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.formats.io_cost import boxes, cost
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.shared import chunking
-from hyperslab.formats.shared.chunking import FEW, MOST, sides
+from hyperslab.formats.shared.chunking import LEAST_CHUNK, MOST_CHUNK, sides
 from hyperslab.geometry import Box
 from tests.formats.universes import Seat, counts, public
 
@@ -47,8 +47,8 @@ def test_sides(extents: tuple[int, ...], cut: tuple[int, ...], voxel: int) -> No
     assert all(1 <= side <= extent for side, extent in zip(found, extents, strict=True))
     size = math.prod(found) * voxel
     count = math.prod(math.ceil(n / side) for n, side in zip(extents, found, strict=True))
-    assert size <= MOST
-    assert size >= FEW or count <= 64 or bool(word)
+    assert size <= MOST_CHUNK
+    assert size >= LEAST_CHUNK or count <= 64 or bool(word)
     bounds = [
         {sum(n // p + (j < n % p) for j in range(i)) for i in range(1, p)}
         for n, p in zip(extents, cut, strict=True)
@@ -62,7 +62,7 @@ def test_cuts_that_divide_powers_of_two_never_need_a_word(d: int, h: int, w: int
     cut = tuple(1 << n for n in (d % 3, h % 3, w % 3))
     found, word = sides((512, 512, 512), cut, 8)
     assert word == ""
-    assert FEW <= math.prod(found) * 8 <= MOST
+    assert LEAST_CHUNK <= math.prod(found) * 8 <= MOST_CHUNK
 
 
 CUTS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {

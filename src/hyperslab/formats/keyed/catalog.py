@@ -10,8 +10,8 @@ import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.header import (
-    KEYS,
-    Header,
+    LAYOUT_KEYS,
+    KeyedHeader,
     StorageLayout,
     kind_of,
     read_header,
@@ -22,7 +22,7 @@ from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
 
-SUFFIXES = (".hdf5", ".h5")
+HDF5_SUFFIXES = (".hdf5", ".h5")
 
 ALIKE = (
     "key",
@@ -62,7 +62,7 @@ def scan(
     folder: Path,
     channels: Channels | None,
     lbann: bool | None = None,
-    suffixes: Sequence[str] = SUFFIXES,
+    suffixes: Sequence[str] = HDF5_SUFFIXES,
     refuse: Refuse | None = None,
 ) -> Catalog:
     """List the folder and its sub-folders and check the header of every file.
@@ -76,14 +76,14 @@ def scan(
     files = list_files(folder, suffixes)
     stamps: dict[str, Stamp] = {}
 
-    def header(file: str) -> Header:
+    def header(file: str) -> KeyedHeader:
         stamps.update(stamps_of(folder, file))  # a change from now on is noticed
         return read_header(folder / file, channels, lbann)
 
     found = sift(files, header, refuse)
     first, one = found[0]
 
-    def alike(entry: tuple[str, Header]) -> Header:
+    def alike(entry: tuple[str, KeyedHeader]) -> KeyedHeader:
         _check_alike(folder, first, one.layout, entry[0], entry[1].layout)
         return entry[1]
 
@@ -102,7 +102,7 @@ def stamps_of(folder: Path, file: str) -> dict[str, Stamp]:
     """
     path = folder / file
     with naming(path, kind_of(path)):
-        names = {stamped(file, key) for pair in KEYS for key in pair}
+        names = {stamped(file, key) for pair in LAYOUT_KEYS for key in pair}
         return {name: Stamp.of(folder / name) for name in names if (folder / name).exists()}
 
 
@@ -124,7 +124,7 @@ def _check_alike(
             )
 
 
-def _parameters(headers: list[Header], unit: Floats) -> Parameters:
+def _parameters(headers: list[KeyedHeader], unit: Floats) -> Parameters:
     names = headers[0].layout.names
     physical = [header.physical for header in headers if header.physical is not None]
     if len(physical) < len(headers):

@@ -20,7 +20,7 @@ from hyperslab.comm.agreement import all_or_raise
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
 from hyperslab.formats.shared import optional
-from hyperslab.formats.shared.fingerprint import check
+from hyperslab.formats.shared.fingerprint import check_unchanged
 from hyperslab.formats.source import Array
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class MpioOpener(KeyedOpener):
         close it; 5. they agree that all went well, and that the file is still as it was.
         """
         path = array.path
-        self._all_or_raise(lambda: check(array.stamped, array.sample, array.stamp), path)
+        self._all_or_raise(lambda: check_unchanged(array.stamped, array.sample, array.stamp), path)
 
         def transfer() -> Array:
             with ExitStack() as opened, array.as_scanned():
@@ -93,7 +93,8 @@ def replica_of(grid: Grid) -> Any:
             "every rank then reads by itself"
         )
     world = mpi.COMM_WORLD
-    ours, theirs = (grid.rank, grid.size), (world.Get_rank(), world.Get_size())
+    ours = (grid.rank, grid.size)
+    theirs = (world.Get_rank(), world.Get_size())
     if not all(world.allgather(ours == theirs)):
         raise HyperslabError(
             f'driver="mpio" needs MPI and torch to number the ranks alike: here, torch\'s rank '

@@ -14,7 +14,7 @@ import numpy as np
 
 from hyperslab.formats.keyed.writer import KeyedWriter
 from hyperslab.formats.shared.chunking import Sides
-from hyperslab.formats.shared.storage_order import LBANN
+from hyperslab.formats.shared.storage_order import LBANN_ORDER
 from hyperslab.formats.source import Array, Source
 
 
@@ -66,7 +66,7 @@ class LbannWriter(Hdf5Writer):
     0, 0, 0 of one. [LLNL/lbann, applications/physics/cosmology/cosmoflow/split_cosmoflow_sample.py]
     """
 
-    order = LBANN
+    order = LBANN_ORDER
     read_as = "lbann"
     labels = False
 
@@ -79,7 +79,7 @@ class LbannWriter(Hdf5Writer):
         if part is not None:
             return f"{part.volume}_{'_'.join(map(str, reversed(part.place)))}"
         name = source.names[sample]
-        return name if source.order == LBANN else f"{name}_0_0_0"  # they are parts already
+        return name if source.order == LBANN_ORDER else f"{name}_0_0_0"  # they are parts already
 
     def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:
         return "full", "unitPar"

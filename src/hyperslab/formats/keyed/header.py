@@ -33,16 +33,16 @@ from hyperslab.formats.shared import labels, optional
 from hyperslab.formats.shared.channels import DTYPES, Channels, channel_order
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.storage_order import (
-    CHANNELS_FIRST,
-    CHANNELS_LAST,
-    LBANN,
+    CDHW,
+    DHWC,
+    LBANN_ORDER,
     StorageOrder,
 )
 
 LBANN_PART_NAME = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
 """The name of a sub-volume of LBANN's: the cube's, and the place along width, height and depth."""
 
-KEYS = (("full", "unitPar"), ("x", "y"), labels.KEYS)
+LAYOUT_KEYS = (("full", "unitPar"), ("x", "y"), labels.SCAN_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class StorageLayout:
     @property
     def reversed(self) -> bool:
         """Whether the spatial dims in the file are (W, H, D)."""
-        return self.order == LBANN
+        return self.order == LBANN_ORDER
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class KeyedHeader:
     layout: StorageLayout
     unit: tuple[float, ...]
     physical: tuple[float, ...] | None
@@ -96,7 +96,7 @@ def opened(path: Path) -> Iterator[Any]:
         yield file
 
 
-def read_header(path: Path, channels: Channels | None, lbann: bool | None = None) -> Header:
+def read_header(path: Path, channels: Channels | None, lbann: bool | None = None) -> KeyedHeader:
     """Open a file, check it, read everything but the volume.
 
     ``lbann`` says whether the spatial dims are reversed as LBANN's splitter does it; ``None`` finds
@@ -110,15 +110,15 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
         key, target = _keys(path, file)
         volume = file[key]
         _check_volume(path, key, volume)
-        if target == labels.KEYS[1]:
-            return Header(_labelled(path, file, channels), (), None)
+        if target == labels.SCAN_KEYS[1]:
+            return KeyedHeader(_labelled(path, file, channels), (), None)
         unit = _vector(path, target, file[target])
         redshifts = file["redshifts"].size if "redshifts" in file else -1
         said = _said(file)
         if channels and said and channels != said:
             raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
         order = channels or said or channel_order(path, volume.shape, redshifts)
-        return Header(
+        return KeyedHeader(
             StorageLayout(
                 key,
                 volume.shape,
@@ -132,14 +132,14 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
 
 
 def _keys(path: Path, file: Any) -> tuple[str, str]:
-    for key, target in KEYS:
+    for key, target in LAYOUT_KEYS:
         if key not in file:
             continue
         for name in (key, target):
             if not hasattr(file.get(name), "ndim"):  # missing, or a group
                 raise DataError(f"{path}: has {key!r} but no data set {name!r}")
         return key, target
-    known = " or ".join(f"{key!r} and {target!r}" for key, target in KEYS)
+    known = " or ".join(f"{key!r} and {target!r}" for key, target in LAYOUT_KEYS)
     raise DataError(f"{path}: not a known layout: needs {known}, has {sorted(file)}")
 
 
@@ -159,15 +159,15 @@ def _said(file: Any) -> Channels | None:
 
 
 def _labelled(path: Path, file: Any, channels: Channels | None) -> StorageLayout:
-    volume, segmentation = (file[key] for key in labels.KEYS)
+    volume, segmentation = (file[key] for key in labels.SCAN_KEYS)
     if channels == "last":
         raise DataError(f"{path}: in files with 'volume' and 'segmentation' channels come first")
     labels.check_segmentation(str(path), volume, segmentation)
     return StorageLayout(
-        labels.KEYS[0],
+        labels.SCAN_KEYS[0],
         volume.shape,
         volume.dtype.name,
-        CHANNELS_FIRST,
+        CDHW,
         classes=labels.classes_of(str(path), file),
         label_shape=segmentation.shape,
         label_dtype=segmentation.dtype.name,
@@ -197,8 +197,8 @@ def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) 
         named = LBANN_PART_NAME.fullmatch(path.stem) is not None
         lbann = key == "full" and channels == "first" and named
     if lbann:
-        return LBANN
-    return CHANNELS_LAST if channels == "last" else CHANNELS_FIRST
+        return LBANN_ORDER
+    return DHWC if channels == "last" else CDHW
 
 
 def lbann_of(format: str | None) -> bool | None:
@@ -218,14 +218,14 @@ def read_volume_header(
         DataError: the file is foreign or truncated, or its volume is none.
     """
     with naming(path, kind_of(path)), opened(path) as file:
-        known = [key for key, _ in KEYS]
+        known = [key for key, _ in LAYOUT_KEYS]
         key = next((key for key in known if hasattr(file.get(key), "ndim")), None)
         if key is None:
             raise DataError(f"{path}: has none of the data sets {', '.join(known)}")
         volume = file[key]
         _check_volume(path, key, volume)
-        scan = key == labels.KEYS[0]
-        last = tuple(volume.shape) != like and CHANNELS_LAST.volume_shape(volume.shape) == like
+        scan = key == labels.SCAN_KEYS[0]
+        last = tuple(volume.shape) != like and DHWC.volume_shape(volume.shape) == like
         found: Channels = "last" if last else "first"
         order = storage_order(path, key, "first" if scan else channels or found, lbann)
         affine = file.attrs.get("affine") if scan else None

@@ -12,12 +12,12 @@ from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main
 from hyperslab.formats.extras import Extras
 from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, scan, stamped
+from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, scan, stamped
 from hyperslab.formats.keyed.header import LBANN_PART_NAME, kind_of, opened, storage_in
 from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
-from hyperslab.formats.shared.labels import KEYS, as_classes
+from hyperslab.formats.shared.labels import SCAN_KEYS, as_classes
 from hyperslab.formats.shared.listing import Refuse
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
@@ -29,7 +29,7 @@ CARRIED = ("physPar", "redshifts")
 class KeyedFolder(Source):
     """The samples of a `Catalog`, one file each, read by an `opener`."""
 
-    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = HDF5_SUFFIXES
 
     def __init__(self, catalog: Catalog, opener: KeyedOpener) -> None:
         self.catalog = catalog
@@ -104,7 +104,7 @@ class KeyedFolder(Source):
         """Read one hyperslab of the labels; errors as `read`, and labels that are no classes."""
         layout = self.catalog.layout
         selection: Selection = (slice(0, layout.label_shape[0]), *box.slices())
-        array = self._stored(sample, KEYS[1], layout.label_shape, layout.label_dtype)
+        array = self._stored(sample, SCAN_KEYS[1], layout.label_shape, layout.label_dtype)
         return as_classes(self.opener.read(array, selection), f"{self.where(sample)}: {box}")
 
     def target(self, sample: int) -> Array:
@@ -132,7 +132,7 @@ class KeyedFolder(Source):
             if self.classes:
                 affine = np.asarray(attributes.get("affine"))
                 known = affine.shape == (4, 4) and affine.dtype.kind == "f"
-                return Extras(KEYS, attributes=attributes, affine=affine if known else None)
+                return Extras(SCAN_KEYS, attributes=attributes, affine=affine if known else None)
             volume = self.catalog.layout.key
             target = "unitPar" if volume == "full" else "y"
             arrays = {key: np.asarray(file[key][()]) for key in CARRIED if key in file}

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hyperslab.formats.shared.chunking import Sides
-from hyperslab.formats.shared.labels import KEYS
-from hyperslab.formats.shared.storage_order import CHANNELS_FIRST, CHANNELS_LAST, StorageOrder
+from hyperslab.formats.shared.labels import SCAN_KEYS
+from hyperslab.formats.shared.storage_order import CDHW, DHWC, StorageOrder
 from hyperslab.formats.slabs import Slabs
 from hyperslab.formats.source import Array
 from hyperslab.formats.writer import SampleToWrite, Writer
@@ -34,7 +34,7 @@ class KeyedWriter(Writer):
     """Universes as the public files have them, channels last; scans as LBANN has them."""
 
     suffix: ClassVar[str]
-    order: ClassVar[StorageOrder] = CHANNELS_LAST
+    order: ClassVar[StorageOrder] = DHWC
     compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
     labels = True
     chunked = True
@@ -50,7 +50,8 @@ class KeyedWriter(Writer):
                 self._write_universe(file, sample)
 
     def _write_universe(self, file: Any, sample: SampleToWrite) -> None:
-        extras, source = sample.extras, sample.source
+        extras = sample.extras
+        source = sample.source
         volume, target = self._keys(extras.keys)
         whole = ArrayToWrite(volume, source.shape, source.dtype, self.order)
         self._stream(file, whole, sample.values(), sample)
@@ -59,16 +60,17 @@ class KeyedWriter(Writer):
             self._put(file, key, array)
         self._put_names(file, "namePar", extras.names)
         # The shape of what is no cube would not tell.
-        order = "last" if self.order == CHANNELS_LAST else "first"
+        order = "last" if self.order == DHWC else "first"
         self._describe(file, {**extras.attributes, "channels": order})
 
     def _write_scan(self, file: Any, sample: SampleToWrite) -> None:
-        source, extras = sample.source, sample.extras
-        volume, segmentation = KEYS
-        whole = ArrayToWrite(volume, source.shape, source.dtype, CHANNELS_FIRST)
+        source = sample.source
+        extras = sample.extras
+        volume, segmentation = SCAN_KEYS
+        whole = ArrayToWrite(volume, source.shape, source.dtype, CDHW)
         self._stream(file, whole, sample.values(), sample)
         shape = (1, *source.shape[1:])
-        classes = ArrayToWrite(segmentation, shape, np.dtype(np.uint8), CHANNELS_FIRST)
+        classes = ArrayToWrite(segmentation, shape, np.dtype(np.uint8), CDHW)
         labels = ((lo, slab[None]) for lo, slab in sample.labels())
         self._stream(file, classes, labels, sample)
         affine = {} if extras.affine is None else {"affine": extras.affine}
@@ -76,9 +78,11 @@ class KeyedWriter(Writer):
 
     def _stream(self, file: Any, array: ArrayToWrite, slabs: Slabs, sample: SampleToWrite) -> None:
         """Create the array of which these are the slabs, and fill it."""
-        order, shape = array.order, array.shape
+        order = array.order
+        shape = array.shape
         chunk = (shape[0], *sample.chunk) if sample.chunk else shape
-        stored, chunks = order.stored_shape(shape), order.stored_shape(chunk)
+        stored = order.stored_shape(shape)
+        chunks = order.stored_shape(chunk)
         dataset = self._create(file, array.key, stored, array.dtype, chunks, sample.compression)
         for lo, slab in slabs:
             box = Box((0, lo, 0, 0), (shape[0], lo + slab.shape[1], *shape[2:]))

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from hyperslab.atomic_files import written_aside
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
-from hyperslab.formats.nifti.source import NIFTI, dtype_of, load, orientation
+from hyperslab.formats.nifti.source import NIFTI, dtype_of, load_image, orientation
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
 
-SUFFIXES = (".nii", ".nii.gz")
+NIFTI_SUFFIXES = (".nii", ".nii.gz")
 
 CANONICAL = ((0, 1), (1, 1), (2, 1))
 
@@ -64,7 +64,8 @@ def read(path: Path) -> CtVolume:
         HyperslabError: the extra ``medical`` is not installed.
     """
     volume = _load(path)
-    low, high = volume.values.min(), volume.values.max()
+    low = volume.values.min()
+    high = volume.values.max()
     if not (math.isfinite(low) and math.isfinite(high)):
         raise DataError(f"{path}: holds NaN or infinite values")
     if low == high:
@@ -89,7 +90,8 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     if not off <= 0.5:
         raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.path.name}'s")
     whole = _whole(path, labels.values)
-    low, high = whole.min(), whole.max()
+    low = whole.min()
+    high = whole.max()
     if low < 0 or high >= classes:
         raise DataError(f"{path}: holds labels {low:g} to {high:g}; needs 0 to {classes - 1}")
     return whole.astype(np.uint8)
@@ -109,10 +111,10 @@ def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
     back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
     header = like.header.copy()
     header["cal_min"] = header["cal_max"] = 0  # the window in which a viewer shows the CT
-    save(path, orientations.apply_orientation(mask, back), np.dtype(np.uint8), None, header)
+    save_image(path, orientations.apply_orientation(mask, back), np.dtype(np.uint8), None, header)
 
 
-def save(
+def save_image(
     path: Path,
     values: NDArray[Any],
     dtype: np.dtype[Any],
@@ -125,9 +127,9 @@ def save(
         DataError: see `write_mask`.
     """
     nibabel = optional.nibabel()
-    suffix = next((s for s in reversed(SUFFIXES) if path.name.endswith(s)), None)
+    suffix = next((s for s in reversed(NIFTI_SUFFIXES) if path.name.endswith(s)), None)
     if suffix is None:
-        raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(SUFFIXES)}")
+        raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(NIFTI_SUFFIXES)}")
     kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
     image = kind(values, affine, header, dtype=dtype)
     try:
@@ -140,7 +142,7 @@ def save(
 def _load(path: Path) -> CtVolume:
     nibabel = optional.nibabel()
     with naming(path, NIFTI, ANY):
-        image = load(path)
+        image = load_image(path)
         turned = orientation(path, image)
         values = nibabel.orientations.apply_orientation(_values(image), turned)
     turn = nibabel.orientations.inv_ornt_aff(turned, image.shape)
@@ -152,7 +154,8 @@ def _load(path: Path) -> CtVolume:
 
 def _values(image: Any) -> NDArray[Any]:
     """The numbers (i, j, k), slope and intercept applied."""
-    proxy, dtype = image.dataobj, dtype_of(image)
+    proxy = image.dataobj
+    dtype = dtype_of(image)
     if (proxy.slope, proxy.inter) != (1, 0):
         return np.asarray(proxy, dtype)
     return proxy.get_unscaled().astype(dtype, copy=False)

@@ -20,8 +20,8 @@ NAME = re.compile(
     r"(test-volume|volume|segmentation)-(\d+)\.nii(?:\.gz)?|liver_(\d+)\.nii(?:\.gz)?"
 )
 
-MSD = {"imagesTr": "image", "labelsTr": "labels", "imagesTs": "test"}
-LITS = {"volume": "image", "segmentation": "labels", "test-volume": "test"}
+MSD_ROLES = {"imagesTr": "image", "labelsTr": "labels", "imagesTs": "test"}
+LITS_ROLES = {"volume": "image", "segmentation": "labels", "test-volume": "test"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,15 @@ def _role(path: Path) -> tuple[Key, str] | None:
     if match is None:
         return None
     if match[1]:
-        role = LITS[match[1]]
+        role = LITS_ROLES[match[1]]
         return ("LiTS test" if role == "test" else "LiTS", int(match[2])), role
-    role = MSD.get(path.parent.name, "")
+    role = MSD_ROLES.get(path.parent.name, "")
     return (("MSD test" if role == "test" else "MSD", int(match[3])), role) if role else None
 
 
 def _pair(files: dict[str, list[Path]]) -> Pair:
-    images, labels = files["image"] + files["test"], files["labels"]
+    images = files["image"] + files["test"]
+    labels = files["labels"]
     one = (images or labels)[0]
     for paths in (images, labels):
         if len(paths) > 1:

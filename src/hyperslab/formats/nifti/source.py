@@ -27,13 +27,13 @@ from hyperslab.formats.nifti.pairs import Pair, find
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
-from hyperslab.formats.shared.labels import KEYS, LIVER, as_classes
+from hyperslab.formats.shared.labels import LIVER, SCAN_KEYS, as_classes
 from hyperslab.formats.shared.listing import Refuse, sift
 from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
 
-Header = tuple[tuple[int, ...], np.dtype[Any], int]
+NiftiHeader = tuple[tuple[int, ...], np.dtype[Any], int]
 
 NIFTI = "NIfTI"
 
@@ -103,7 +103,8 @@ class NiftiFolder(Source):
         Raises:
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
-        path, name = self.scans.pairs[sample].image, self.names[sample]
+        path = self.scans.pairs[sample].image
+        name = self.names[sample]
         with unchanged(path, name, self.scans.stamps[name][0]):
             values = _read(path, self.scans.shape, box)
         if values.dtype != self.dtype:
@@ -115,7 +116,8 @@ class NiftiFolder(Source):
 
     def labels(self, sample: int, box: Box) -> Array:
         """The classes of one box; errors as `read`, and labels that are no classes."""
-        path, name = self.scans.pairs[sample].labels, self.names[sample]
+        path = self.scans.pairs[sample].labels
+        name = self.names[sample]
         with unchanged(path, name, self.scans.stamps[name][1]):
             values = _read(path, self.scans.shape, Box((0, *box.lo), (1, *box.hi)))
         return as_classes(values, f"{path}: {box}")
@@ -123,19 +125,20 @@ class NiftiFolder(Source):
     def storage(self, sample: int) -> Storage:
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
-            image = load(path)
+            image = load_image(path)
             order = order_of(orientation(path, image)).reversed  # the file's first index is fastest
             itemsize = image.get_data_dtype().itemsize
-        size, packed = path.stat().st_size, path.suffix == ".gz"
+        size = path.stat().st_size
+        packed = path.suffix == ".gz"
         plain = Storage(order, image.shape[::-1], itemsize, size, buffer=BUFFER)
         return replace(plain, compression="gzip", packed=True) if packed else plain
 
     def extras(self, sample: int) -> Extras:
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
-            image = load(path)
+            image = load_image(path)
             affine = _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
-        return Extras(KEYS, affine=affine)
+        return Extras(SCAN_KEYS, affine=affine)
 
     def files(self, sample: int) -> tuple[Path, ...]:
         return self.scans.pairs[sample].image, self.scans.pairs[sample].labels
@@ -144,7 +147,7 @@ class NiftiFolder(Source):
         return NiftiFolder(replace(self.scans, pairs=self.scans.pairs[sample : sample + 1]))
 
 
-def load(path: Path) -> Any:
+def load_image(path: Path) -> Any:
     """The file's header and a proxy of its voxels.
 
     Raises:
@@ -207,7 +210,7 @@ def order_of(turn: NDArray[Any]) -> StorageOrder:
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
     """The box (1, d, h, w) of a file, along the patient's axes."""
     with naming(path, NIFTI, ANY):
-        image = load(path)
+        image = load_image(path)
         order = order_of(orientation(path, image))
         if order.volume_shape(image.shape)[1:] != shape:
             raise DataError(
@@ -234,7 +237,7 @@ def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
         raise DataError(f"{folder}: holds test volumes only, which have no labels")
     stamps: dict[str, tuple[Stamp, Stamp]] = {}
 
-    def header(pair: Pair) -> Header:
+    def header(pair: Pair) -> NiftiHeader:
         if pair.problem:
             raise DataError(pair.problem)
         stamps[pair.name] = (_stamp(pair.image), _stamp(pair.labels))  # later changes are noticed
@@ -243,7 +246,7 @@ def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
     found = sift(pairs, header, refuse)
     one, (shape, dtype, label_bytes) = found[0]
 
-    def alike(entry: tuple[Pair, Header]) -> None:
+    def alike(entry: tuple[Pair, NiftiHeader]) -> None:
         pair, header = entry
         if header[:2] != (shape, dtype):
             raise DataError(
@@ -260,14 +263,16 @@ def _stamp(path: Path) -> Stamp:
         return Stamp.of(path)
 
 
-def _header(pair: Pair) -> Header:
+def _header(pair: Pair) -> NiftiHeader:
     """Shape (D, H, W) and type of the volume, and the bytes of a label."""
     with naming(pair.image, NIFTI, ANY):
-        image = load(pair.image)
+        image = load_image(pair.image)
         turn = orientation(pair.image, image)
-        shape, dtype, affine = _shape(image, turn), dtype_of(image), _affine(image, turn)
+        shape = _shape(image, turn)
+        dtype = dtype_of(image)
+        affine = _affine(image, turn)
     with naming(pair.labels, NIFTI, ANY):
-        labels = load(pair.labels)
+        labels = load_image(pair.labels)
         turn = orientation(pair.labels, labels)
         if _shape(labels, turn) != shape:
             raise DataError(

@@ -13,9 +13,9 @@ from hyperslab.formats.shared.labels import LIVER
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.writer import SampleToWrite, Writer, packed
 
-LITS = re.compile(r"volume-(\d+)")
-LONGEST = 32767
-MSD = re.compile(r"liver_(\d+)")
+LITS_NAME = re.compile(r"volume-(\d+)")
+MOST_VOXELS = 32767
+MSD_NAME = re.compile(r"liver_(\d+)")
 
 
 class NiftiWriter(Writer):
@@ -31,12 +31,12 @@ class NiftiWriter(Writer):
             return f"{source.shape[0]} channels"
         if source.dtype not in (np.dtype(np.int16), np.dtype(np.float32)):
             return f"{source.dtype.name}, which is read from it as float32"
-        if max(source.shape) > LONGEST:
-            return f"more than {LONGEST} voxels along a dim"
+        if max(source.shape) > MOST_VOXELS:
+            return f"more than {MOST_VOXELS} voxels along a dim"
         if source.classes != LIVER:
             return f"the names of the classes {', '.join(source.classes)}"
         for name in source.names:
-            if not any(kind.fullmatch(name.rpartition("/")[2]) for kind in (LITS, MSD)):
+            if not any(kind.fullmatch(name.rpartition("/")[2]) for kind in (LITS_NAME, MSD_NAME)):
                 return f"the name {name!r}: its files are known as volume-N or liver_N"
         return ""
 
@@ -45,13 +45,14 @@ class NiftiWriter(Writer):
 
     def files(self, name: str, compression: str) -> tuple[str, ...]:
         suffix = ".nii" if compression == "none" else ".nii.gz"
-        if MSD.fullmatch(name):
+        if MSD_NAME.fullmatch(name):
             return f"labelsTr/{name}{suffix}", f"imagesTr/{name}{suffix}"
         return f"{name.replace('volume', 'segmentation')}{suffix}", f"{name}{suffix}"
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         labels, volume = (folder / file for file in self.files(name, sample.compression))
-        shape, affine = sample.source.shape[1:], sample.extras.affine
+        shape = sample.source.shape[1:]
+        affine = sample.extras.affine
         for path, dtype, slabs in (
             (volume, sample.source.dtype, sample.values()),
             (labels, np.dtype(np.uint8), sample.labels()),

@@ -18,7 +18,7 @@ from hyperslab.geometry import Box
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class NpyHeader:
     """What a file says of its array, which begins at ``start`` [B].
 
     ``fortran``: neighbours along the first dim lie beside each other, not those along the last.
@@ -30,7 +30,7 @@ class Header:
     start: int
 
 
-def header_of(path: Path) -> Header:
+def header_of(path: Path) -> NpyHeader:
     """The header of a volume.
 
     Raises:
@@ -49,7 +49,7 @@ def header_of(path: Path) -> Header:
     return header
 
 
-def values(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
+def read_values(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
     """A box of the array, which has to be of this shape and type.
 
     Raises:
@@ -69,11 +69,11 @@ def values(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], box: Box) -
         return read_box(file.fileno(), header.start, shape[::-1], dtype, turned).T
 
 
-def _read(file: IO[bytes]) -> Header:
+def _read(file: IO[bytes]) -> NpyHeader:
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the format is for arrays of records")
     first = version == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)
-    return Header(shape, dtype, fortran, file.tell())
+    return NpyHeader(shape, dtype, fortran, file.tell())

@@ -21,16 +21,16 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.npy.file import Header, header_of, values
+from hyperslab.formats.npy.file import NpyHeader, header_of, read_values
 from hyperslab.formats.parameters import Floats, Parameters, numbered
 from hyperslab.formats.shared.channels import Channels, channel_order
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
 from hyperslab.formats.shared.storage_order import (
-    CHANNELS_FIRST,
-    CHANNELS_LAST,
-    NO_CHANNELS,
+    CDHW,
+    DHW,
+    DHWC,
     StorageOrder,
 )
 from hyperslab.formats.source import Array, ScanOptions, Source
@@ -106,16 +106,20 @@ class NpyFolder(Source):
         Raises:
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
-        path, name, arrays = self._path(sample), self.names[sample], self.arrays
+        path = self._path(sample)
+        name = self.names[sample]
+        arrays = self.arrays
         stored = arrays.order.to_file(box)
         with unchanged(path, name, arrays.stamps[name]), naming(path, "npy"):
-            found = values(path, arrays.stored, arrays.dtype, stored)
+            found = read_values(path, arrays.stored, arrays.dtype, stored)
         return arrays.order.to_volume(found.astype(self.dtype, copy=False))
 
     def storage(self, sample: int) -> Storage:
-        order, stored = self.arrays.order, self.arrays.stored
+        order = self.arrays.order
+        stored = self.arrays.stored
         if header_of(self._path(sample)).fortran:
-            order, stored = order.reversed, stored[::-1]
+            order = order.reversed
+            stored = stored[::-1]
         size = math.prod(stored) * self.dtype.itemsize
         return Storage(order, stored, self.dtype.itemsize, size, bridged=True)
 
@@ -125,7 +129,8 @@ class NpyFolder(Source):
         return self._path(sample), single if single.exists() else self.arrays.folder / TABLE
 
     def alone(self, sample: int) -> NpyFolder:
-        one, arrays = slice(sample, sample + 1), self.arrays
+        one = slice(sample, sample + 1)
+        arrays = self.arrays
         return NpyFolder(replace(arrays, names=arrays.names[one], targets=arrays.targets[one]))
 
     def _path(self, sample: int) -> Path:
@@ -142,16 +147,18 @@ def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None)
         raise DataError(f"{folder}: holds targets *{TARGET} but no volume")
     stamps: dict[str, Stamp] = {}
 
-    def header(name: str) -> Header:
+    def header(name: str) -> NpyHeader:
         path = folder / f"{name}.npy"
         with naming(path, "npy"):
             stamps[name] = Stamp.of(path)  # a change from now on is noticed
         return header_of(path)
 
     found = sift(names, header, refuse)
-    first, stored, dtype = found[0][0], found[0][1].shape, found[0][1].dtype
+    first = found[0][0]
+    stored = found[0][1].shape
+    dtype = found[0][1].dtype
 
-    def alike(entry: tuple[str, Header]) -> str:
+    def alike(entry: tuple[str, NpyHeader]) -> str:
         name, other = entry
         if (other.shape, other.dtype) != (stored, dtype):
             raise DataError(
@@ -161,10 +168,10 @@ def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None)
         return name
 
     names = tuple(name for _, name in sift(found, alike, refuse))
-    order = NO_CHANNELS
+    order = DHW
     if len(stored) == 4:
         place = channels or channel_order(folder / f"{first}.npy", stored)
-        order = CHANNELS_LAST if place == "last" else CHANNELS_FIRST
+        order = DHWC if place == "last" else CDHW
     names, targets, parameters = _targets(folder, names, refuse)
     return Arrays(folder, names, stored, dtype, order, targets, parameters, stamps)
 

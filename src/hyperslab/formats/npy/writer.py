@@ -17,9 +17,9 @@ from hyperslab.formats.npy.source import TABLE, TARGET
 from hyperslab.formats.shared.channels import Channels, channel_order
 from hyperslab.formats.shared.manifest import Entry
 from hyperslab.formats.shared.storage_order import (
-    CHANNELS_FIRST,
-    CHANNELS_LAST,
-    NO_CHANNELS,
+    CDHW,
+    DHW,
+    DHWC,
     StorageOrder,
 )
 from hyperslab.formats.source import Source
@@ -43,7 +43,7 @@ class NpyWriter(Writer):
         shape = sample.source.shape
         channels, depth, *plane = shape
         order, _ = order_to_write(shape)
-        channels_last = order == CHANNELS_LAST
+        channels_last = order == DHWC
         # Plain writes: the pages of a mapping would count as this process's memory.
         with (folder / f"{name}.npy").open("wb") as file:
             _write_header(file, order.stored_shape(shape), sample.source.dtype)
@@ -79,12 +79,12 @@ def order_to_write(shape: tuple[int, ...]) -> tuple[StorageOrder, Channels | Non
     that they come last, they do; where it says nothing, readers ask.
     """
     if shape[0] == 1:
-        return NO_CHANNELS, None
+        return DHW, None
     try:
         seeming = channel_order(Path(), shape)
     except DataError:
-        return CHANNELS_FIRST, "first"
-    return (CHANNELS_FIRST, None) if seeming == "first" else (CHANNELS_LAST, "last")
+        return CDHW, "first"
+    return (CDHW, None) if seeming == "first" else (DHWC, "last")
 
 
 def _lines(entries: Sequence[Entry]) -> bytes:

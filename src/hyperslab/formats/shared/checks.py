@@ -55,7 +55,8 @@ def check_finite(values: NDArray[Any], where: str) -> tuple[Any, Any]:
         DataError: they are NaN or infinite.
     """
     with np.errstate(invalid="ignore"):
-        low, high = values.min(), values.max()
+        low = values.min()
+        high = values.max()
     if values.dtype.kind == "f" and not (math.isfinite(low) and math.isfinite(high)):
         raise DataError(f"{where} holds NaN or infinite values")
     return low, high

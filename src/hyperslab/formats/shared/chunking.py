@@ -16,13 +16,16 @@ from collections.abc import Sequence
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut
 
-FEW, MOST = 64 * 1024, 1024 * 1024
-"""A sensible chunk [B]."""
+LEAST_CHUNK = 64 * 1024
+"""A sensible chunk has no fewer bytes [B]."""
+
+MOST_CHUNK = 1024 * 1024
+"""Nor more [B]."""
 
 HANDFUL = 64
 """So many chunks may be smaller: their cost is not felt."""
 
-AXES = ("depth", "height", "width")
+SPATIAL_AXES = ("depth", "height", "width")
 
 Sides = tuple[int, ...]
 
@@ -41,7 +44,7 @@ def sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple[Sides
     Raises:
         LayoutError: there are fewer voxels than parts along an axis.
     """
-    cuts = [Cut.balanced(*one) for one in zip(AXES, extents, cut, strict=True)]
+    cuts = [Cut.balanced(*one) for one in zip(SPATIAL_AXES, extents, cut, strict=True)]
     if any(one.thin for one in cuts):
         raise LayoutError(f"cannot cut {_words(extents)} voxels into {_words(cut)} parts")
     inner = [math.gcd(*one.bounds[1:-1]) for one in cuts]  # 0 where nothing is cut
@@ -50,13 +53,14 @@ def sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple[Sides
         [_divisors(n) if n else free for n, free in zip(inner, whole, strict=True)], voxel
     )
     count = math.prod(-(-n // side) for n, side in zip(extents, aligned, strict=True))
-    if math.prod(aligned) * voxel >= FEW or count <= HANDFUL:
+    if math.prod(aligned) * voxel >= LEAST_CHUNK or count <= HANDFUL:
         return aligned, ""
     found = _grown(whole, voxel)
     return found, (
-        f"no chunks of {FEW // 1024} KiB or more divide the shards of {_words(extents)} voxels cut "
-        f"into {_words(cut)} parts; those written, of {_words(found)} voxels, lie in several "
-        "shards and are read by several ranks. Take numbers of parts that divide the extents"
+        f"no chunks of {LEAST_CHUNK // 1024} KiB or more divide the shards of {_words(extents)} "
+        f"voxels cut into {_words(cut)} parts; those written, of {_words(found)} voxels, lie in "
+        "several shards and are read by several ranks. Take numbers of parts that divide the "
+        "extents"
     )
 
 
@@ -83,7 +87,7 @@ def _grown(choices: Sequence[set[int]], voxel: int) -> Sides:
         dim = min(growing, key=lambda d: (ladders[d][place[d]], -d))
         place[dim] += 1
         fits = place[dim] < len(ladders[dim])
-        if not fits or math.prod(_at(ladders, place)) * voxel > MOST:
+        if not fits or math.prod(_at(ladders, place)) * voxel > MOST_CHUNK:
             place[dim] -= 1
             growing.remove(dim)
     return _at(ladders, place)

@@ -77,12 +77,12 @@ def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        check(path, sample, then, error)
+        check_unchanged(path, sample, then, error)
         raise
-    check(path, sample, then)
+    check_unchanged(path, sample, then)
 
 
-def check(path: Path, sample: str, then: Stamp, cause: Exception | None = None) -> None:
+def check_unchanged(path: Path, sample: str, then: Stamp, cause: Exception | None = None) -> None:
     """Compare the file with what it was.
 
     Raises:

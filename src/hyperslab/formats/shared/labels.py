@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 
-KEYS = ("volume", "segmentation")
+SCAN_KEYS = ("volume", "segmentation")
 LIVER = ("background", "liver", "tumour")
-MOST = 256
+MOST_CLASSES = 256
 """Classes that uint8 can tell apart."""
 
 
@@ -45,8 +45,10 @@ def classes_of(where: str, file: Any) -> tuple[str, ...]:
         return LIVER
     raw = np.atleast_1d(file.attrs["classes"]).tolist()
     names = tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw)
-    if not 2 <= len(names) <= MOST or len({*names, ""}) != len(names) + 1:
-        raise DataError(f"{where}: the attribute 'classes' is {raw}; needs 2 to {MOST} names")
+    if not 2 <= len(names) <= MOST_CLASSES or len({*names, ""}) != len(names) + 1:
+        raise DataError(
+            f"{where}: the attribute 'classes' is {raw}; needs 2 to {MOST_CLASSES} names"
+        )
     return names
 
 

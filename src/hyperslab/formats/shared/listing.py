@@ -68,7 +68,8 @@ def sift(
     Raises:
         DataError: of the first that cannot be read, if there is no ``refuse`` or none can be.
     """
-    found, errors = [], []
+    found = []
+    errors = []
     for item in items:
         try:
             found.append((item, read(item)))

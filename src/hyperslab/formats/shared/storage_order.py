@@ -110,9 +110,9 @@ class StorageOrder:
         return " x ".join(self.dims)
 
 
-CHANNELS_FIRST = StorageOrder(VOLUME)
-CHANNELS_LAST = StorageOrder("DHWC")
-LBANN = StorageOrder("CWHD")
+CDHW = StorageOrder(VOLUME)
+DHWC = StorageOrder("DHWC")
+LBANN_ORDER = StorageOrder("CWHD")
 """Of LBANN's splitter: channels first, the spatial dims reversed."""
 
-NO_CHANNELS = StorageOrder("DHW")
+DHW = StorageOrder("DHW")

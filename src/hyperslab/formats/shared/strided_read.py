@@ -33,13 +33,16 @@ def plan(stored: Sequence[int], itemsize: int, box: Box) -> tuple[int, int]:
     (0, 506)
     """
     strides = _strides(stored, itemsize)
-    outer, span = len(stored), itemsize
+    outer = len(stored)
+    span = itemsize
     for dim in reversed(range(len(stored))):
         count = box.shape[dim]
-        gap, grown = strides[dim] - span, strides[dim] * (count - 1) + span
+        gap = strides[dim] - span
+        grown = strides[dim] * (count - 1) + span
         if count > 1 and gap > 0 and (gap >= GAP or grown > MOST):
             break
-        outer, span = dim, grown
+        outer = dim
+        span = grown
     return outer, span
 
 
@@ -77,11 +80,13 @@ def _strides(stored: Sequence[int], itemsize: int) -> list[int]:
 
 def _fill(rows: NDArray[np.uint8], file: int, places: NDArray[np.int64]) -> None:
     """Read each row from its place in the file."""
-    size, view = rows.shape[1], rows.data.cast("B")
+    size = rows.shape[1]
+    view = rows.data.cast("B")
     for index, place in enumerate(places.tolist()):
         row = view[index * size : (index + 1) * size]
         while row:  # the system may give less than it is asked for
             got = os.preadv(file, [row], place)
             if not got:
                 raise EOFError(f"it ends at byte {place} but needs {place + len(row)}")
-            row, place = row[got:], place + got
+            row = row[got:]
+            place = place + got

@@ -78,6 +78,7 @@ def _varint(message: Bytes, place: int) -> tuple[int, int]:
             raise ValueError("tf.train.Example ends within a number")
         byte = message[place]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        place = place + 1
+        shift = shift + 7
         if byte < 128:
             return value, place

@@ -50,7 +50,8 @@ class Example:
             DataError: there are not as many bytes.
             EOFError: the file ends too early.
         """
-        data, dtype = self.bytes(name), np.dtype("<i2")
+        data = self.bytes(name)
+        dtype = np.dtype("<i2")
         if len(data) != 2 * math.prod(stored):
             raise DataError(
                 f"{self.path}: {name!r} has {len(data)} bytes, not those of int16 {stored}"
@@ -108,7 +109,7 @@ def is_gzip(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Example]:
+def opened_example(path: Path) -> Iterator[Example]:
     """The example of a file, which is open meanwhile; of gzip unpacked and its sum checked.
 
     Raises:

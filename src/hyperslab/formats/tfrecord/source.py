@@ -27,7 +27,7 @@ from hyperslab.formats.parameters import Parameters, universe_names
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
-from hyperslab.formats.shared.storage_order import CHANNELS_LAST
+from hyperslab.formats.shared.storage_order import DHWC
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.tfrecord import records
 from hyperslab.geometry import Box
@@ -58,8 +58,8 @@ class TfRecordFolder(Source):
     def __init__(self, catalog: Records) -> None:
         self.catalog = catalog
         self.names = [_stem(file) for file in catalog.files]
-        self.order = CHANNELS_LAST
-        self.shape = CHANNELS_LAST.volume_shape(catalog.stored)
+        self.order = DHWC
+        self.shape = DHWC.volume_shape(catalog.stored)
         self.dtype = np.dtype("<i2")
         self.parameters = Parameters.normalised(universe_names(catalog.targets))
         self._targets: dict[int, Array] = {}
@@ -104,10 +104,10 @@ class TfRecordFolder(Source):
         Raises:
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
-        stored = CHANNELS_LAST.to_file(box)
+        stored = DHWC.to_file(box)
         with self._example(sample) as example:
             values = example.box("x", self.catalog.stored, stored)
-        return CHANNELS_LAST.to_volume(values)
+        return DHWC.to_volume(values)
 
     def target(self, sample: int) -> Array:
         """The targets; errors as `read`."""
@@ -117,10 +117,12 @@ class TfRecordFolder(Source):
         return self._targets[sample]
 
     def storage(self, sample: int) -> Storage:
-        path, stored = Path(self.where(sample)), self.catalog.stored
+        path = Path(self.where(sample))
+        stored = self.catalog.stored
         with naming(path, "TFRecord"):
-            packed, size = records.is_gzip(path), path.stat().st_size
-        plain = Storage(CHANNELS_LAST, stored, 2, math.prod(stored) * 2, bridged=True)
+            packed = records.is_gzip(path)
+            size = path.stat().st_size
+        plain = Storage(DHWC, stored, 2, math.prod(stored) * 2, bridged=True)
         if not packed:
             return plain
         return replace(plain, size=size, compression="gzip", packed=True, whole=True)
@@ -139,13 +141,14 @@ class TfRecordFolder(Source):
     @contextmanager
     def _example(self, sample: int) -> Iterator[records.Example]:
         """The example: kept if it was unpacked, else in its open file."""
-        path, stamp = Path(self.where(sample)), self.catalog.stamps[self.catalog.files[sample]]
+        path = Path(self.where(sample))
+        stamp = self.catalog.stamps[self.catalog.files[sample]]
         with self._lock, unchanged(path, self.names[sample], stamp), naming(path, "TFRecord"):
             if sample in self._kept:
                 self._kept.move_to_end(sample)
                 yield self._kept[sample]
                 return
-            with records.opened(path) as example:
+            with records.opened_example(path) as example:
                 self._remember(sample, example)
                 yield example
 
@@ -171,7 +174,7 @@ def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = N
             stamps[file] = Stamp.of(path)  # a change from now on is noticed
             found = records.length_of(path)
             if not about:
-                with records.opened(path) as example:
+                with records.opened_example(path) as example:
                     stored = _shape(path, len(example.bytes("x")), shape)
                     about.append((file, found, stored, len(_target(example, None))))
         if found != about[0][1]:

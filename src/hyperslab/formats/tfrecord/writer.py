@@ -11,13 +11,13 @@ from typing import IO
 import google_crc32c
 import numpy as np
 
-from hyperslab.formats.shared.storage_order import CHANNELS_LAST
+from hyperslab.formats.shared.storage_order import DHWC
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.tfrecord.records import masked
 from hyperslab.formats.tfrecord.source import CHANNELS
 from hyperslab.formats.writer import SampleToWrite, Writer, packed
 
-LONGEST = 2**31
+MESSAGE_LIMIT = 2**31
 """A protocol buffer is shorter [B]."""
 
 
@@ -41,7 +41,7 @@ class TfRecordWriter(Writer):
         if channels != CHANNELS or len(set(extents)) > 1:
             words = " x ".join(map(str, source.shape))
             return f"{words} (C x D x H x W) voxels (MLPerf's are cubes of {CHANNELS} channels)"
-        if 2 * math.prod(source.shape) >= LONGEST:
+        if 2 * math.prod(source.shape) >= MESSAGE_LIMIT:
             return "samples of 2 GiB and more"
         return ""
 
@@ -70,19 +70,20 @@ class TfRecordWriter(Writer):
         y = _head(b"y", len(y), 2) + y
         features = _field(1, len(x) + size + len(y))  # Example.features
         with packed(path, sample.compression) as file:
-            record = Record(file, len(features) + len(x) + size + len(y))
+            record = FramedRecord(file, len(features) + len(x) + size + len(y))
             record.write(features + x)
             for _, slab in sample.values():
-                record.write(np.ascontiguousarray(CHANNELS_LAST.from_volume(slab), "<i2").tobytes())
+                record.write(np.ascontiguousarray(DHWC.from_volume(slab), "<i2").tobytes())
             record.write(y)
             record.end()
 
 
-class Record:
+class FramedRecord:
     """TensorFlow's framing of so many bytes."""
 
     def __init__(self, file: IO[bytes], length: int) -> None:
-        self._file, self._sum = file, 0
+        self._file = file
+        self._sum = 0
         head = struct.pack("<Q", length)
         file.write(head + struct.pack("<I", masked(google_crc32c.value(head))))
 
@@ -106,5 +107,6 @@ def _field(number: int, size: int) -> bytes:
     """The tag of a field of bytes, and how many there are."""
     found = bytes([number << 3 | 2])
     while size > 127:
-        found, size = found + bytes([size & 127 | 128]), size >> 7
+        found = found + bytes([size & 127 | 128])
+        size = size >> 7
     return found + bytes([size])

@@ -8,7 +8,7 @@ import numpy as np
 
 from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.catalog import SUFFIXES, Catalog, stamps_of
+from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, stamps_of
 from hyperslab.formats.keyed.header import lbann_of, read_header
 from hyperslab.report.run_folder import Run
 
@@ -20,7 +20,7 @@ def volume_files(run: Run) -> list[Path]:
         DataError: the folder is not there or holds none.
     """
     folder = Path(str(run.setting("data.path")))
-    files = [p for p in folder.rglob("*") if p.suffix in SUFFIXES] if folder.is_dir() else []
+    files = [p for p in folder.rglob("*") if p.suffix in HDF5_SUFFIXES] if folder.is_dir() else []
     if not files:
         raise DataError(f"{folder} is not a folder of volumes (any more)")
     return files
