@@ -24,7 +24,8 @@ class TileAverage(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, kernel: Sequence[int]):  # type: ignore[no-untyped-def]
-        ctx.kernel, ctx.dtype = tuple(kernel), x.dtype
+        ctx.kernel = tuple(kernel)
+        ctx.dtype = x.dtype
         total = x
         for dim, k in enumerate(kernel, start=2):
             total = _sum_neighbours(total, dim, k)

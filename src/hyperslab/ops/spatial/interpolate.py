@@ -144,7 +144,8 @@ def lay_out(grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str) -> 
             rest.append(d)
             continue
         taps = several[d][0].of(out.interval(d + 2), plan.wanted.lo[d + 2])
-        inputs, outputs = plan.wanted.shape[d + 2], out.shape[d + 2]
+        inputs = plan.wanted.shape[d + 2]
+        outputs = out.shape[d + 2]
         if _alone(taps, resize, d, inputs, outputs, kind):
             rest.append(d)
         else:
