@@ -37,7 +37,7 @@ def test_no_file_is_entered_more_than_twice(tmp_path: Path, name: str) -> None:
     entered: list[str] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or frame.f_code.co_flags & inspect.CO_GENERATOR and frame.f_lasti > 4:
+        if event != "call" or (frame.f_code.co_flags & inspect.CO_GENERATOR and frame.f_lasti > 4):
             return  # the way back through a `with`
         file = file_of(frame)
         above = frame.f_back
