@@ -118,7 +118,9 @@ class Signature:
     def _from_the_front(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        ndim = (args[0] if args else kwargs[self.first]).dim()
+        ndim = (
+            args[0] if args else kwargs[self.first]
+        ).dim() or 1  # a number has a dim 0 for torch
         for dim in self.dims:
             if dim.position < len(args):
                 value = _counted(args[dim.position], ndim, function)

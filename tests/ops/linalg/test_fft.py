@@ -116,3 +116,12 @@ def test_cut_dims_are_refused(case: str) -> None:
 def test_out_is_refused() -> None:
     with pytest.raises(hs.LayoutError, match=r"fft_fft\(out=...\) has no rule"):
         run_ranks(2, refused, "out")
+
+
+def test_one_dim_of_several() -> None:
+    """The transforms of several dims take a single one, too."""
+    full = torch.randn(2, 3, 4, 5)
+    x = hs.shard(full, hs.Grid())
+    for dim in (1, -1, (1,), [-2, 3]):
+        assert torch.allclose(torch.fft.fftn(x, dim=dim).full(), torch.fft.fftn(full, dim=dim))
+    assert torch.allclose(torch.fft.fftshift(x, 1).full(), torch.fft.fftshift(full, 1))

@@ -102,7 +102,7 @@ def aligned_but(
             check_uncut(tensor, (dim,), f"{name} along")
     if len(cut) == len(tensors) and all(t.partition == like.partition for t in cut):
         return [t.local for t in cut], like.partition.cuts, like  # nearly always
-    if any(_without(t, dim) != _without(like, dim) for t in tensors):
+    if any(t.dim() != like.dim() or _without(t, dim) != _without(like, dim) for t in tensors):
         raise LayoutError(
             f"{name} along dim {dim}: the other dims of the global shapes differ\n"
             f"{describe(tensors)}    crop or expand them to one shape"

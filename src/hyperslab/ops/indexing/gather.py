@@ -20,6 +20,11 @@ def _others(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
 
 def shrunk(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) -> torch.Tensor:
     """``x`` without what lies beyond the extents of ``index`` in the other dims."""
+    if x.dim() != index.dim():
+        raise LayoutError(
+            f"{name}: the index has another number of dims\n{describe([x, index])}"
+            "    reshape or expand one of them"
+        )
     spans = {
         d: Span(0, extent)
         for d, (extent, own) in enumerate(zip(index.shape, x.shape, strict=True))

@@ -44,7 +44,7 @@ def two_dims(
     operator: Operator,
     input: Sharded,
     s: Sequence[int] | None = None,
-    dim: Sequence[int] | None = (-2, -1),
+    dim: int | tuple[int, ...] | None = (-2, -1),
     norm: str | None = None,
 ) -> Sharded:
     """Along dims that are not cut; otherwise refused."""
@@ -56,14 +56,14 @@ def several_dims(
     operator: Operator,
     input: Sharded,
     s: Sequence[int] | None = None,
-    dim: Sequence[int] | None = None,
+    dim: int | tuple[int, ...] | None = None,
     norm: str | None = None,
 ) -> Sharded:
     """Along dims that are not cut; otherwise refused."""
     if dim is None:
         count = input.dim() if s is None else len(s)
         dim = tuple(range(input.dim() - count, input.dim()))
-    _check_uncut(operator, input, dim)
+    _check_uncut(operator, input, (dim,) if isinstance(dim, int) else dim)
     return _with_whole_dims_of(input, operator(input.local, s, dim, norm))
 
 

@@ -9,6 +9,7 @@ from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.operands import check_uncut
 from hyperslab.ops.reductions.base import Dims, finish, reduced_dims
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import describe
 
 Results = torch.Tensor | tuple[torch.Tensor, ...]
 """A tensor, or torch's named tuple of values and indices."""
@@ -102,7 +103,7 @@ def quantile(
     name = operator.__name__
     if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
         raise LayoutError(
-            f"{name} of a cut tensor {input.partition} takes one q at a time, a number\n"
+            f"{name} of a cut tensor takes one q at a time, a number\n{describe([input, q])}"
             "    call it for each q, or use x.full()"
         )
     dims = reduced_dims(input, dim)
