@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -44,9 +45,13 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
     extents = [draw(st.integers(parts, parts + 5)) for parts in parts_of(grid, n)] if n else []
     channels = draw(st.integers(1, 4))
     affine = draw(st.sampled_from(["both", "both", "none", "weight", "bias"]))
+    samples = draw(st.integers(2, 5))
+    dtype = draw(dtypes)
+    if samples * math.prod(extents) == 2:  # their gradient is what eps leaves: half the digits
+        dtype = torch.float64
     return Example(
         grid=grid,
-        shape=(draw(st.integers(2, 5)), channels, *extents),
+        shape=(samples, channels, *extents),
         weights=(
             (channels,) if affine in ("both", "weight") else None,
             (channels,) if affine in ("both", "bias") else None,
@@ -56,7 +61,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
             "momentum": draw(st.sampled_from([0.1, 0.7, 1.0])),
             "eps": draw(st.sampled_from([1e-5, 1e-2])),
         },
-        dtype=draw(dtypes),
+        dtype=dtype,
         channels_last=n > 1 and draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
