@@ -158,8 +158,12 @@ def main(root: Path = SOURCE) -> None:
     print(f"public names in more than one module: {len(repeated)}")
     for name, where in sorted(repeated.items()):
         print("   ", name, ", ".join(where))
-    print("longest signatures:", *(f"\n    {count} {name}" for count, name in tree.signatures()[:10]))
-    print(f"tuple packings: {len(packings)}, {1000 * len(packings) / tree.lines:.1f} per 1000 lines")
+    print(
+        "longest signatures:", *(f"\n    {count} {name}" for count, name in tree.signatures()[:10])
+    )
+    print(
+        f"tuple packings: {len(packings)}, {1000 * len(packings) / tree.lines:.1f} per 1000 lines"
+    )
     print(f"Any in rules: {tree.untyped(*RULES)}; in all: {tree.untyped(*_rooms(tree))}")
 
 

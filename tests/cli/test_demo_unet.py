@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperslab.ct import convert, find, make_phantoms
+from hyperslab.ct import convert_scans, find, make_phantoms
 from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.evaluate.segmentation import ClassEvaluation
 from hyperslab.predict import predict
@@ -42,7 +42,7 @@ def demo(folder: Path) -> float:
 def test_from_phantoms_to_masks_that_lie_where_they_do(tmp_path: Path) -> None:
     nifti = tmp_path / "phantoms" / "nifti"
     make_phantoms(nifti, COUNT, slices=16, width=16)
-    convert(find(nifti), tmp_path / "phantoms", shape=(16, 16, 16))
+    convert_scans(find(nifti), tmp_path / "phantoms", shape=(16, 16, 16))
     dice = run_ranks(2, demo, tmp_path)
     assert dice[0] == dice[1]
     assert not math.isnan(dice[0])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hyperslab import Grid, open
-from hyperslab.ct import Outcome, convert, find
+from hyperslab.ct import ScanOutcome, convert_scans, find
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.nifti import image as nifti
@@ -40,8 +40,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(source: Path, out: Path, shape: Any = SHAPE, **how: Any) -> dict[str, Outcome]:
-    outcomes = convert(find(source), out, shape=shape, **how)
+def run(source: Path, out: Path, shape: Any = SHAPE, **how: Any) -> dict[str, ScanOutcome]:
+    outcomes = convert_scans(find(source), out, shape=shape, **how)
     return {outcome.pair.name: outcome for outcome in outcomes}
 
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_converted_is_said_and_the_rest_is(tmp_path: Path) -> Non
 
 def test_two_workers_make_the_same(source: Path, tmp_path: Path) -> None:
     run(source, tmp_path / "one")
-    done: list[Outcome] = []
+    done: list[ScanOutcome] = []
     run(source, tmp_path / "two", workers=2, done=done.append)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert len(done) == 4
@@ -139,7 +139,7 @@ def test_two_workers_make_the_same(source: Path, tmp_path: Path) -> None:
 def test_a_stopped_run_is_completed_to_the_same(source: Path, tmp_path: Path) -> None:
     run(source, tmp_path / "whole")
 
-    def stop(outcome: Outcome) -> None:
+    def stop(outcome: ScanOutcome) -> None:
         raise KeyboardInterrupt
 
     out = tmp_path / "stopped"
@@ -206,11 +206,11 @@ def wait(pair: Any, folder: Path, shape: Any) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from hyperslab.ct import convert, find
+from hyperslab.ct import convert_scans, find
 from tests.ct.test_convert import wait
 
 sys.modules["hyperslab.ct.import_scans"]._convert = wait
-convert(find(Path(sys.argv[1])), Path(sys.argv[2]), shape=(2, 2, 2), workers=2)
+convert_scans(find(Path(sys.argv[1])), Path(sys.argv[2]), shape=(2, 2, 2), workers=2)
 """
 
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from hyperslab.checkpoint.retention import latest
 from hyperslab.cli.rank import check_ranks
 from hyperslab.errors import CommError, DataError, HyperslabError, LayoutError, Stopped
-from hyperslab.launch.launcher import explain, settle_environment
+from hyperslab.launch.launcher import explain_failures, settle_environment
 from hyperslab.launch.slurm import adopt_slurm, first_host
 from hyperslab.recipe.load import load_recipe
 from tests.train.universes import losses, write_recipe
@@ -43,7 +43,7 @@ def test_a_killed_rank_is_the_cause_although_others_failed_earlier(tmp_path: Pat
         2: failure(tmp_path, 2, -signal.SIGTERM),
         3: failure(tmp_path, 3, 128 + signal.SIGTERM),
     }
-    error = explain(failures, {1: output})
+    error = explain_failures(failures, {1: output})
     assert isinstance(error, CommError)
     assert str(error).startswith("rank 1 (process 101) was killed by SIGKILL")
     assert "--resume" in str(error)
@@ -56,7 +56,7 @@ def test_what_a_rank_raised_comes_back_as_it_was(tmp_path: Path) -> None:
         0: failure(tmp_path, 0, 1, "CommError: rank 0 lost another rank", when=5),
         1: failure(tmp_path, 1, 1, "DataError: a.hdf5: truncated", when=6),
     }
-    error = explain(failures, {})
+    error = explain_failures(failures, {})
     assert type(error) is DataError
     assert str(error) == "a.hdf5: truncated\n    (rank 1)"
 
@@ -66,21 +66,21 @@ def test_what_a_rank_raised_goes_before_its_or_another_ranks_death(
     tmp_path: Path, number: int
 ) -> None:
     said = failure(tmp_path, 1, -number, "CheckpointError: no space", when=9)
-    error = explain({0: failure(tmp_path, 0, -signal.SIGSEGV), 1: said}, {})
+    error = explain_failures({0: failure(tmp_path, 0, -signal.SIGSEGV), 1: said}, {})
     assert type(error) is HyperslabError
     assert str(error) == "no space\n    (rank 1)"
 
 
 def test_what_all_ranks_say_is_said_once_and_of_no_rank(tmp_path: Path) -> None:
     words = "DataError: nowhere: does not exist"
-    error = explain({rank: failure(tmp_path, rank, 1, words, 5) for rank in range(3)}, {})
+    error = explain_failures({rank: failure(tmp_path, rank, 1, words, 5) for rank in range(3)}, {})
     assert str(error) == "nowhere: does not exist"
 
 
 def test_a_bug_quotes_its_traceback(tmp_path: Path) -> None:
     output = tmp_path / "stderr.log"
     output.write_text("Traceback ...\nKeyError: 'x'\n")
-    error = explain({1: failure(tmp_path, 1, 1, "KeyError: 'x'")}, {1: output})
+    error = explain_failures({1: failure(tmp_path, 1, 1, "KeyError: 'x'")}, {1: output})
     assert type(error) is HyperslabError
     assert "rank 1 failed with exit code 1" in str(error)
     assert "| KeyError: 'x'" in str(error)
@@ -88,7 +88,7 @@ def test_a_bug_quotes_its_traceback(tmp_path: Path) -> None:
 
 def test_ranks_that_stopped_in_order_are_no_failure(tmp_path: Path) -> None:
     codes = {rank: failure(tmp_path, rank, 128 + signal.SIGINT) for rank in range(2)}
-    error = explain(codes, {})
+    error = explain_failures(codes, {})
     assert isinstance(error, Stopped)
     assert error.code == 130
 

@@ -24,7 +24,7 @@ from hyperslab.errors import CheckpointError, reason
 MANIFEST = "manifest.json"
 EXTRA = "extra.pt"
 
-FULL = 16 << 20
+DISK_FULL = 16 << 20
 """A disk with less space [B] than this is why a checkpoint could not be written."""
 
 
@@ -118,7 +118,7 @@ def _fullness(path: Path) -> str:
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free
-    return f"no space left on the disk ({free >> 20} MiB free)" if free < FULL else ""
+    return f"no space left on the disk ({free >> 20} MiB free)" if free < DISK_FULL else ""
 
 
 def _clear(partial: Path) -> None:

@@ -14,8 +14,7 @@ from typer.core import TyperGroup
 from hyperslab.cli.progress import progress
 from hyperslab.convert import Request
 from hyperslab.convert import convert as convert_folder
-from hyperslab.ct import Outcome, Pair, Shape, find, make_phantoms
-from hyperslab.ct import convert as convert_pairs
+from hyperslab.ct import Pair, ScanOutcome, Shape, convert_scans, find, make_phantoms
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, compressions, names
 
@@ -193,10 +192,12 @@ def _phantoms(folder: Path, count: int, shape: Shape, seed: int) -> list[Pair]:
         )
 
 
-def _converted(pairs: list[Pair], out: Path, shape: Shape, workers: int | None) -> list[Outcome]:
+def _converted(
+    pairs: list[Pair], out: Path, shape: Shape, workers: int | None
+) -> list[ScanOutcome]:
     with progress() as bar:
         task = bar.add_task("volumes", total=len(pairs))
-        return convert_pairs(
+        return convert_scans(
             pairs,
             out,
             shape=shape,
@@ -205,7 +206,7 @@ def _converted(pairs: list[Pair], out: Path, shape: Shape, workers: int | None) 
         )
 
 
-def _report(outcomes: list[Outcome], out: Path) -> None:
+def _report(outcomes: list[ScanOutcome], out: Path) -> None:
     for outcome in sorted((o for o in outcomes if o.reason), key=lambda o: o.pair.name):
         typer.echo(f"skipped {outcome.pair.name}: {outcome.reason}", err=True)
     count = Counter(outcome.state for outcome in outcomes)

@@ -19,6 +19,9 @@ from hyperslab.geometry import Cut, Partition
 AXES = ("data", "depth", "height", "width")
 """Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
 
+SPATIAL_AXES = AXES[1:]
+"""Those that cut volumes."""
+
 log = logging.getLogger("hyperslab")
 
 

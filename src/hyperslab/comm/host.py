@@ -26,12 +26,10 @@ log = logging.getLogger("hyperslab.data")
 
 T = TypeVar("T")
 
-Array = NDArray[Any]
-
 GRACE = 10.0
 """What a rank that leaves without a word waits for the others to fetch its last boxes [s]."""
 
-Message = tuple[int, dist.Work, Array]
+Message = tuple[int, dist.Work, NDArray[Any]]
 """To whom, what is under way, and what must not change until it has arrived."""
 
 
@@ -54,7 +52,7 @@ class BoxTransport:
         self._forget = weakref.finalize(self, _forget, self.group, self._sent)
         self._forget.atexit = False  # too late: torch's threads have ended by then
 
-    def send(self, values: Array, peer: int, tag: int, what: str) -> None:
+    def send(self, values: NDArray[Any], peer: int, tag: int, what: str) -> None:
         """Begin to send a contiguous array, which must not change until two `settle` later."""
         log.debug("%s: %d B from rank %d to rank %d", what, values.nbytes, self.rank, peer)
         with self.naming(peer):
@@ -62,7 +60,7 @@ class BoxTransport:
         assert work is not None
         self._sent[1].append((peer, work, values))
 
-    def receive(self, out: Array, peer: int, tag: int) -> Receiving:
+    def receive(self, out: NDArray[Any], peer: int, tag: int) -> Receiving:
         """Begin to fill a contiguous array."""
         with self.naming(peer):
             work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
@@ -163,7 +161,7 @@ def tag_of(*key: object) -> int:
     return zlib.crc32(repr(key).encode()) >> 1
 
 
-def as_bytes(values: Array) -> torch.Tensor:
+def as_bytes(values: NDArray[Any]) -> torch.Tensor:
     """The memory of a contiguous array: not every backend sends every type."""
     return torch.from_numpy(values.reshape(-1).view(np.uint8))
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from hyperslab.comm import Grid
+from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import DataError
 from hyperslab.formats import slabs
 from hyperslab.formats.registry import source_of
-from hyperslab.formats.shared.chunking import SPATIAL_AXES
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.writer import SampleToWrite, Writer
 from hyperslab.geometry import Box, Cut, Partition, transfers

@@ -1,10 +1,10 @@
 """CT volumes: NIfTI files in one orientation and on one lattice (the extra `medical`).
 
-`nifti` reads a volume and writes a mask of it, `lattice` resamples, `convert` makes a folder for
+`nifti` reads a volume and writes a mask of it, `lattice` resamples, `convert_scans` makes a folder for
 `hyperslab.open` of what `find` found or `make_phantoms` made.
 """
 
-from hyperslab.ct.import_scans import Outcome, convert
+from hyperslab.ct.import_scans import ScanOutcome, convert_scans
 from hyperslab.ct.phantom import make_phantoms
 from hyperslab.ct.scan_file import Shape
 from hyperslab.formats.nifti.image import CtVolume, read, read_labels, write_mask
@@ -12,10 +12,10 @@ from hyperslab.formats.nifti.pairs import Pair, find
 
 __all__ = [
     "CtVolume",
-    "Outcome",
     "Pair",
+    "ScanOutcome",
     "Shape",
-    "convert",
+    "convert_scans",
     "find",
     "make_phantoms",
     "read",

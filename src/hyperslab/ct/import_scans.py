@@ -17,7 +17,7 @@ from hyperslab.worker_pool import each
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScanOutcome:
     """What became of a pair; ``reason`` names the file and what is wrong with it."""
 
     pair: Pair
@@ -25,14 +25,14 @@ class Outcome:
     reason: str = ""
 
 
-def convert(
+def convert_scans(
     pairs: Sequence[Pair],
     folder: Path,
     *,
     shape: scan_file.Shape,
     workers: int = 1,
-    done: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
+    done: Callable[[ScanOutcome], None] = lambda outcome: None,
+) -> list[ScanOutcome]:
     """Convert each pair to ``{name}.hdf5`` in ``folder``, on a lattice of ``shape`` (D, H, W).
 
     A volume that is not what it should be is skipped and the others go on. Files that are there
@@ -57,25 +57,25 @@ def convert(
 
 def _each(
     pairs: Sequence[Pair], folder: Path, shape: scan_file.Shape, workers: int
-) -> Iterator[Outcome]:
+) -> Iterator[ScanOutcome]:
     there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
     for pair in there:
         scan_file.check_scan(_path(folder, pair), pair, shape)
-    yield from (Outcome(pair, "kept") for pair in there)
+    yield from (ScanOutcome(pair, "kept") for pair in there)
     todo = [pair for pair in pairs if pair not in there]
     yield from each(_convert, [(pair, folder, shape) for pair in todo], workers)
 
 
-def _convert(pair: Pair, folder: Path, shape: scan_file.Shape) -> Outcome:
+def _convert(pair: Pair, folder: Path, shape: scan_file.Shape) -> ScanOutcome:
     if pair.problem:
-        return Outcome(pair, "skipped", pair.problem)
+        return ScanOutcome(pair, "skipped", pair.problem)
     try:
         scan = image.read(pair.image)
         labels = image.read_labels(pair.labels, scan, len(LIVER))
     except DataError as error:
-        return Outcome(pair, "skipped", str(error))
+        return ScanOutcome(pair, "skipped", str(error))
     scan_file.write(_path(folder, pair), pair, scan, labels, shape)
-    return Outcome(pair, "converted")
+    return ScanOutcome(pair, "converted")
 
 
 def _path(folder: Path, pair: Pair) -> Path:

@@ -69,7 +69,7 @@ def launch(ranks: int, arguments: Sequence[str], logs: Path) -> None:
         raise Stopped(error.sigval, f"stopped by {error.sigval.name}") from None
     except ChildFailedError as error:
         output = {int(p.parent.name): p for p in logs.glob(f"{name}_*/attempt_0/*/stderr.log")}
-        raise explain(error.failures, output) from None
+        raise explain_failures(error.failures, output) from None
 
 
 def _config(ranks: int, name: str, specs: DefaultLogsSpecs) -> LaunchConfig:
@@ -86,7 +86,9 @@ def _config(ranks: int, name: str, specs: DefaultLogsSpecs) -> LaunchConfig:
     )
 
 
-def explain(failures: dict[int, ProcessFailure], output: dict[int, Path]) -> HyperslabError:
+def explain_failures(
+    failures: dict[int, ProcessFailure], output: dict[int, Path]
+) -> HyperslabError:
     """One error for all: that of the rank that failed first, and not because another one did.
 
     What a rank said goes before a death by signal, its own or another's: it may have come after.

@@ -6,7 +6,7 @@ Legend: C channels, (D, H, W) voxels.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,10 @@ from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear
 from hyperslab.formats.shared.channels import Channels
+from hyperslab.formats.source import Array
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor.main_rank import scatter_from_main
 
-Array = NDArray[Any]
 Mask = NDArray[np.uint8]
 
 

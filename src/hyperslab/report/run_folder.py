@@ -22,9 +22,6 @@ from hyperslab.errors import DataError
 Table = dict[str, NDArray[np.float64]]
 """Columns of a CSV file by name, all equally long."""
 
-SPATIAL_AXES = AXES[1:]
-"""Those that cut volumes."""
-
 NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
 NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 

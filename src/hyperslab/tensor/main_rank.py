@@ -13,12 +13,10 @@ from hyperslab.comm.host import as_bytes
 from hyperslab.geometry import Box, Partition, TransferPlan, plan_transfers
 from hyperslab.tensor.sharded import Sharded
 
-Array = NDArray[Any]
-
 
 def scatter_from_main(
-    volume: Array | None, partition: Partition, dtype: np.dtype[Any], grid: Grid
-) -> Array:
+    volume: NDArray[Any] | None, partition: Partition, dtype: np.dtype[Any], grid: Grid
+) -> NDArray[Any]:
     """This rank's box of a volume that only the main rank has; `gather_to_main` is the way back.
 
     Distribution scheme: 1. the main rank owns everything and sends every other one its box, 2. each
@@ -32,7 +30,7 @@ def scatter_from_main(
     return block
 
 
-def gather_to_main(x: Sharded) -> Array | None:
+def gather_to_main(x: Sharded) -> NDArray[Any] | None:
     """All of a cut tensor on the main rank, None on the others.
 
     Distribution scheme: 1. each rank sends its box to the main one, of ranks with equal copies
@@ -48,8 +46,8 @@ def gather_to_main(x: Sharded) -> Array | None:
 
 
 def _run(
-    plan: TransferPlan, held: Array | None, dtype: np.dtype[Any], grid: Grid, what: str
-) -> Array | None:
+    plan: TransferPlan, held: NDArray[Any] | None, dtype: np.dtype[Any], grid: Grid, what: str
+) -> NDArray[Any] | None:
     """What the plan wants, of ``held``, which is its own box, and of what other ranks send.
 
     Message after message: the main rank has no room for all of a volume twice.

@@ -125,17 +125,17 @@ def test_uneven_padding() -> None:
 
 def test_which_version_runs() -> None:
     small, weight = torch.randn(1, 8, 4, 4, 4), torch.randn(8, 8, 3, 3, 3)
-    assert choose.convolution(small, weight) == "onednn"
-    assert choose.convolution(torch.empty(1, 128, 20, 20, 2), weight) == "torch", "large"
-    assert choose.convolution(small.double(), weight.double()) == "torch"
+    assert choose.convolution_version(small, weight) == "onednn"
+    assert choose.convolution_version(torch.empty(1, 128, 20, 20, 2), weight) == "torch", "large"
+    assert choose.convolution_version(small.double(), weight.double()) == "torch"
     last = small.contiguous(memory_format=torch.channels_last_3d)
-    assert choose.convolution(last, weight) == "torch"
+    assert choose.convolution_version(last, weight) == "torch"
     both = {"of_weight": True, "with_graph": False}
-    assert choose.convolution_gradient(small, weight, **both) == "onednn"
-    assert choose.convolution_gradient(small, weight, of_weight=True, with_graph=True) == "torch"
+    assert choose.gradient_version(small, weight, **both) == "onednn"
+    assert choose.gradient_version(small, weight, of_weight=True, with_graph=True) == "torch"
     flat = torch.randn(1, 8, 2, 4, 4)
-    assert choose.convolution_gradient(flat.bfloat16(), weight.bfloat16(), **both) == "padded"
-    assert choose.differentiable_convolution(flat.bfloat16(), weight.bfloat16()) == "padded"
-    assert choose.differentiable_convolution(flat, weight) == "torch"
+    assert choose.gradient_version(flat.bfloat16(), weight.bfloat16(), **both) == "padded"
+    assert choose.differentiable_version(flat.bfloat16(), weight.bfloat16()) == "padded"
+    assert choose.differentiable_version(flat, weight) == "torch"
     meta = small.to("meta")
-    assert choose.convolution(meta, weight.to("meta")) == "torch"
+    assert choose.convolution_version(meta, weight.to("meta")) == "torch"

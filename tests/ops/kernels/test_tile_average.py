@@ -28,9 +28,9 @@ def test_equals_torch(kernel: list[int]) -> None:
 
 def test_autocast_gives_float32_as_torch_does() -> None:
     x = torch.randn(1, 2, 4, 4, 4).bfloat16().requires_grad_()
-    assert choose.average(x, [2] * 3, [2] * 3) == "torch"
+    assert choose.average_version(x, [2] * 3, [2] * 3) == "torch"
     with torch.autocast("cpu", torch.bfloat16):
-        assert choose.average(x, [2] * 3, [2] * 3) == "tiles"
+        assert choose.average_version(x, [2] * 3, [2] * 3) == "tiles"
         y, want = TileAverage.apply(x, [2] * 3), F.avg_pool3d(x, 2)
     assert y.dtype == want.dtype == torch.float32
     torch.testing.assert_close(y, want)
@@ -41,7 +41,9 @@ def test_autocast_gives_float32_as_torch_does() -> None:
 
 def test_leaves_other_windows_to_torch() -> None:
     x = torch.randn(1, 2, 4, 4, 5)
-    assert choose.average(x, [2, 2, 2], [2, 2, 2]) == "torch"  # 5 is not a whole number of tiles
-    assert choose.average(x[..., :4].contiguous(), [2, 2, 2], [1, 2, 2]) == "torch"
-    assert choose.average(x[..., :4], [2, 2, 2], [2, 2, 2]) == "torch"  # not contiguous
-    assert choose.average(x[..., :4].contiguous(), [2, 2, 2], [2, 2, 2]) == "tiles"
+    assert (
+        choose.average_version(x, [2, 2, 2], [2, 2, 2]) == "torch"
+    )  # 5 is not a whole number of tiles
+    assert choose.average_version(x[..., :4].contiguous(), [2, 2, 2], [1, 2, 2]) == "torch"
+    assert choose.average_version(x[..., :4], [2, 2, 2], [2, 2, 2]) == "torch"  # not contiguous
+    assert choose.average_version(x[..., :4].contiguous(), [2, 2, 2], [2, 2, 2]) == "tiles"

@@ -20,6 +20,7 @@ from hyperslab.atomic_files import written_aside
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
 from hyperslab.formats.nifti.source import NIFTI, dtype_of, load_image, orientation
+from hyperslab.formats.parameters import Floats
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
 
@@ -39,13 +40,13 @@ class CtVolume:
 
     path: Path
     values: NDArray[Any]
-    affine: lattice.Floats
+    affine: Floats
     header: Any
     stored_shape: tuple[int, ...]
-    stored_affine: lattice.Floats
+    stored_affine: Floats
 
     @property
-    def spacing(self) -> lattice.Floats:
+    def spacing(self) -> Floats:
         """The size of a voxel along D, H and W [mm]."""
         return lattice.spacing(self.affine)
 
@@ -118,7 +119,7 @@ def save_image(
     path: Path,
     values: NDArray[Any],
     dtype: np.dtype[Any],
-    affine: lattice.Floats | None,
+    affine: Floats | None,
     header: Any,
 ) -> None:
     """Write the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from hyperslab.formats.parameters import Floats
 
 
 def linear(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut
 
@@ -24,8 +25,6 @@ MOST_CHUNK = 1024 * 1024
 
 HANDFUL = 64
 """So many chunks may be smaller: their cost is not felt."""
-
-SPATIAL_AXES = ("depth", "height", "width")
 
 Sides = tuple[int, ...]
 

@@ -66,7 +66,7 @@ class ConvLayout:
 
 
 @per_grid
-def lay_out(
+def lay_out_conv(
     grid: Grid,
     x: Partition,
     shape: torch.Size,
@@ -133,7 +133,7 @@ def convolve(
     """
     name = operator.__name__
     check_input(input, spatial_dims(operator), name)
-    layout = lay_out(
+    layout = lay_out_conv(
         input.grid,
         input.partition,
         weight.shape,

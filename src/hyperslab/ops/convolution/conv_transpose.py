@@ -92,7 +92,7 @@ class ConvTransposeLayout:
 
 
 @per_grid
-def lay_out(
+def lay_out_conv_transpose(
     grid: Grid,
     x: Partition,
     shape: torch.Size,
@@ -165,7 +165,7 @@ def convolve_transposed(
     """
     name = operator.__name__
     check_input(input, spatial_dims(operator), name)
-    layout = lay_out(
+    layout = lay_out_conv_transpose(
         input.grid,
         input.partition,
         weight.shape,

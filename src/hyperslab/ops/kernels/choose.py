@@ -9,12 +9,12 @@ import torch
 
 IM2COL = 20480  # below this batch * channels * rows torch 2.13 takes im2col in float32
 
-Convolution = Literal["torch", "onednn", "padded"]
-Average = Literal["torch", "tiles"]
-Moments = Literal["torch", "cached"]
+ConvolutionVersion = Literal["torch", "onednn", "padded"]
+AverageVersion = Literal["torch", "tiles"]
+MomentsVersion = Literal["torch", "cached"]
 
 
-def convolution(x: torch.Tensor, weight: torch.Tensor) -> Convolution:
+def convolution_version(x: torch.Tensor, weight: torch.Tensor) -> ConvolutionVersion:
     """``"onednn"`` names the library instead of leaving the choice to torch.
 
     For a small input torch takes im2col however many channels come out: two to five times slower
@@ -33,7 +33,7 @@ def convolution(x: torch.Tensor, weight: torch.Tensor) -> Convolution:
     return "onednn" if small else "torch"
 
 
-def differentiable_convolution(x: torch.Tensor, weight: torch.Tensor) -> Convolution:
+def differentiable_version(x: torch.Tensor, weight: torch.Tensor) -> ConvolutionVersion:
     """``"padded"`` where the kernel is larger than the volume in some dim.
 
     There the weight gradient of oneDNN (3.12) in bfloat16 reads, and sometimes writes, foreign
@@ -44,16 +44,18 @@ def differentiable_convolution(x: torch.Tensor, weight: torch.Tensor) -> Convolu
     return "padded" if broken else "torch"
 
 
-def convolution_gradient(
+def gradient_version(
     x: torch.Tensor, weight: torch.Tensor, *, of_weight: bool, with_graph: bool
-) -> Convolution:
+) -> ConvolutionVersion:
     """As for the two forward passes; the gradients that oneDNN is asked for have no graph."""
-    if of_weight and differentiable_convolution(x, weight) == "padded":
+    if of_weight and differentiable_version(x, weight) == "padded":
         return "padded"
-    return "torch" if with_graph else convolution(x, weight)
+    return "torch" if with_graph else convolution_version(x, weight)
 
 
-def average(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Average:
+def average_version(
+    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]
+) -> AverageVersion:
     """``"tiles"`` where windows tile the block and the result has torch's dtype.
 
     On the CPU torch's own takes three times as long (2.13).
@@ -71,6 +73,6 @@ def average(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Av
     return "tiles" if tiled else "torch"
 
 
-def moments(x: torch.Tensor) -> Moments:
+def moments_version(x: torch.Tensor) -> MomentsVersion:
     """``"cached"`` on the CPU, where `torch.var_mean` takes eight times as long."""
     return "cached" if x.device.type == "cpu" else "torch"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hyperslab.ops.kernels import choose
 
-LOCAL = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Torch's own, by the number of spatial dims."""
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -62,7 +62,7 @@ def conv_forward(
     padding: Sequence[int],
 ) -> torch.Tensor:
     """The convolution of a block, without a graph."""
-    if choose.convolution(x, weight) == "onednn":
+    if choose.convolution_version(x, weight) == "onednn":
         return torch.ops.aten.mkldnn_convolution(
             x,
             weight.contiguous(),
@@ -94,7 +94,7 @@ def conv_backward(
     needs: Sequence[bool],
 ) -> Gradients:
     """Gradients of input, weight and bias of `conv_forward`; None where ``needs`` is false."""
-    version = choose.convolution_gradient(
+    version = choose.gradient_version(
         x, weight, of_weight=needs[1], with_graph=torch.is_grad_enabled()
     )
     if version == "padded":
@@ -128,11 +128,11 @@ def differentiable_conv(
     margins: Sequence[int] = (),
 ) -> torch.Tensor:
     """Torch's own convolution with its graph; ``margins``: more padding, as ``F.pad`` takes it."""
-    version = choose.differentiable_convolution(x, weight)
+    version = choose.differentiable_version(x, weight)
     if margins:
         x = F.pad(x, margins)
     if version == "padded":
         x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
         padding = [0] * len(padding)
-    local = LOCAL[len(padding)]
+    local = CONVOLUTIONS[len(padding)]
     return local(x, weight, bias, options.stride, padding, options.dilation, options.groups)

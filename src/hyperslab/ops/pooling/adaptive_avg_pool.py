@@ -12,7 +12,7 @@ from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.pooling.adaptive_layout import Spans, layout_of, sizes_of
 from hyperslab.tensor import Sharded
 
-LOCAL: dict[int, Operator] = {
+ADAPTIVE_AVERAGES: dict[int, Operator] = {
     1: F.adaptive_avg_pool1d,
     2: F.adaptive_avg_pool2d,
     3: F.adaptive_avg_pool3d,
@@ -67,18 +67,20 @@ def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
     name = f"adaptive_avg_pool{n}d"
     layout = layout_of(x, sizes, name)
     block = layout.fetch(x, name)
-    dtype = LOCAL[n](block.new_zeros((1,) * (n + 2)), (1,) * n).dtype  # what autocast makes of it
+    dtype = ADAPTIVE_AVERAGES[n](
+        block.new_zeros((1,) * (n + 2)), (1,) * n
+    ).dtype  # what autocast makes of it
     if layout.spans:
         block = block.to(torch.promote_types(block.dtype, torch.float32))
     for spans in layout.spans:
         block = SpanMean.apply(block, spans)
     if len(layout.spans) < n:
-        block = LOCAL[n](block, layout.sizes)
+        block = ADAPTIVE_AVERAGES[n](block, layout.sizes)
     block = all_reduce_sum(block, x.grid.group(layout.shared), name)
     return x.like(block.to(dtype), layout.output)
 
 
-@register_each(*LOCAL.values(), family="pooling")
+@register_each(*ADAPTIVE_AVERAGES.values(), family="pooling")
 def adaptive_average(
     operator: Operator, input: Sharded, output_size: int | Sequence[int | None] | None
 ) -> Sharded:

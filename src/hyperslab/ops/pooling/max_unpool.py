@@ -28,7 +28,7 @@ from hyperslab.ops.common.placement import (
 from hyperslab.ops.pooling.flat_indices import move_indices
 from hyperslab.tensor import Sharded
 
-LOCAL = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
+UNPOOLINGS = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def max_unpool(
     """
     n = len(sizes)
     name = f"max_unpool{n}d"
-    layout = lay_out(x.grid, x.partition, windows, sizes, name)
+    layout = lay_out_unpool(x.grid, x.partition, windows, sizes, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
     at = operand_block(indices, target=layout.input, like=x)
     values = fetch(x.local, layout.plan, what=f"the exchange of {name}")
@@ -96,12 +96,12 @@ def max_unpool(
     at = move_indices(at, sizes, lambda d, index: index - reach.lo[d + 2], reach.shape[2:])
     # Of all kernels with stride 1, those whose unpooling has just the extents wanted.
     pairs = zip(reach.shape[2:], values.shape[2:], strict=True)
-    y = LOCAL[n](values, at, [to - have + 1 for to, have in pairs], [1] * n)
+    y = UNPOOLINGS[n](values, at, [to - have + 1 for to, have in pairs], [1] * n)
     return x.like(y if reach == out else y[out.slices(reach)], layout.output)
 
 
 @per_grid
-def lay_out(
+def lay_out_unpool(
     grid: Grid, x: Partition, windows: tuple[Unpooling, ...], sizes: tuple[int, ...], name: str
 ) -> UnpoolLayout:
     """Where the outputs of an unpooling lie and which values may come there."""
@@ -142,7 +142,7 @@ def _check_indices(
         )
 
 
-@register_each(*LOCAL.values(), family="pooling")
+@register_each(*UNPOOLINGS.values(), family="pooling")
 def maximum_unpool(
     operator: Operator,
     input: Sharded,

@@ -152,7 +152,7 @@ def avg_pool(
 
 def _average(p: Pooled, ceil: bool, divisor: int | None) -> torch.Tensor:
     plain = divisor is None and not any(p.padding)
-    if plain and choose.average(p.block, p.kernel, p.stride) == "tiles":
+    if plain and choose.average_version(p.block, p.kernel, p.stride) == "tiles":
         return TileAverage.apply(p.block, p.kernel)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(

@@ -93,7 +93,7 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     """
     name = f"interpolate(mode={resize.mode!r})"
     kind = Kind.of(x.local)
-    layout = lay_out(x.grid, x.partition, resize, kind, name)
+    layout = lay_out_interpolate(x.grid, x.partition, resize, kind, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
     block = fetch(x.local, layout.plan, what=f"the halo exchange of {name}")
     dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
@@ -120,7 +120,9 @@ def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout)
 
 @per_grid
 @torch.inference_mode(False)  # what is kept is used in later calls, which may want gradients
-def lay_out(grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str) -> InterpolateLayout:
+def lay_out_interpolate(
+    grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str
+) -> InterpolateLayout:
     """Where the outputs of an interpolation lie, what they read and how."""
     dims = range(len(resize.sizes))
     kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]

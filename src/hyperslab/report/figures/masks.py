@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.colors import to_rgba
 
+from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.geometry import Cut
 from hyperslab.report.figures.slices import draw_cut
 from hyperslab.report.figures.svg import Canvas, Picture
 from hyperslab.report.number_format import number
-from hyperslab.report.run_folder import SPATIAL_AXES
 from hyperslab.report.samples.scans import Scan, Slice
 
 # On the picture itself, so the same on a light and on a dark page; none is a grey.

@@ -8,10 +8,10 @@ import matplotlib.patheffects as effects
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.geometry import Cut, Window
 from hyperslab.report.figures.svg import Canvas, Picture
 from hyperslab.report.number_format import times
-from hyperslab.report.run_folder import SPATIAL_AXES
 from hyperslab.report.samples.universe import Planes
 
 CUT_COLOUR = "#7fd4ff"  # on the picture itself, so the same on a light and on a dark page

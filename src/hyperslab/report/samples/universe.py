@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.geometry import Box
-from hyperslab.report.run_folder import SPATIAL_AXES, Run
+from hyperslab.report.run_folder import Run
 from hyperslab.report.samples.volumes import open_volume, volume_files
 
 
