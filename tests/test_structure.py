@@ -13,7 +13,8 @@ FULLEST = 15  # modules in a folder
 # Names that mean the same thing in every module that defines them.
 SAME_MEANING = {
     "log": "the logger of the module",
-    "train": "the function and its command",
+    "reference": "the plain version of a kernel, one in each of its modules",
+    "register": "an operator's rule (hs.register), a format (hs.formats.register)",
 }
 
 

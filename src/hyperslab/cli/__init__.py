@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.convert import convert
+from hyperslab.cli.convert import convert_commands
 from hyperslab.cli.errors import DEBUG, clean_errors, leave
 from hyperslab.cli.evaluate import evaluate_command
 from hyperslab.cli.inspect import inspect
@@ -38,7 +38,7 @@ app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)
 app.command("report")(report_command)
-app.add_typer(convert, name="convert")
+app.add_typer(convert_commands, name="convert")
 
 
 def main() -> None:

@@ -12,8 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from hyperslab.cli.progress import progress
-from hyperslab.convert import Request
-from hyperslab.convert import convert as convert_folder
+from hyperslab.convert import Request, convert
 from hyperslab.ct import Pair, ScanOutcome, Shape, convert_scans, find, make_phantoms
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, compressions, names
@@ -36,7 +35,9 @@ class Default(TyperGroup):
         return "" if name == FOLDER else name, command, rest
 
 
-convert = typer.Typer(cls=Default, help="Convert a folder to another format, or liver CTs to HDF5.")
+convert_commands = typer.Typer(
+    cls=Default, help="Convert a folder to another format, or liver CTs to HDF5."
+)
 
 CONVERT_HELP = """Convert a folder that hyperslab.open takes to another format, byte for byte.
 
@@ -69,7 +70,7 @@ def _wrapped(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
-@convert.command(FOLDER, help=_wrapped(CONVERT_HELP), no_args_is_help=True)
+@convert_commands.command(FOLDER, help=_wrapped(CONVERT_HELP), no_args_is_help=True)
 def folder(
     src: Annotated[Path, typer.Argument(metavar="SRC", help="A folder that hyperslab.open takes.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; made if missing.")],
@@ -106,7 +107,7 @@ def folder(
             for notice in notices:
                 typer.echo(f"note: {notice}", err=True)
 
-        outcomes = convert_folder(
+        outcomes = convert(
             src,
             out,
             request,
@@ -128,7 +129,7 @@ def folder(
         raise typer.Exit(1)
 
 
-@convert.command(help=_wrapped(LITS_HELP))
+@convert_commands.command(help=_wrapped(LITS_HELP))
 def lits(
     folders: Annotated[
         list[Path],

@@ -1,6 +1,6 @@
 """CT volumes: NIfTI files in one orientation and on one lattice (the extra `medical`).
 
-`nifti` reads a volume and writes a mask of it, `lattice` resamples, `convert_scans` makes a folder for
+`read` reads a volume and `write_mask` writes a mask of it; `convert_scans` makes a folder for
 `hyperslab.open` of what `find` found or `make_phantoms` made.
 """
 

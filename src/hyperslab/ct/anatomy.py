@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.formats.nifti.lattice import Floats
+from hyperslab.formats.parameters import Floats
 
 AIR = -1000.0
 FAT = -100.0

@@ -67,9 +67,8 @@ def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
     name = f"adaptive_avg_pool{n}d"
     layout = layout_of(x, sizes, name)
     block = layout.fetch(x, name)
-    dtype = ADAPTIVE_AVERAGES[n](
-        block.new_zeros((1,) * (n + 2)), (1,) * n
-    ).dtype  # what autocast makes of it
+    smallest = block.new_zeros((1,) * (n + 2))
+    dtype = ADAPTIVE_AVERAGES[n](smallest, (1,) * n).dtype  # what autocast makes of it
     if layout.spans:
         block = block.to(torch.promote_types(block.dtype, torch.float32))
     for spans in layout.spans:
