@@ -158,6 +158,11 @@ def close_pool() -> None:
         _pool.cache_clear()
 
 
+def fresh_groups() -> None:
+    """Let the next calls find process groups that nothing was done with."""
+    _pool().groups.clear()
+
+
 def run_ranks(n: int, fn: Callable[..., T], *args: Any, timeout: float = 120) -> list[T]:
     """Call fn(*args) on n ranks and return what they returned, by rank.
 

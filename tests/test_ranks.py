@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import RankError, run_ranks
+from tests.ranks import RankError, fresh_groups, run_ranks
 
 
 def who(tag: str) -> tuple[str, int, int]:
@@ -106,6 +106,13 @@ def test_a_failure_costs_the_group() -> None:
         run_ranks(3, fail_on, 0)
     assert run_ranks(3, world)[0][0] != three[0][0]
     assert run_ranks(2, world)[0][0] == two[0][0]
+
+
+def test_fresh_groups() -> None:
+    two, three = run_ranks(2, world), run_ranks(3, world)
+    fresh_groups()
+    assert run_ranks(3, world)[0][0] != three[0][0]
+    assert run_ranks(2, world)[0][0] != two[0][0]
 
 
 def test_a_call_may_end_its_group() -> None:

@@ -17,6 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 
 TIMEOUT = datetime.timedelta(seconds=120)
 COLLECT = 16  # calls after which models in reference cycles give up their groups
+BEHIND = 8  # calls whose groups may still be ending, and hold sockets
 NAMES = 100_000  # torch numbers groups: so many numbers for those that are made in one world
 
 
@@ -35,6 +36,7 @@ class Worlds:
         self.store = store
         self.calls = 0
         self.kept: dict[int, World] = {}  # by the number of ranks
+        self.ending: list[threading.Thread] = []
 
     def enter(self, number: int, size: int) -> None:
         """All ranks of a world enter it; one with a new number is made, the old one left."""
@@ -89,4 +91,7 @@ class Worlds:
         for group in dropped:
             dist.destroy_process_group(group)
         del group
-        threading.Thread(target=dropped.clear, daemon=True).start()
+        self.ending.append(threading.Thread(target=dropped.clear, daemon=True))
+        self.ending[-1].start()
+        if len(self.ending) > BEHIND:
+            self.ending.pop(0).join()
