@@ -44,8 +44,12 @@ class Tree:
         paths = self.root.rglob("*.py")
         return Counter(str(path.parent.relative_to(self.root.parent)) for path in paths)
 
-    def imports(self, name: str) -> set[str]:
-        """The modules that a module imports, also inside its functions."""
+    @cached_property
+    def imports(self) -> dict[str, set[str]]:
+        """By module: those that it imports, also inside its functions."""
+        return {name: self._imports(name) for name in self.modules}
+
+    def _imports(self, name: str) -> set[str]:
         found: set[str] = set()
         for node in ast.walk(self.modules[name]):
             if isinstance(node, ast.Import):
@@ -70,7 +74,7 @@ class Tree:
         seen: set[str] = set()
         waiting = [name]
         while waiting:
-            new = self.imports(waiting.pop()) - seen
+            new = self.imports[waiting.pop()] - seen
             seen |= new
             waiting.extend(new)
         return seen

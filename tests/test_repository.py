@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import re
 import sys
 import tomllib
@@ -28,6 +30,16 @@ OTHERS_NEED = {"setuptools"}  # jax-cosmo imports it and does not say so
 IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo", "google-crc32c": "google_crc32c"}
 # An absolute path of one machine, a home folder say; the pattern does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")
+# What docs and docstrings call a module: `comm/grid.py`, or `grid.py` where the folder is clear.
+MODULE = re.compile(r"(?<![\w/.-])\w[\w/-]*\.py\b")
+NOT_OURS = {
+    "script.py": "a user's program",
+    "toy_format.py": "a user's format",
+    "prepare.py": "of MLPerf",
+    "split_cosmoflow_sample.py": "of LBANN",
+    "reduce_sum.py": "an alternative that lost",
+    "reduce_norm.py": "an alternative that lost",
+}
 
 
 def name_of(path: Path) -> str:
@@ -63,6 +75,46 @@ def test_no_path_of_one_machine(path: Path) -> None:
 def test_the_pattern_finds_machine_paths() -> None:
     assert MACHINE_PATH.search("see /" + "home/me/data")
     assert not MACHINE_PATH.search("https://example.org/home/me, build/tmp/x")
+
+
+def is_with_examples(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "src") and ">>>" in path.read_text()
+
+
+def prose(path: Path) -> str:
+    """A page, or the docstrings and comments of a module."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return text
+    nodes = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docs = [ast.get_docstring(n) for n in ast.walk(ast.parse(text)) if isinstance(n, nodes)]
+    return "\n".join([*filter(None, docs), *re.findall(r"#.*", text)])
+
+
+@pytest.mark.parametrize("path", TEXT, ids=name_of)
+def test_modules_that_are_named_exist(path: Path) -> None:
+    for name in MODULE.findall(prose(path)):
+        placeholder = any(part.isupper() for part in Path(name).with_suffix("").parts)
+        known = any(str(code).endswith(f"/{name}") for code in CODE)
+        assert known or placeholder or Path(name).name in NOT_OURS, f"{name_of(path)}: {name}"
+
+
+@pytest.mark.parametrize("page", [page for page in TEXT if page.suffix == ".md"], ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:\s]+)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_modules_are_found_in_prose(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("See `a/b.py`, c.py and (x/y-z.py); not a.pyc, /d.py or e.python.")
+    assert MODULE.findall(prose(page)) == ["a/b.py", "c.py", "x/y-z.py"]
+
+
+@pytest.mark.parametrize("path", [path for path in CODE if is_with_examples(path)], ids=name_of)
+def test_examples_in_docstrings_hold(path: Path) -> None:
+    module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 def test_imports_and_dependencies_are_the_same() -> None:

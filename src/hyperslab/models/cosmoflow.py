@@ -1,7 +1,7 @@
 """CosmoFlow: cosmological parameters from a volume of matter, in the four variants people run.
 
-One module builds them all. A variant is a description (`variants.py`): its convolutions, its
-pooling, its dense layers and its initialisation.
+One module builds them all. A variant is a description (`cosmoflow_variants.py`): its
+convolutions, its pooling, its dense layers and its initialisation.
 """
 
 from __future__ import annotations
