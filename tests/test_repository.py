@@ -101,7 +101,7 @@ def test_modules_that_are_named_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in TEXT if page.suffix == ".md"], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#:\s]+)", page.read_text()):
+    for link in re.findall(r"\]\(([^)#:\s]+)[)#]", page.read_text()):
         assert (page.parent / link).exists(), link
 
 
