@@ -16,6 +16,7 @@ import yaml
 from hyperslab.errors import RecipeError
 from hyperslab.formats import registry
 from hyperslab.recipe.load import load_recipe
+from hyperslab.train.run import train
 from tests.formats.test_own_format import PAGE
 from tests.formats.universes import counts, public, unit
 from tests.ranks import run_ranks
@@ -121,9 +122,10 @@ def test_train(home: Path) -> None:
     write_universes(home / "universes", 5)
     convert = ("convert", "universes", "trained", "--format", "toy", "--plugin", "toy_format")
     hyperslab(home, *convert, "--workers", "1")
-    for name in ("universes", "trained"):
-        recipe = write_recipe(home / f"{name}.yaml", home / name, epochs=1, output=f"of-{name}")
-        hyperslab(home, "train", str(recipe), *(RANKS if name == "trained" else ()), *OVERRIDES)
+    recipe = write_recipe(home / "of-universes.yaml", home / "universes", epochs=1)
+    train(load_recipe(recipe, ["data.batch_size=2"]), resume=False)
+    recipe = write_recipe(home / "trained.yaml", home / "trained", epochs=1, output="of-trained")
+    hyperslab(home, "train", str(recipe), *RANKS, *OVERRIDES)
     np.testing.assert_allclose(
         losses(home / "of-trained"), losses(home / "of-universes"), rtol=1e-4
     )
