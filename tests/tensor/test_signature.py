@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +49,17 @@ def test_dims_count_from_the_front(heaviside: Any) -> None:
     assert heaviside(x, None) == (None, False)
     assert heaviside(input=x, dim=-5) == (0, False)
     assert heaviside(x, True) == (True, False), "an argument of another overload"
+
+
+@pytest.mark.parametrize("integer", [np.int64, torch.tensor])
+def test_dims_are_any_integers(heaviside: Any, integer: Any) -> None:
+    x = cut()
+    assert heaviside(x, integer(-1)) == (4, False)
+    assert heaviside(x, [integer(-1), 0]) == ((4, 0), False)
+    assert x.narrow(integer(-1), 1, 2).shape == (2, 3, 4, 4, 2)
+    assert x.select(integer(-4), 0).shape == (2, 4, 4, 4)
+    assert x.max(np.int64(-4)).values.shape == (2, 4, 4, 4)
+    assert torch.max(x, torch.tensor(1)).shape == x.shape, "of two tensors"
 
 
 def test_dims_that_do_not_exist(heaviside: Any) -> None:

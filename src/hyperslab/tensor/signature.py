@@ -7,6 +7,7 @@ is registered.
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,9 +139,14 @@ def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _counted(value: Any, ndim: int, function: Callable[..., Any]) -> Any:
-    """A dim or a sequence of dims, from the front; what is neither is the rule's to understand."""
+    """A dim or a sequence of dims, from the front; what is neither is the rule's to understand.
+
+    A dim is whatever is an integer for Python: NumPy's too, and a tensor of one.
+    """
     if type(value) is int:
         return read_dim(value, ndim, function.__name__)
     if isinstance(value, list | tuple):
-        return read_dims(value, ndim, function.__name__)
-    return value
+        return read_dims(map(operator.index, value), ndim, function.__name__)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return value
+    return read_dim(operator.index(value), ndim, function.__name__)

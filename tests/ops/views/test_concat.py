@@ -91,6 +91,14 @@ def test_other_names() -> None:
     run_ranks(4, compare, joined, cases)
 
 
+def test_rows_have_one_dim_too_few() -> None:
+    """Torch makes matrices of them first."""
+    x = hs.shard(torch.randn(4), hs.Grid())
+    for kind in ("vstack", "row_stack", "hstack", "dstack"):
+        with pytest.raises(hs.LayoutError, match=rf"{kind} of tensors with fewer than"):
+            getattr(torch, kind)([x, x])
+
+
 def skip_connection() -> Any:
     """An up-sampled map that is cut unevenly, and a skip that is balanced: the skip stays."""
     grid = hs.Grid(depth=2)

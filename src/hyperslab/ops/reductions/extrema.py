@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
+from hyperslab.ops.common.arguments import integers
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.half_precision import wide
 from hyperslab.ops.elementwise.pointwise import apply_pointwise
@@ -20,6 +21,7 @@ from hyperslab.ops.reductions.base import (
     without_empty_shards,
 )
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.signature import read_dim
 
 LARGEST_INDEX = torch.iinfo(torch.int64).max
 
@@ -99,7 +101,7 @@ def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) ->
     )
 
 
-@register_each("max", "min", family="reductions", dims=["dim"])
+@register_each("max", "min", family="reductions")
 def values_with_indices(
     operator: Operator,
     input: Sharded,
@@ -113,6 +115,9 @@ def values_with_indices(
         operands = (input, dim if other is None else other)
         elementwise = torch.maximum if operator is torch.max else torch.minimum
         return apply_pointwise(elementwise, operands, {})
+    if dim is not None:
+        (given,) = integers(dim)
+        dim = read_dim(given, input.dim() or 1, operator.__name__)
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     if dim is not None:

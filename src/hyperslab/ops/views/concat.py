@@ -159,6 +159,7 @@ def stack_along(operator: Operator, tensors: Sequence[torch.Tensor]) -> Sharded:
     """As cat along its dim, for tensors that have that dim already."""
     name = operator.__name__
     dim = DIM_OF_STACK[name]
-    if any(t.dim() <= dim for t in tensors):
-        raise LayoutError(f"{name} of tensors with fewer than {dim + 1} dims; use stack")
+    least = max(2, dim + 1)  # torch gives a dim more to tensors that have fewer
+    if any(t.dim() < least for t in tensors):
+        raise LayoutError(f"{name} of tensors with fewer than {least} dims; use stack")
     return concatenate(tensors, dim, name)
