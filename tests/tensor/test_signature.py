@@ -109,6 +109,15 @@ def test_rules_of_other_names_are_left_alone() -> None:
     assert signature.read((1,), {"axis": 3}, torch.add) == ((1,), {"axis": 3})
 
 
+@pytest.mark.parametrize(
+    "own", [lambda x: x, lambda x, *dim: x, lambda x, dim, /: x, lambda x, **dim: x]
+)
+def test_dims_go_by_name(own: Any) -> None:
+    with pytest.raises(ValueError, match="dims='dim' is no argument of the rule that goes by name"):
+        hs.register(torch.heaviside, dims=["dim"])(own)
+    assert torch.heaviside not in RULES
+
+
 def test_read() -> None:
     assert read_dims([0, -1], 3, "flip") == (0, 2)
     with pytest.raises(IndexError, match="flip: dim 0 of a tensor of 0 dims"):

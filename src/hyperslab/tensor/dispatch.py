@@ -48,6 +48,9 @@ def register(
         dims: the rule's arguments that are dims of its first one. The rule gets them counted from
             the front, as numbers or tuples of numbers; one that does not exist is an IndexError.
 
+    Raises:
+        ValueError: one of ``dims`` is no argument of the rule that could be given by name.
+
     >>> import torch
     >>> @register(torch.heaviside)
     ... def heaviside(x, values):

@@ -25,6 +25,8 @@ NUMPY_NAMES = {
 }
 """What torch takes instead of its own names."""
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 def read_dim(dim: int, ndim: int, name: str) -> int:
     """A dim of a tensor of ``ndim`` dims, counted from the front; ``name`` is the operator's.
@@ -72,7 +74,11 @@ class Signature:
 
     @staticmethod
     def of(run: Callable[..., Any], dims: Sequence[str]) -> Signature:
-        """The signature of a rule whose arguments ``dims`` name dims of the first one."""
+        """The signature of a rule whose arguments ``dims`` name dims of the first one.
+
+        Raises:
+            ValueError: one of them is no argument of the rule that could be given by name.
+        """
         parameters = _parameters(run)
         names = list(parameters)
         other = {
@@ -82,7 +88,9 @@ class Signature:
         }
         found = []
         for name in dims:
-            parameter = parameters[name]
+            parameter = parameters.get(name)
+            if parameter is None or parameter.kind not in _BY_NAME:
+                raise ValueError(f"dims={name!r} is no argument of the rule that goes by name")
             by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
             default = None if parameter.default is parameter.empty else parameter.default
             position = sys.maxsize if by_name else names.index(name)
