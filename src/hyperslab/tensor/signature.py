@@ -131,11 +131,15 @@ class Signature:
             args[0] if args else kwargs[self.first]
         ).dim() or 1  # a number has a dim 0 for torch
         for dim in self.dims:
-            if dim.position < len(args):
-                value = _counted(args[dim.position], ndim, function)
+            by_position = dim.position < len(args)
+            given = args[dim.position] if by_position else kwargs.get(dim.name, dim.default)
+            if given is None or (type(given) is int and 0 <= given < ndim):
+                continue  # often: as the rule wants it
+            value = _counted(given, ndim, function)
+            if by_position:
                 args = (*args[: dim.position], value, *args[dim.position + 1 :])
-            elif (given := kwargs.get(dim.name, dim.default)) is not None:
-                kwargs = {**kwargs, dim.name: _counted(given, ndim, function)}
+            else:
+                kwargs = {**kwargs, dim.name: value}
         return args, kwargs
 
 
