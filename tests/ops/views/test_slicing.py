@@ -191,6 +191,17 @@ def test_elements_stay_on_their_ranks_where_they_can() -> None:
         assert found == [(0, 2, 6, 8), True, (0, 2, 4, 5), None]
 
 
+def split_at_cut_indices() -> None:
+    grid, full, ends = hs.Grid(data=2), torch.randn(2, 3, 4), torch.tensor([1, 2])
+    parts = torch.tensor_split(hs.shard(full, grid), hs.shard(ends, grid), 1)
+    for part, expected in zip(parts, torch.tensor_split(full, ends, 1), strict=True):
+        assert torch.equal(part.full(), expected)
+
+
+def test_indices_that_are_cut_themselves() -> None:
+    run_ranks(2, split_at_cut_indices)
+
+
 def test_what_is_refused() -> None:
     x = hs.shard(torch.randn(2, 3), hs.Grid())
     for wrong in (

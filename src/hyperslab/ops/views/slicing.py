@@ -179,6 +179,8 @@ def tensor_split(
     """Any dim; each part as narrow."""
     extent = input.shape[dim]
     given = indices_or_sections
+    if isinstance(given, Sharded):
+        given = given.full()  # or each rank would split elsewhere
     if isinstance(given, torch.Tensor):
         given = given.tolist()
     if isinstance(given, int):
