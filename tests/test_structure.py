@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,12 @@ def test_tests_stand_in_rooms_of_the_same_names() -> None:
         name = str(folder.relative_to(tests))
         if any(folder.glob("test_*.py")) and name.split("/")[0] not in own:
             assert (SOURCE / name).is_dir(), f"tests/{name} mirrors no folder of the sources"
+
+
+def test_every_test_says_its_tier() -> None:
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        words = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert re.search(r"\btiers?:", words, re.IGNORECASE), path
 
 
 def write(root: Path, **modules: str) -> Tree:

@@ -1,4 +1,4 @@
-"""What a rank reads of a sample is its box, whoever counts, and not a hundredth more."""
+"""A rank reads its box of a sample and not a hundredth more (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step saves for backward per rank: bytes are deterministic, so the bar is a test."""
+"""What a step saves for backward per rank, which is deterministic (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.formats.registry import source_of
 from tests.formats.scans import folder as scans_folder
 from tests.formats.universes import Seat, counts, folder, public
-from tests.universe.test_files import full_disk
+from tests.universe.test_universe_file import full_disk
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from hyperslab.ct import make_phantoms
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image as nifti
 from tests.ct.scans import nib
-from tests.ct.test_convert import contents
+from tests.ct.test_import_scans import contents
 
 COUNT, SLICES, WIDTH = 8, 24, 28
 

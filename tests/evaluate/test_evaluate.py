@@ -1,6 +1,6 @@
 """Evaluation of a run made by hand: every sample once, the same numbers on every grid.
 
-First without processes, then on a few gloo ranks.
+Tiers: no process; a few gloo ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of parameters against plain loops and numpy's own statistics. No process."""
+"""Errors of parameters against plain loops and numpy's own statistics (tier: no process)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of many families one after the other, and views and changes in place (gloo ranks)."""
+"""Operators of many families in a row, views, changes in place (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 

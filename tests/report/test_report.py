@@ -1,4 +1,4 @@
-"""The page of a run: complete, valid, self-contained, honest about what is missing. No process."""
+"""The page of a run: complete, valid, self-contained, honest (tier: no process)."""
 
 from __future__ import annotations
 

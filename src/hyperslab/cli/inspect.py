@@ -15,7 +15,7 @@ from hyperslab.formats.io_cost import Storage, advice, boxes, cost
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
 
-PLACE = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
+EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
 def inspect(
@@ -40,16 +40,16 @@ def inspect(
     typer.echo(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
         typer.echo(f"  {word:11}{text}")
-    for line in (*_costs(source, storage, extents), *_keeping(source, extents)):
+    for line in (*_costs(source, storage, extents), *_store_costs(source, extents)):
         typer.echo(line)
 
 
-def _extents(places: list[str]) -> dict[str, int]:
+def _extents(words: list[str]) -> dict[str, int]:
     extents = {}
-    for place in places:
-        match = PLACE.fullmatch(place)
+    for word in words:
+        match = EXTENT.fullmatch(word)
         if match is None:
-            raise typer.BadParameter(f"{place}: give grid.AXIS=N, AXIS one of {', '.join(AXES)}")
+            raise typer.BadParameter(f"{word}: give grid.AXIS=N, AXIS one of {', '.join(AXES)}")
         extents[match[1]] = int(match[2])
     return extents
 
@@ -97,16 +97,16 @@ def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> 
     return [*lines, f"  advice     {words}"] if words else lines
 
 
-def _keeping(source: Source, extents: dict[str, int]) -> list[str]:
+def _store_costs(source: Source, extents: dict[str, int]) -> list[str]:
     """What the store takes to keep every sample, so that only the first epoch reads."""
-    places = [(axis, extents.get(axis, 1)) for axis in AXES]
-    ranks = math.prod(number for _, number in places)
+    grid = {axis: extents.get(axis, 1) for axis in AXES}
+    ranks = math.prod(grid.values())
     voxels = max(box.size for box in boxes(source.shape, extents)) // source.shape[0]
     labels = voxels if source.classes else 8 * len(source.parameters.names)
     size = voxels * source.shape[0] * source.dtype.itemsize + labels
-    each = -(-len(source.names) // dict(places)["data"])
+    each = -(-len(source.names) // grid["data"])
     return [
-        f"keeping all of it on {' '.join(f'{axis}={number}' for axis, number in places)}:",
+        f"keeping all of it on {' '.join(f'{axis}={number}' for axis, number in grid.items())}:",
         f"  a rank     {each} boxes, {_size(each * size)} of memory",
         f"  {f'{ranks} ranks':11}{_size(each * size * ranks)}",
     ]

@@ -102,13 +102,13 @@ def any_rank(flag: bool, group: Group = None) -> bool:
     return bool(found.item())
 
 
-def same_on_all(number: int, group: Group = None) -> bool:
+def same_on_all(number: int) -> bool:
     """Whether all ranks have the same number, such as the checksum of something larger."""
-    if ranks_in(group) == 1:
+    if ranks_in() == 1:
         return True
-    ends = torch.tensor([number, -number], device=device_of_rank(group))
+    ends = torch.tensor([number, -number], device=device_of_rank())
     with _agreeing():
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     return bool(ends[0] == -ends[1])
 
 

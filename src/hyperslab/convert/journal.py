@@ -1,4 +1,4 @@
-"""The record of a conversion, `hyperslab.formats.shared.manifest`, as it grows.
+"""The manifest of a conversion (`hyperslab.formats.shared.manifest`), as it grows.
 
 A sample is recorded before its files get their names: what has a name and no line is somebody
 else's, what has a line and no name is made again.
@@ -12,51 +12,51 @@ from pathlib import Path
 
 from hyperslab.atomic_files import append_whole, json_lines, try_lock
 from hyperslab.errors import DataError
-from hyperslab.formats.shared.manifest import RECORD, Entry, read_record
+from hyperslab.formats.shared.manifest import MANIFEST_FILE, Entry, read_manifest
 
 REMEDY = "convert into another folder"
 
 
-class Record:
-    """The record in ``folder``. ``entries``: of each sample, by name, the last one written."""
+class Manifest:
+    """The manifest in ``folder``. ``entries``: of each sample, by name, the last one written."""
 
     def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
         self.folder = folder
         self.entries = {entry["name"]: entry for entry in entries}
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """Record samples.
+        """Note samples.
 
         Raises:
             OSError: they cannot be; then none is.
         """
-        append_whole(self.folder / RECORD, json_lines(entries))
+        append_whole(self.folder / MANIFEST_FILE, json_lines(entries))
         self.entries |= {entry["name"]: entry for entry in entries}
 
 
 @contextmanager
-def held(folder: Path, asked: Entry) -> Iterator[Record]:
-    """The record of a folder that is made if there is none, kept from other runs.
+def held(folder: Path, asked: Entry) -> Iterator[Manifest]:
+    """The manifest of a folder that is made if there is none, kept from other runs.
 
     Raises:
         DataError: the folder is another conversion's, none at all, in use, or cannot be written.
     """
-    found, _, _ = read_record(folder)
+    found, _, _ = read_manifest(folder)
     if found is None:
         _check_empty(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / RECORD).open("ab")
+        file = (folder / MANIFEST_FILE).open("ab")
     except OSError as error:
         raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
     with file:
         if not try_lock(file.fileno()):
             raise DataError(f"{folder}: another conversion into it is under way")
-        found, entries, size = read_record(folder)
+        found, entries, size = read_manifest(folder)
         try:
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
-                append_whole(folder / RECORD, json_lines([asked]))
+                append_whole(folder / MANIFEST_FILE, json_lines([asked]))
         except OSError as error:
             raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
         for key, value in asked.items() if found else ():
@@ -64,12 +64,12 @@ def held(folder: Path, asked: Entry) -> Iterator[Record]:
                 raise DataError(
                     f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
                 )
-        yield Record(folder, entries)
+        yield Manifest(folder, entries)
 
 
 def _check_empty(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: is not a folder")
     others = sorted(p.name for p in folder.glob("*") if not p.name.startswith(".")) or [""]
-    if others[0] not in ("", RECORD):
+    if others[0] not in ("", MANIFEST_FILE):
         raise DataError(f"{folder}: holds {others[0]!r}, which is of no conversion: {REMEDY}")

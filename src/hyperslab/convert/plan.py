@@ -1,18 +1,18 @@
-"""What there is to do: the samples, their names and chunks, what of them is there already."""
+"""The plan of a conversion: its samples, their names and chunks, and which are finished."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
-from hyperslab.convert.journal import REMEDY, Record
+from hyperslab.convert.journal import REMEDY, Manifest
 from hyperslab.convert.request import Outcome, Request
 from hyperslab.convert.worker import Doubtful, Job, Todo
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.shared.chunking import sides
 from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
-from hyperslab.formats.shared.manifest import RECORD, Entry
+from hyperslab.formats.shared.manifest import MANIFEST_FILE, Entry
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
 
@@ -71,7 +71,7 @@ class Plan:
         words = f'the shape does not tell where the channels are; open it with channels="{told}"'
         return [*filter(None, [self.word]), *([words] if told else [])]
 
-    def jobs(self, record: Record) -> tuple[list[Outcome], list[Job], list[Entry]]:
+    def jobs(self, manifest: Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
         """What became at once of some volumes, what is to be done of the others, and the samples
         that are finished.
 
@@ -79,7 +79,7 @@ class Plan:
             DataError: the folder holds what another conversion or nobody has recorded, or what is
                 not as it was recorded.
         """
-        self._check_sources(record)
+        self._check_sources(manifest)
         outcomes = []
         jobs = []
         finished = []
@@ -88,8 +88,8 @@ class Plan:
             todo = []
             there = []
             for number, name in enumerate(self.names[first : first + self.per_volume]):
-                if self._is_there(record, name):
-                    there.append((number, record.entries[name]))
+                if self._is_there(manifest, name):
+                    there.append((number, manifest.entries[name]))
                 else:
                     todo.append((number, name))
             finished += [entry for _, entry in there]
@@ -102,7 +102,7 @@ class Plan:
             same = [bool(now) and entry["stamps"] == now for _, entry in there]
             doubtful = [one for one, kept in zip(there, same, strict=True) if not kept]
             if todo or doubtful:
-                jobs.append(self._job(volume, record.folder, tuple(todo), tuple(doubtful)))
+                jobs.append(self._job(volume, manifest.folder, tuple(todo), tuple(doubtful)))
             else:
                 outcomes.append(Outcome("kept"))
         return outcomes, jobs, finished
@@ -125,16 +125,16 @@ class Plan:
             doubtful,
         )
 
-    def _is_there(self, record: Record, name: str) -> bool:
+    def _is_there(self, manifest: Manifest, name: str) -> bool:
         """Whether a sample is finished.
 
         Raises:
             DataError: something of its name is not it.
         """
-        entry = record.entries.get(name)
+        entry = manifest.entries.get(name)
         files = self.request.writer.files(name, self.request.compression)
         for file in files:
-            path = record.folder / file
+            path = manifest.folder / file
             if not path.exists():
                 return False
             if entry is None:
@@ -148,13 +148,13 @@ class Plan:
                 )
         return True
 
-    def _check_sources(self, record: Record) -> None:
-        for entry in record.entries.values():
+    def _check_sources(self, manifest: Manifest) -> None:
+        for entry in manifest.entries.values():
             for file in entry["stamps"]:
                 if not (self.root / file).exists():
                     raise DataError(
-                        f"{record.folder / RECORD}: {entry['name']!r} was made of {file}, which is "
-                        f"not in {self.root}: {REMEDY}"
+                        f"{manifest.folder / MANIFEST_FILE}: {entry['name']!r} was made of {file}, "
+                        f"which is not in {self.root}: {REMEDY}"
                     )
 
 

@@ -1,4 +1,4 @@
-"""A folder of one format from a folder of another: what is missing is made, the rest is kept."""
+"""Convert a folder to another format: what is missing is made, the rest is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hyperslab.comm import Grid
-from hyperslab.convert.journal import Record, held
+from hyperslab.convert.journal import Manifest, held
 from hyperslab.convert.plan import SCRATCH, Plan
 from hyperslab.convert.request import Outcome, Request
 from hyperslab.convert.worker import Done, run
@@ -50,31 +50,31 @@ def convert(
     bad: list[DataError] = []
     source = source_of(root, Grid(), channels, source_format, bad.append)
     plan = Plan(root, source, request)
-    with held(out, plan.asked()) as record:
+    with held(out, plan.asked()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())
         outcomes = [Outcome("failed", str(error)) for error in bad]
         for outcome in outcomes:
             done(outcome)
-        with closing(_outcomes(plan, record, workers)) as others:
+        with closing(_outcomes(plan, manifest, workers)) as others:
             for outcome in others:
                 outcomes.append(outcome)
                 done(outcome)
     return outcomes
 
 
-def _outcomes(plan: Plan, record: Record, workers: int) -> Generator[Outcome, None, None]:
-    outcomes, jobs, finished = plan.jobs(record)
+def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome, None, None]:
+    outcomes, jobs, finished = plan.jobs(manifest)
     yield from outcomes
-    scratch = record.folder / SCRATCH
+    scratch = manifest.folder / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
     try:
-        with _writing(record.folder):
+        with _writing(manifest.folder):
             names = plan.samples.parameters.names
-            plan.request.writer.begin(record.folder, names, finished)
+            plan.request.writer.begin(manifest.folder, names, finished)
         with closing(each(run, [(job,) for job in jobs], workers)) as results:
             for result in results:
-                with _writing(record.folder):
-                    _finish(plan, record, result)
+                with _writing(manifest.folder):
+                    _finish(plan, manifest, result)
                 if result.reason:
                     yield Outcome("failed", result.reason)
                 else:
@@ -83,15 +83,15 @@ def _outcomes(plan: Plan, record: Record, workers: int) -> Generator[Outcome, No
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _finish(plan: Plan, record: Record, result: Done) -> None:
-    """Record samples, then give their files their names."""
+def _finish(plan: Plan, manifest: Manifest, result: Done) -> None:
+    """Note samples, then give their files their names."""
     made = {name for _, name in result.job.todo}
     new = [entry for entry in result.entries if entry["name"] in made]
-    record.add(result.entries)
-    plan.request.writer.finish(record.folder, new)
+    manifest.add(result.entries)
+    plan.request.writer.finish(manifest.folder, new)
     for entry in new:
         for file in entry["files"]:
-            path = record.folder / file
+            path = manifest.folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(result.job.scratch / file, path)
     shutil.rmtree(result.job.scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Reading back what was written, as its users will, before it gets its name."""
+"""Verification: what was written is read back, as its users will, before it gets its name."""
 
 from __future__ import annotations
 

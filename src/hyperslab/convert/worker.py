@@ -1,4 +1,4 @@
-"""What one process does with one volume: write its samples, read them back."""
+"""The worker of a conversion: writes the samples of one volume and has them read back."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Dataset:
         self.at = 0
         """Steps of the epoch under way up to the mini-batch last shown, skipped ones too."""
         self.shown: tuple[int, ...] = ()
-        """The samples of that mini-batch, by their place in `source.names`."""
+        """The samples of that mini-batch, by their index in `source.names`."""
         self._assembler = assembler
         self._transport = assembler.transport
         self._transform = transform

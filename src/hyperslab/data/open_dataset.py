@@ -70,8 +70,8 @@ def open(
         split: ``"train"``, ``"validation"``, ``"test"`` (dealt out by ``seed`` and ``fractions``,
             whole volumes at a time) or ``"all"``.
         shuffle: a new order each epoch; by default for ``"train"`` only.
-        format: ``"hdf5"``, ``"lbann"`` (HDF5 with reversed spatial dims), ``"npy"``,
-            ``"tfrecord"``, ``"zarr"`` or ``"nifti"``; needed only where there are several.
+        format: the name of a registered format, such as ``"hdf5"`` or ``"lbann"`` (HDF5 with
+            reversed spatial dims); needed only where a folder holds several.
         channels: where the channel dim is stored; needed only where the shape does not tell.
         driver: ``"mpio"`` reads HDF5 files collectively, under ``mpirun`` and with an MPI build of
             h5py; by default each rank reads by itself.
@@ -95,8 +95,8 @@ def open(
         DataError: the folder or a file in it is not what it should be, or an argument.
         LayoutError: the volumes are too small to be cut for this grid, or into sub-volumes.
     """
-    keeping = _store_policy(store, short)
-    ahead = _prefetch_policy(prefetch, short)
+    store_policy = _store_policy(store, short)
+    prefetch_policy = _prefetch_policy(prefetch, short)
     if short:
         raise TypeError(f"open() got an unexpected keyword argument {min(short)!r}")
     check_name(transform)
@@ -122,7 +122,7 @@ def open(
         shuffle=shuffle,
         transform=(transform, window, dtype),
         augment=augment,
-        mode=(keeping.mode, keeping.budget, keeping.staging is None, on_error),
+        mode=(store_policy.mode, store_policy.budget, store_policy.staging is None, on_error),
     )
     _check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
@@ -133,11 +133,11 @@ def open(
         _schedule(source, split, fractions, batch_size, seed, shuffle),
         transform=chosen,
         augment=augment,
-        policy=keeping,
+        policy=store_policy,
         skip=on_error == "skip",
     )
     count = min(batch_size, len(assembler.schedule.samples))
-    depth = _depth(ahead, source, grid, batch_bytes(source, grid, count))
+    depth = _depth(prefetch_policy, source, grid, batch_bytes(source, grid, count))
     return Dataset(assembler, transform=chosen, prefetch=depth, dtype=dtype)
 
 

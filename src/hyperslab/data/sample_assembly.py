@@ -1,4 +1,4 @@
-"""One sample's box, put together of what this rank has, reads and receives."""
+"""`SampleAssembly`: one sample's box, assembled from what this rank keeps, reads and receives."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class SampleAssembly:
 def send(
     part: SampleBox, peer: int, transport: BoxTransport, key: tuple[int, int, int], sample: int
 ) -> None:
-    """Begin to send a part of what this rank keeps; the twin of `SampleAssembly.expect`."""
+    """Begin to send a part of what this rank keeps; the other end of `SampleAssembly.expect`."""
     epoch, step, _ = key
     for word, view in enumerate(part):
         what = f"epoch {epoch}, step {step}, sample {sample}: {WORDS[word]}"

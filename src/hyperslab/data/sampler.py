@@ -1,4 +1,4 @@
-"""Who is in which split, and which samples make which mini-batch: the same on every grid.
+"""Splits, the order of an epoch and its mini-batches: the same on every grid.
 
 Random numbers are raw Philox output and hashes, whose values numpy and Python promise never to
 change, so an epoch can be resumed by another version.

@@ -1,4 +1,4 @@
-"""Leaving out what cannot be read: all ranks leave out what any rank cannot read."""
+"""Skipping samples: all ranks leave out what any rank cannot read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reasons = dict[int, str]
 
 
 class Skipped:
-    """The samples that are left out from when on they could not be read."""
+    """The samples that are left out, from the step on at which they could not be read."""
 
     def __init__(self, source: Source, transport: BoxTransport | None) -> None:
         self.source = source

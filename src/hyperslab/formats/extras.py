@@ -1,4 +1,4 @@
-"""What a file holds beside its voxels."""
+"""Extras: what a file holds beside its voxels, such as physical parameters and attributes."""
 
 from __future__ import annotations
 

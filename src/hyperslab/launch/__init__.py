@@ -1,1 +1,1 @@
-"""Starting ranks: by this machine's own launcher, or by taking the place that Slurm gives."""
+"""Starting ranks: by this machine's own launcher, or with the ranks that Slurm numbers."""

@@ -10,6 +10,7 @@ UNITS = {"H_0": "km/s/Mpc"}
 MINUS = "\N{MINUS SIGN}"
 DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
+DIGITS = 3  # significant ones
 SCALES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -18,14 +19,14 @@ def label(name: str) -> str:
     return LABELS.get(name, name)
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A number to so many significant digits; a dash where there is none."""
+def number(value: float | None) -> str:
+    """A number to three significant digits; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return DASH
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
-        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        mantissa, exponent = f"{value:.{DIGITS - 1}e}".split("e")
         return f"{mantissa}·10{_superscript(int(exponent))}".replace("-", MINUS)
-    places = digits - 1 - (math.floor(math.log10(abs(value))) if value else 0)
+    places = DIGITS - 1 - (math.floor(math.log10(abs(value))) if value else 0)
     return f"{value:.{max(places, 0)}f}".replace("-", MINUS)
 
 

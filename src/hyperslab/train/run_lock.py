@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""The lock on a run's folder: one run at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ways of a cut convolution on the same blocks, also on blocks that would take the other."""
+"""Both ways of a cut convolution, each also on blocks of the other (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The convolutions of a block that a cut one asks for. No process is started."""
+"""The convolutions of a block that a cut one asks for (tier: no process)."""
 
 from __future__ import annotations
 

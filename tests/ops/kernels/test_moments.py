@@ -1,4 +1,4 @@
-"""Mean and variance of a block against the plain reference. No process is started."""
+"""Mean and variance of a block against the plain reference (tier: no process)."""
 
 from __future__ import annotations
 

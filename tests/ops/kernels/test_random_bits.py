@@ -1,4 +1,4 @@
-"""Random bits of a box against unsigned arithmetic of NumPy. No process is started."""
+"""Random bits of a box against unsigned arithmetic of NumPy (tier: no process)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Average pooling by tiles against torch's own and the plain reference. No process is started."""
+"""Average pooling by tiles against torch's own and the reference (tier: no process)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes the store may take where nobody said so."""
+"""The default budget of a store: each rank's part of half of the free memory."""
 
 from __future__ import annotations
 

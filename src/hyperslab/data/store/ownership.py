@@ -1,4 +1,4 @@
-"""Which replica provides which sample: worked out by every rank alike, without a message."""
+"""Ownership: which replica keeps which sample, found by every rank alike, without a message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hyperslab.geometry import Cut
 
 
 def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:
-    """For each place of a mini-batch of ``count`` samples, the replicas that compute it.
+    """For each slot of a mini-batch of ``count`` samples, the replicas that compute it.
 
     One of them, as `Grid.partition` cuts the batch; all of them where there are fewer samples than
     replicas.

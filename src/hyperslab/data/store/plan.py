@@ -1,4 +1,4 @@
-"""Where on the grid the boxes of a sample lie, and what a rank does for each slot of a mini-batch.
+"""The plan of a mini-batch: whose box lies where, and what this rank does for each slot.
 
 Without augmentation a box only ever travels between ranks of the same position of two replicas.
 With it, a rank wants the stored box that becomes its own one, whoever keeps parts of that.

@@ -1,0 +1,1 @@
+"""numpy's .npy files, one a sample, with a table of targets."""

@@ -1,0 +1,1 @@
+"""What several formats share: finding, checking, naming and laying out files."""

@@ -1,4 +1,4 @@
-"""Noticing that a file is no longer what it was when its folder was scanned."""
+"""The fingerprint of a file, by which a change since its folder was scanned is noticed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""MLPerf's TFRecords, one sample a file, without TensorFlow."""

@@ -1,4 +1,4 @@
-"""Reading what torch's functions take in several forms."""
+"""Arguments that torch's functions take in several forms, read into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bringing operands of different cuts together, and changing one of them in place."""
+"""Operands of different cuts: bring them to one partition, and change one of them in place."""
 
 from __future__ import annotations
 

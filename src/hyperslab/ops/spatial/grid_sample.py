@@ -1,4 +1,4 @@
-"""Sampling at given places: any output may read any input, which must be whole."""
+"""Sampling at given coordinates: any output may read any input, which must be whole."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> torch.Tensor:
-    """Of a volume that is not cut in space, at places that may be."""
+    """Of a volume that is not cut in space, at coordinates that may be."""
     if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
         raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
     n = input.dim() - 2
     outputs: list[DimLabel] = [("output", d) for d in range(n)]
 
-    def run(volume: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        return F.grid_sample(volume, places, mode, padding_mode, align_corners)
+    def run(volume: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(volume, points, mode, padding_mode, align_corners)
 
     labels: list[list[DimLabel]] = [
         ["batch", "channel", *[("input", d) for d in range(n)]],
-        ["batch", *outputs, "place"],
+        ["batch", *outputs, "coordinate"],
     ]
     output = ["batch", "channel", *outputs]
     return contract("grid_sample", (input, grid), labels, output, run, linear=False)
@@ -41,7 +41,7 @@ def grid_sample(
 
 @register(F.affine_grid, family="spatial")
 def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
-    """Places for every sample by its own matrix; only the batch may be cut."""
+    """Coordinates for every sample by its own matrix; only the batch may be cut."""
     batch, *matrix = theta.partition.cuts
     if any(matrix) or size[0] != theta.shape[0]:
         raise LayoutError(
@@ -49,6 +49,6 @@ def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None 
             f"{theta.partition}\n    use hyperslab.gather(x, axes) before it"
         )
     local = theta.local
-    places = F.affine_grid(local, [local.shape[0], *size[1:]], align_corners)
-    shape = (theta.shape[0], *places.shape[1:])
-    return theta.like(places, Partition(shape, (batch, *[None] * (len(shape) - 1))))
+    points = F.affine_grid(local, [local.shape[0], *size[1:]], align_corners)
+    shape = (theta.shape[0], *points.shape[1:])
+    return theta.like(points, Partition(shape, (batch, *[None] * (len(shape) - 1))))

@@ -19,7 +19,7 @@ from hyperslab.comm import shared_channels
 from hyperslab.comm.exchange import Pending
 from hyperslab.comm.shared_memory import segment
 from hyperslab.errors import CommError
-from tests.comm.test_shared import connected, files, lasting
+from tests.comm.shared_memory.test_channels import connected, files, lasting
 from tests.ranks import RankError, close_pool, fresh_groups, run_ranks
 
 

@@ -21,7 +21,7 @@ from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.nifti import lattice
 from tests.ct.scans import affine_of, classes, numbers, write
-from tests.universe.test_files import full_disk
+from tests.universe.test_universe_file import full_disk
 
 ROOT = Path(__file__).parents[2]
 XYZ, SHAPE = (9, 8, 7), (6, 4, 5)
@@ -207,7 +207,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from hyperslab.ct import convert_scans, find
-from tests.ct.test_convert import wait
+from tests.ct.test_import_scans import wait
 
 sys.modules["hyperslab.ct.import_scans"]._convert = wait
 convert_scans(find(Path(sys.argv[1])), Path(sys.argv[2]), shape=(2, 2, 2), workers=2)
