@@ -14,6 +14,7 @@ from hyperslab.convert import Request
 from hyperslab.formats import registry
 from hyperslab.formats.nifti import source as nifti
 from hyperslab.formats.npy.writer import NpyWriter
+from hyperslab.formats.plugins import load_plugins
 from hyperslab.geometry import Box
 from tests.formats.universes import Seat
 from tests.formats.writers import FORMATS
@@ -44,6 +45,28 @@ def test_a_name_or_a_suffix_is_registered_once(formats: None) -> None:
         ):
             hs.formats.register("other", suffixes=[suffix], source=hs.formats.NpyFolder)
     assert registry.names() == (*KNOWN.split(", "), "toy")
+
+
+def test_what_is_no_source_writer_or_list_of_suffixes_is_refused(formats: None) -> None:
+    toy: Any = {"suffixes": [".toy"], "source": hs.formats.NpyFolder}
+    for wrong, words in (
+        ({"source": int}, "source=.*give a class that is derived from"),
+        ({"source": object()}, "source=.*give a class that is derived from"),
+        ({"writer": NpyWriter}, "writer=.*give an instance of"),
+        ({"suffixes": ".toy"}, r"suffixes='.toy': give a list, \[\".toy\"\]"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            hs.formats.register("toy", **toy | wrong)
+    assert registry.names() == tuple(KNOWN.split(", "))
+
+
+def test_a_plugin_that_ends_the_program_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends_the_program.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(hs.DataError, match="plugin 'ends_the_program': cannot be imported: Sys"):
+        load_plugins(["ends_the_program"])
 
 
 def test_an_unknown_format_is_told_the_known_ones(tmp_path: Path, formats: None) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hyperslab.data.store.boxes import SampleBox
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError
-from hyperslab.formats.shared.checks import check_finite
+from hyperslab.formats.shared.checks import as_stored, check_finite, check_shape, reading
 from hyperslab.formats.shared.labels import check_classes
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
@@ -40,17 +37,17 @@ class Reader:
             DataError: a file cannot be read or holds values that cannot be right.
         """
         self._count(box.size * np.dtype(self.source.dtype).itemsize)
-        with self._naming(sample):
+        with reading(self.source.where(sample)):
             values = np.asarray(self.source.read(sample, box))
         where = self._where(sample, box, values)
-        values = _as_stored(values, np.dtype(self.source.dtype), where)
+        values = as_stored(values, np.dtype(self.source.dtype), where)
         check_values(values, self.transform, where)
         return values
 
     def labels(self, sample: int, box: Box) -> Array:
         """The classes of the voxels of ``box`` (d, h, w) as uint8; errors as `values`."""
         self._count(box.size * self.source.label_bytes)
-        with self._naming(sample):
+        with reading(self.source.where(sample)):
             labels = np.asarray(self.source.labels(sample, box))
         check_classes(labels, self.source.classes, self._where(sample, box, labels))
         return labels
@@ -62,7 +59,7 @@ class Reader:
         """
         if self.source.classes:
             return self.labels(sample, box)
-        with self._naming(sample):
+        with reading(self.source.where(sample)):
             target = np.asarray(self.source.target(sample), np.float64)
         names = self.source.parameters.names
         if target.shape != (len(names),):
@@ -72,20 +69,11 @@ class Reader:
             )
         return target
 
-    @contextmanager
-    def _naming(self, sample: int) -> Iterator[None]:
-        """Say of which sample the system, or a library, has complained."""
-        try:
-            yield
-        except (OSError, EOFError) as error:
-            where = self.source.where(sample)
-            raise DataError(f"{where}: cannot be read: {error}") from error
-
     def _where(self, sample: int, box: Box, got: Array) -> str:
         """The words by which an error names what was read, which has to be the box."""
-        if got.shape != box.shape:
-            raise DataError(f"{self.source.where(sample)}: {box} was read as {got.shape}")
-        return f"{self.source.where(sample)}: {box}"
+        where = f"{self.source.where(sample)}: {box}"
+        check_shape(got, box.shape, where)
+        return where
 
     def _count(self, size: int) -> None:
         with self._counting:
@@ -104,21 +92,6 @@ def check_values(values: Array, transform: Transform, where: str) -> None:
         raise DataError(f"{where} holds negative counts, down to {low}")
     if low <= transform.above:
         raise DataError(f"{where} holds {low}, {transform.why}")
-
-
-def _as_stored(values: Array, dtype: np.dtype[Any], where: str) -> Array:
-    """In the storage type, for boxes of one type have one size; a source may be generous.
-
-    Raises:
-        DataError: whole numbers that the storage type does not hold.
-    """
-    if values.dtype == dtype:
-        return values
-    with np.errstate(invalid="ignore", over="ignore"):
-        stored = values.astype(dtype)
-    if dtype.kind in "iu" and (stored != values).any():
-        raise DataError(f"{where} was read as {values.dtype} with values that are no {dtype}")
-    return stored
 
 
 def os_bytes_read() -> int:

@@ -22,7 +22,7 @@ def load_plugins(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever is wrong in somebody else's code
+        except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's code
             raise DataError(
                 f"plugin {module!r}: cannot be imported: {type(error).__name__}: {error}\n"
                 "    give the name of a module that is installed, in PYTHONPATH or in this folder"

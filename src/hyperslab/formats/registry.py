@@ -51,8 +51,16 @@ def register(
     """Make a format known to `hyperslab.open`, recipes, and every command; see `Format`.
 
     Raises:
+        TypeError: the source is no class of `Source`, the writer no instance of a `Writer`, or the
+            suffixes are one string.
         ValueError: the name, or a suffix, is that of another format.
     """
+    if not (isinstance(source, type) and issubclass(source, Source)):
+        raise TypeError(f"{source=}: give a class that is derived from hyperslab.formats.Source")
+    if writer is not None and not isinstance(writer, Writer):
+        raise TypeError(f"{writer=}: give an instance of a hyperslab.formats.Writer, or none")
+    if isinstance(suffixes, str):
+        raise TypeError(f'{suffixes=}: give a list, ["{suffixes}"]')
     if name in _FORMATS:
         raise ValueError(f"format {name!r} is registered already, by {_FORMATS[name].source}")
     for other in _FORMATS.values():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import google_crc32c
 import numpy as np
 
-from hyperslab.formats.shared.checks import check_finite
+from hyperslab.formats.shared.checks import as_stored, check_finite, check_shape, reading
 from hyperslab.formats.shared.labels import check_classes
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
@@ -58,7 +58,7 @@ def values(source: Source, sample: int, step: int, tally: Tally, read: Read | No
     channels, depth, height, width = source.shape
     for lo in range(0, depth, step):
         box = Box((0, lo, 0, 0), (channels, min(lo + step, depth), height, width))
-        slab = read(box) if read else source.read(sample, box)
+        slab = read(box) if read else _values(source, sample, box)
         check_finite(slab, f"{source.where(sample)}: {box}")
         tally.add(np.moveaxis(slab, 0, -1))
         yield lo, slab
@@ -73,10 +73,30 @@ def labels(source: Source, sample: int, step: int, tally: Tally, read: Read | No
     _, depth, height, width = source.shape
     for lo in range(0, depth, step):
         box = Box((lo, 0, 0), (min(lo + step, depth), height, width))
-        slab = read(box) if read else source.labels(sample, box)
+        slab = read(box) if read else _labels(source, sample, box)
         check_classes(slab, source.classes, f"{source.where(sample)}: {box}")
         tally.add(slab)
         yield lo, slab
+
+
+def _values(source: Source, sample: int, box: Box) -> Array:
+    """The values of a box as the source gives them, checked.
+
+    An error of the system is one of the sample here, not of the disk that is written to.
+    """
+    with reading(source.where(sample)):
+        values = np.asarray(source.read(sample, box))
+    where = f"{source.where(sample)}: {box}"
+    check_shape(values, box.shape, where)
+    return as_stored(values, np.dtype(source.dtype), where)
+
+
+def _labels(source: Source, sample: int, box: Box) -> Array:
+    """As `_values`, the labels."""
+    with reading(source.where(sample)):
+        labels = np.asarray(source.labels(sample, box))
+    check_shape(labels, box.shape, f"{source.where(sample)}: {box}")
+    return labels
 
 
 def pass_by(slabs: Slabs) -> None:

@@ -48,6 +48,46 @@ def naming(where: Path | str, what: str, kinds: ErrorKinds = OF_LIBRARIES) -> It
         ) from error
 
 
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Say of which sample the system, or a library, has complained.
+
+    Raises:
+        DataError: in place of its OSError or EOFError; errors of our own pass.
+    """
+    try:
+        yield
+    except HyperslabError:
+        raise
+    except (OSError, EOFError) as error:
+        raise DataError(f"{where}: cannot be read: {error}") from error
+
+
+def check_shape(values: NDArray[Any], shape: tuple[int, ...], where: str) -> None:
+    """Nothing, if what was read as ``where`` has the shape of that.
+
+    Raises:
+        DataError: it has another one.
+    """
+    if values.shape != shape:
+        raise DataError(f"{where} was read as {values.shape}")
+
+
+def as_stored(values: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    """In the storage type, for boxes of one type have one size; a source may be generous.
+
+    Raises:
+        DataError: whole numbers that the storage type does not hold.
+    """
+    if values.dtype == dtype:
+        return values
+    with np.errstate(invalid="ignore", over="ignore"):
+        stored = values.astype(dtype)
+    if dtype.kind in "iu" and (stored != values).any():
+        raise DataError(f"{where} was read as {values.dtype} with values that are no {dtype}")
+    return stored
+
+
 def check_finite(values: NDArray[Any], where: str) -> tuple[Any, Any]:
     """The least and the greatest of the values.
 
