@@ -52,7 +52,7 @@ def register(
         ValueError: one of ``dims`` is no argument of the rule that could be given by name.
 
     >>> import torch
-    >>> @register(torch.heaviside)
+    >>> @register(torch.heaviside, doc="Block by block.")
     ... def heaviside(x, values):
     ...     return x.like(torch.heaviside(x.local, values))
     """
