@@ -12,7 +12,7 @@ import pytest
 import hyperslab as hs
 from hyperslab.convert import Request
 from hyperslab.formats import registry
-from hyperslab.formats.nifti import source as nifti
+from hyperslab.formats.nifti import header as nifti
 from hyperslab.formats.npy.writer import NpyWriter
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.geometry import Box

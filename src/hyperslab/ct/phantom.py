@@ -13,8 +13,8 @@ import numpy as np
 from hyperslab.ct import anatomy, scan_file
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
+from hyperslab.formats.nifti.header import NIFTI
 from hyperslab.formats.nifti.pairs import Pair
-from hyperslab.formats.nifti.source import NIFTI
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
 

@@ -117,6 +117,11 @@ class Source(ABC):
         name = self.names[sample]
         return self.volumes.get(name, name)
 
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """(C, D, H, W) of the volumes from which the samples are cut."""
+        return self.shape
+
     def part(self, sample: int) -> VolumePart | None:
         """Which part of its volume the sample is; ``None`` where none was cut here."""
         return None

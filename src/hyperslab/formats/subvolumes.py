@@ -57,6 +57,10 @@ class Subvolumes(Source):
     def volume(self, sample: int) -> str:
         return self.source.volume(sample // len(self.places))
 
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
     def part(self, sample: int) -> VolumePart:
         volume, number = divmod(sample, len(self.places))
         return VolumePart(self.source.names[volume], self.places[number], number)

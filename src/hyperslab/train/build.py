@@ -19,7 +19,6 @@ from hyperslab.data.build import StorePolicy
 from hyperslab.data.sampler import samples_of
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
-from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.parallel import parallelize
 from hyperslab.recipe.choices import choose
 from hyperslab.recipe.schema import CosmoFlowSection, Recipe, UNet3DSection
@@ -95,9 +94,7 @@ def open_data(
 
 def data_card(data: volumes.Dataset) -> DataCard:
     """What a checkpoint says of the data that its network was trained on."""
-    source = data.source
-    whole = source.source.shape if isinstance(source, Subvolumes) else source.shape
-    return DataCard(data.shape, whole, data.classes, data.parameters)
+    return DataCard(data.shape, data.source.whole_shape, data.classes, data.parameters)
 
 
 def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hyperslab.atomic_files import written_aside
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
-from hyperslab.formats.nifti.source import NIFTI, dtype_of, load_image, orientation
+from hyperslab.formats.nifti.header import NIFTI, dtype_of, load_image, orientation
 from hyperslab.formats.parameters import Floats
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming

@@ -9,36 +9,35 @@ unpacks all that lies before its end.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.extras import Extras
 from hyperslab.formats.io_cost import BUFFER, Storage
+from hyperslab.formats.nifti.header import (
+    NIFTI,
+    NiftiHeader,
+    affine_of,
+    dtype_of,
+    load_image,
+    order_of,
+    orientation,
+    read_pair_header,
+)
 from hyperslab.formats.nifti.pairs import Pair, find
-from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.labels import LIVER, SCAN_KEYS, as_classes
 from hyperslab.formats.shared.listing import Refuse, sift
-from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
-
-NiftiHeader = tuple[tuple[int, ...], np.dtype[Any], int]
-
-NIFTI = "NIfTI"
-
-OBLIQUE = 35.0
-"""How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class NiftiFolder(Source):
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
             image = load_image(path)
-            affine = _affine(image, orientation(path, image))[:, [2, 1, 0, 3]]
+            affine = affine_of(image, orientation(path, image))[:, [2, 1, 0, 3]]
         return Extras(SCAN_KEYS, affine=affine)
 
     def files(self, sample: int) -> tuple[Path, ...]:
@@ -145,66 +144,6 @@ class NiftiFolder(Source):
 
     def alone(self, sample: int) -> NiftiFolder:
         return NiftiFolder(replace(self.scans, pairs=self.scans.pairs[sample : sample + 1]))
-
-
-def load_image(path: Path) -> Any:
-    """The file's header and a proxy of its voxels.
-
-    Raises:
-        DataError: it is no NIfTI file; call it within `naming` for what the library raises.
-    """
-    nibabel = optional.nibabel()
-    image = nibabel.load(path, mmap=False)
-    if not isinstance(image, nibabel.Nifti1Image):
-        raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
-    if image.get_data_dtype().kind not in "iuf":
-        raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
-    return image
-
-
-def dtype_of(image: Any) -> np.dtype[Any]:
-    """int16 where the file's numbers are such and are not scaled, else float32."""
-    scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
-    exact = np.can_cast(image.get_data_dtype(), np.int16) and not scaled
-    return np.dtype(np.int16 if exact else np.float32)
-
-
-def orientation(path: Path, image: Any) -> NDArray[Any]:
-    """How the file's axes become RAS+, once it is clear that the file says so.
-
-    Raises:
-        DataError: it does not, is not 3-D, has no voxels or is oblique.
-    """
-    extents = " x ".join(map(str, image.shape))
-    if len(image.shape) != 3:
-        raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
-    if 0 in image.shape:
-        raise DataError(f"{path}: is empty: {extents} voxels")
-    if not (image.header["sform_code"] > 0 or image.header["qform_code"] > 0):
-        raise DataError(
-            f"{path}: does not say where left is (sform_code and qform_code are 0); set one of them"
-        )
-    sizes = np.linalg.norm(image.affine[:3, :3], axis=0)
-    if not (np.isfinite(image.affine).all() and (sizes > 0).all()):
-        raise DataError(f"{path}: its affine has no inverse: {image.affine[:3].tolist()}")
-    found = optional.nibabel().io_orientation(image.affine)
-    if not np.isnan(found).any():
-        cosines = np.abs(image.affine[found[:, 0].astype(int), range(3)]) / sizes
-        if cosines.min() >= math.cos(math.radians(OBLIQUE)):
-            return found
-    raise DataError(
-        f"{path}: an axis is more than {OBLIQUE:g} degrees from the patient's; resample it first"
-    )
-
-
-def order_of(turn: NDArray[Any]) -> StorageOrder:
-    """The order of a file's dims (i, j, k), given how they become RAS+.
-
-    >>> order_of(np.array([[0, 1], [1, 1], [2, 1]]))  # x, y and z are W, H and D
-    StorageOrder(dims='WHD', flipped='')
-    """
-    dims = "".join("WHD"[int(axis)] for axis, _ in turn)
-    return StorageOrder(dims, "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0))
 
 
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
@@ -221,16 +160,6 @@ def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
         return order.to_volume(np.asarray(image.dataobj[stored.slices()], dtype_of(image)))
 
 
-def _shape(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
-    """(D, H, W)"""
-    return order_of(turn).volume_shape(image.shape)[1:]
-
-
-def _affine(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
-    """From (x, y, z, 1) of the turned file to [mm]."""
-    return image.affine @ optional.nibabel().orientations.inv_ornt_aff(turn, image.shape)
-
-
 def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
     pairs = [pair for pair in find(folder) if not pair.test]
     if not pairs:
@@ -241,7 +170,7 @@ def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
         if pair.problem:
             raise DataError(pair.problem)
         stamps[pair.name] = (_stamp(pair.image), _stamp(pair.labels))  # later changes are noticed
-        return _header(pair)
+        return read_pair_header(pair)
 
     found = sift(pairs, header, refuse)
     one, (shape, dtype, label_bytes) = found[0]
@@ -261,29 +190,3 @@ def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
 def _stamp(path: Path) -> Stamp:
     with naming(path, NIFTI, ANY):
         return Stamp.of(path)
-
-
-def _header(pair: Pair) -> NiftiHeader:
-    """Shape (D, H, W) and type of the volume, and the bytes of a label."""
-    with naming(pair.image, NIFTI, ANY):
-        image = load_image(pair.image)
-        turn = orientation(pair.image, image)
-        shape = _shape(image, turn)
-        dtype = dtype_of(image)
-        affine = _affine(image, turn)
-    with naming(pair.labels, NIFTI, ANY):
-        labels = load_image(pair.labels)
-        turn = orientation(pair.labels, labels)
-        if _shape(labels, turn) != shape:
-            raise DataError(
-                f"{pair.labels}: has {_shape(labels, turn)} voxels (D, H, W) but "
-                f"{pair.image.name} has {shape}"
-            )
-        corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape[::-1]) - 1)
-        indices = np.c_[corners, np.ones(8)].T
-        off = np.abs(np.linalg.inv(affine) @ _affine(labels, turn) @ indices - indices).max()
-        if not off <= 0.5:
-            raise DataError(
-                f"{pair.labels}: its affine is off by {off:.3g} voxels from {pair.image.name}'s"
-            )
-    return shape, dtype, labels.get_data_dtype().itemsize
