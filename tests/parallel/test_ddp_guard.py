@@ -52,7 +52,8 @@ def convert_later(x: Any, grid: hs.Grid) -> None:
 
 
 def back_twice(x: Any, grid: hs.Grid) -> None:
-    loss = hs.parallelize(network(), grid)(x).mean()
+    model = hs.parallelize(network(), grid)  # dropped, it might be collected with its guard
+    loss = model(x).mean()
     loss.backward(retain_graph=True)
     loss.backward()
 
