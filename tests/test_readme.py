@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from contextlib import chdir
 from pathlib import Path
 
 import h5py
@@ -36,10 +36,10 @@ def write_universes(folder: Path, count: int, size: int) -> None:
 
 
 def run_example(code: str, folder: str) -> tuple[tuple[int, ...], float]:
-    os.chdir(folder)
     torch.manual_seed(dist.get_rank())  # as torch does it: every process differently
     names: dict[str, object] = {}
-    exec(code, names)
+    with chdir(folder):  # later tests run in this process, and the folder goes
+        exec(code, names)
     x, loss = names["x"], names["loss"]
     return tuple(x.shape), float(loss)  # type: ignore[attr-defined, arg-type]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import pickle
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,13 @@ def test_writers_can_be_sent_to_another_process() -> None:
     for one in registry.formats():
         assert type(pickle.loads(pickle.dumps(one.writer))) is type(one.writer)
     assert NpyWriter.compressions == ("none",)
+
+
+def test_the_current_folder_may_be_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with chdir(gone):
+        gone.rmdir()
+        load_plugins(["json"])
+        with pytest.raises(hs.DataError, match="cannot be imported"):
+            load_plugins(["no_such_module"])

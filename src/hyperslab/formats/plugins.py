@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hyperslab.errors import DataError
 
@@ -16,9 +17,8 @@ def load_plugins(modules: Sequence[str]) -> None:
     Raises:
         DataError: one cannot be imported; says why.
     """
-    here = os.getcwd()
-    if modules and here not in sys.path:
-        sys.path.append(here)  # of the command `hyperslab`; `python -m` has it
+    if modules:
+        _look_in_current_folder()
     for module in modules:
         try:
             importlib.import_module(module)
@@ -27,3 +27,11 @@ def load_plugins(modules: Sequence[str]) -> None:
                 f"plugin {module!r}: cannot be imported: {type(error).__name__}: {error}\n"
                 "    give the name of a module that is installed, in PYTHONPATH or in this folder"
             ) from error
+
+
+def _look_in_current_folder() -> None:
+    """As `python -m` does; the command `hyperslab` does not."""
+    with suppress(FileNotFoundError):  # the folder is gone: nothing is to be found there
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.append(here)
