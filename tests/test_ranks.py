@@ -158,7 +158,10 @@ def test_a_hang_shows_its_stack_and_leaves_no_process() -> None:
 
 def test_sockets_of_old_groups_are_closed() -> None:
     counts = [max(run_ranks(2, groups_and_sockets)) for _ in range(50)]
-    assert max(counts[-16:]) <= max(counts[:34]) + 5, "34 calls use up a whole group at least"
+    most = max(counts[:34]) + 5  # 34 calls use up a whole group at least
+    deadline = time.monotonic() + 20
+    while max(run_ranks(2, groups_and_sockets)) > most:  # each call would add to a leak
+        assert time.monotonic() < deadline, "old groups keep their sockets"
 
 
 @pytest.mark.parametrize("n", [0, 9])
