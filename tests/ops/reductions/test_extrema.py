@@ -199,3 +199,24 @@ def empty_shards() -> None:
 
 def test_empty_shards() -> None:
     run_ranks(3, empty_shards)
+
+
+def dims_that_are_tensors() -> None:
+    x = torch.randn(2, 3, 5, 4)
+    cut = hs.shard(x, hs.Grid(depth=1, height=2))
+    for function in (torch.max, torch.min):
+        for dim in (1, -1, 2):
+            for values, expected in (
+                (function(cut, dim=torch.tensor(dim)), function(x, dim=dim)),
+                (function(cut, axis=dim, keepdims=True), function(x, dim=dim, keepdim=True)),
+                (function(cut, dim, True), function(x, dim, True)),
+            ):
+                assert torch.equal(values[0].full(), expected[0])
+                assert torch.equal(values[1].full(), expected[1])
+        number = torch.tensor(0.25)
+        assert torch.equal(function(cut, number).full(), function(x, number))
+        assert torch.equal(function(cut, other=number).full(), function(x, other=number))
+
+
+def test_a_dim_may_be_a_tensor() -> None:
+    run_ranks(2, dims_that_are_tensors)

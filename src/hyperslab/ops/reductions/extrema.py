@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -105,16 +106,23 @@ def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) ->
 def values_with_indices(
     operator: Operator,
     input: Sharded,
-    dim: int | torch.Tensor | None = None,
+    second: int | torch.Tensor | None = None,
     keepdim: bool = False,
     *,
+    dim: SupportsIndex | None = None,
     other: torch.Tensor | None = None,
 ) -> torch.Tensor | _Pair:
-    """Over all dims, or over one with global indices, or of two tensors."""
-    if isinstance(dim, torch.Tensor) or other is not None:
-        operands = (input, dim if other is None else other)
+    """Over all dims, or over one with global indices, or of two tensors.
+
+    The second argument is a dim or the other tensor; by its name a dim may be a tensor, too.
+    """
+    if isinstance(second, torch.Tensor):
+        other = second
+    elif second is not None:
+        dim = second
+    if other is not None:
         elementwise = torch.maximum if operator is torch.max else torch.minimum
-        return apply_pointwise(elementwise, operands, {})
+        return apply_pointwise(elementwise, (input, other), {})
     if dim is not None:
         (given,) = integers(dim)
         dim = read_dim(given, input.dim() or 1, operator.__name__)
