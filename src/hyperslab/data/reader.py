@@ -37,9 +37,11 @@ class Reader:
             DataError: a file cannot be read or holds values that cannot be right.
         """
         self._count(box.size * np.dtype(self.source.dtype).itemsize)
-        with reading(self.source.where(sample)):
+        name = self.source.where(sample)
+        with reading(name):
             values = np.asarray(self.source.read(sample, box))
-        where = self._where(sample, box, values)
+        where = f"{name}: {box}"
+        check_shape(values, box.shape, where)
         values = as_stored(values, np.dtype(self.source.dtype), where)
         check_values(values, self.transform, where)
         return values
@@ -47,9 +49,12 @@ class Reader:
     def labels(self, sample: int, box: Box) -> Array:
         """The classes of the voxels of ``box`` (d, h, w) as uint8; errors as `values`."""
         self._count(box.size * self.source.label_bytes)
-        with reading(self.source.where(sample)):
+        name = self.source.where(sample)
+        with reading(name):
             labels = np.asarray(self.source.labels(sample, box))
-        check_classes(labels, self.source.classes, self._where(sample, box, labels))
+        where = f"{name}: {box}"
+        check_shape(labels, box.shape, where)
+        check_classes(labels, self.source.classes, where)
         return labels
 
     def target(self, sample: int, box: Box) -> Array:
@@ -59,21 +64,16 @@ class Reader:
         """
         if self.source.classes:
             return self.labels(sample, box)
-        with reading(self.source.where(sample)):
+        name = self.source.where(sample)
+        with reading(name):
             target = np.asarray(self.source.target(sample), np.float64)
         names = self.source.parameters.names
         if target.shape != (len(names),):
             raise DataError(
-                f"{self.source.where(sample)}: has targets of shape {target.shape} but "
+                f"{name}: has targets of shape {target.shape} but "
                 f"{len(names)} parameters: {', '.join(names)}"
             )
         return target
-
-    def _where(self, sample: int, box: Box, got: Array) -> str:
-        """The words by which an error names what was read, which has to be the box."""
-        where = f"{self.source.where(sample)}: {box}"
-        check_shape(got, box.shape, where)
-        return where
 
     def _count(self, size: int) -> None:
         with self._counting:
