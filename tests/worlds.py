@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from hyperslab.comm.communicator import groups_of
+
 TIMEOUT = datetime.timedelta(seconds=120)
 COLLECT = 16  # calls after which models in reference cycles give up their groups
 BEHIND = 8  # calls whose groups may still be ending, and hold sockets
@@ -84,7 +86,7 @@ class Worlds:
 
     def _drop_strangers(self) -> None:
         """End the groups that are not kept; the last reference goes where nobody waits for gloo."""
-        kept = {world.group for world in self.kept.values()}
+        kept = {group for world in self.kept.values() for group in groups_of(world.group)}
         dropped = [group for group in c10d._world.pg_map if group not in kept]
         if not dropped:
             return

@@ -36,7 +36,7 @@ def check(axes: dict[str, int], over: tuple[str, ...]) -> None:
     dist.all_reduce(both)
     assert abs(both[0] - both[1]) < 1e-12
     if group is not None:
-        assert dist.get_process_group_ranks(group) == mates
+        assert list(group.ranks) == mates
     else:
         assert mates == [grid.rank]
     assert torch.equal(x, value(grid.rank, 0).T)
@@ -68,7 +68,7 @@ def stacked(axes: dict[str, int], over: tuple[str, ...]) -> None:
     """Everybody's blocks in the order of ranks, of any type, and the adjoint identity."""
     grid = hs.Grid(**axes)
     group = grid.group(over)
-    mates = dist.get_process_group_ranks(group) if group is not None else [grid.rank]
+    mates = list(group.ranks) if group is not None else [grid.rank]
     x = value(grid.rank, 0).requires_grad_()
     y = stack_ranks(x, group, "test")
     assert torch.equal(y, torch.stack([value(rank, 0) for rank in mates]))

@@ -62,9 +62,9 @@ def members() -> dict[str, list[int]]:
         group = grid.group(axes)
         assert group is not None
         assert grid.group(axes) is group
-        found[" ".join(axes)] = dist.get_process_group_ranks(group)
+        found[" ".join(axes)] = list(group.ranks)
     assert grid.group(("height",)) is None
-    assert grid.group(("data", "depth", "width")) is dist.group.WORLD
+    assert grid.group(("data", "depth", "width")).ranks == tuple(range(grid.size))
     return found
 
 

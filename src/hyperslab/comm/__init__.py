@@ -1,16 +1,17 @@
 """The grid of ranks and the communication between them, each with its adjoint."""
 
 from hyperslab.comm.collectives import all_reduce_sum, average_gradients
-from hyperslab.comm.exchange import ExchangePlan, Pending, plan_exchange
+from hyperslab.comm.communicator import Communicator
+from hyperslab.comm.exchange import ExchangePlan, plan_exchange
 from hyperslab.comm.grid import AXES, Grid, log_once
 from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.channels import shared_channels
 
 __all__ = [
     "AXES",
+    "Communicator",
     "ExchangePlan",
     "Grid",
-    "Pending",
     "all_reduce_sum",
     "average_gradients",
     "log_once",

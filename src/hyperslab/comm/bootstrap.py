@@ -68,6 +68,14 @@ def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
     return torch.device("cpu")
 
 
+def time_limit() -> datetime.timedelta:
+    """How long a rank of the default process group waits for the others."""
+    group = dist.distributed_c10d._get_default_group()
+    device = torch.device("cuda" if "nccl" in dist.get_backend() else "cpu")
+    limit: datetime.timedelta = group._get_backend(device).options._timeout
+    return limit
+
+
 def _is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 

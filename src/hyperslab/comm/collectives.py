@@ -5,27 +5,17 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from hyperslab.comm.agreement import lost_contact
+from hyperslab.comm.communicator import Communicator
 from hyperslab.comm.shared_memory.channels import shared_channels
 
 
-def reduce_in_place(x: torch.Tensor, group: dist.ProcessGroup, what: str) -> torch.Tensor:
+def reduce_in_place(x: torch.Tensor, group: Communicator, what: str) -> torch.Tensor:
     """Sum ``x`` over the ranks of ``group``, in place; ``x`` is contiguous.
 
     Raises:
         CommError: a rank of the group died or did not answer within the time limit.
     """
-    shared = shared_channels()
-    if shared is not None and x.device.type == "cpu":
-        shared.all_reduce(x, dist.get_process_group_ranks(group), what)
-        return x
-    try:
-        dist.all_reduce(x, group=group)
-    except RuntimeError as error:
-        me = dist.get_rank()
-        others = [rank for rank in dist.get_process_group_ranks(group) if rank != me]
-        raise lost_contact(me, others, what, error) from error
-    return x
+    return group.sum_in_place(x, what)
 
 
 def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -54,7 +44,7 @@ class _AllReduceSum(torch.autograd.Function):
         return _AllReduceSum.apply(gradient, ctx.group, f"the adjoint of {ctx.what}"), None, None
 
 
-def all_reduce_sum(x: torch.Tensor, group: dist.ProcessGroup | None, what: str) -> torch.Tensor:
+def all_reduce_sum(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
     """The sum of ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone."""
     return x if group is None else _AllReduceSum.apply(x, group, what)
 
@@ -70,7 +60,7 @@ _WIDE = {
 """Types that some backends do not send travel in one that holds them exactly."""
 
 
-def stack_ranks(x: torch.Tensor, group: dist.ProcessGroup | None, what: str) -> torch.Tensor:
+def stack_ranks(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
     """What the ranks of ``group`` have, stacked in front in the order of ranks; differentiable.
 
     For small tensors: it is the sum of blocks that are zero but for one rank's, whose adjoint is

@@ -7,18 +7,16 @@ and is made once per (partition, cover).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-import torch.distributed as dist
 
-from hyperslab.comm.agreement import lost_contact
+from hyperslab.comm.communicator import Arriving, Communicator, Message
 from hyperslab.comm.grid import Grid
 from hyperslab.comm.per_grid import per_grid
-from hyperslab.comm.shared_memory.channels import shared_channels
-from hyperslab.errors import CommError
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
 from hyperslab.memory_format import memory_format_of
 
@@ -27,11 +25,12 @@ from hyperslab.memory_format import memory_format_of
 class ExchangePlan(TransferPlan):
     """A rank's part of an exchange in which every rank owns a box and wants one.
 
-    With what its transport asks for in every step, worked out once.
+    With what its communicator asks for in every step, worked out once.
     """
 
     own: Box
     wanted: Box
+    communicator: Communicator | None = field(compare=False, repr=False)
 
     @cached_property
     def brought(self) -> tuple[Box, ...]:
@@ -69,81 +68,73 @@ def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> ExchangePla
 
 @per_grid
 def _plan_exchange(grid: Grid, partition: Partition, cover: Cover) -> ExchangePlan:
-    peers = {grid.rank_of(coords): coords for coords in partition.peers(grid.coords)}
-    owned = {rank: partition.box(coords) for rank, coords in peers.items()}
-    wanted = {rank: cover.box(coords) for rank, coords in peers.items()}
-    plan = plan_transfers(grid.rank, owned, wanted)
-    return ExchangePlan(owned[grid.rank], wanted[grid.rank], plan.sends, plan.receives)
+    own = partition.box(grid.coords)
+    wanted = cover.box(grid.coords)
+    owners = _near(partition, partition.cover, wanted, grid)
+    askers = _near(partition, cover, own, grid)
+    owned = {grid.rank_of(at): partition.box(at) for at in owners} | {grid.rank: own}
+    asked = {grid.rank_of(at): cover.box(at) for at in askers} | {grid.rank: wanted}
+    plan = plan_transfers(grid.rank, owned, asked)
+    communicator = None if grid.size == 1 else grid.halos
+    return ExchangePlan(own, wanted, plan.sends, plan.receives, communicator)
 
 
-class Pending:
-    """Messages under way: the buffers to fill and the handles to wait for.
+def _near(partition: Partition, cover: Cover, box: Box, grid: Grid) -> Iterator[dict[str, int]]:
+    """Coordinates of the peers whose box of ``cover`` may meet ``box``.
 
-    Between ranks of one machine small ones go through shared memory.
+    A box is an interval in every dim, so each axis is looked at by itself: with thousands of ranks
+    it would take seconds to compare with them all.
     """
-
-    def __init__(
-        self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        receives: Sequence[tuple[int, torch.Tensor]],
-        what: str,
-    ) -> None:
-        self._receives = receives
-        self._what = what
-        self._shared = shared = shared_channels()
-        far = [(peer, b) for peer, b in receives if shared is None or not shared.fits(b)]
-        ops = [dist.P2POp(dist.irecv, buffer, peer) for peer, buffer in far]
-        self._sends = []  # kept alive until the messages have left
-        for peer, piece in sends:
-            if shared is not None and shared.fits(piece):
-                shared.send(piece, peer, what)
-            else:
-                self._sends.append((peer, _packed(piece)))
-        ops += [dist.P2POp(dist.isend, buffer, peer) for peer, buffer in self._sends]
-        self._peers = [peer for peer, _ in (*far, *self._sends)]
-        try:
-            self._works = dist.batch_isend_irecv(ops) if ops else []
-        except RuntimeError as error:
-            raise self._lost(self._peers, error) from error
-
-    def wait(self) -> list[torch.Tensor]:
-        """The received buffers, in the order of the plan.
-
-        Raises:
-            CommError: a peer died or did not answer within the process group's time limit.
-        """
-        for index, work in enumerate(self._works):
-            peers = self._peers if len(self._works) < len(self._peers) else [self._peers[index]]
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self._lost(peers, error) from error
-        for peer, buffer in self._receives:
-            if self._shared is not None and self._shared.fits(buffer):
-                self._shared.receive(buffer, peer, self._what)
-        return [buffer for _, buffer in self._receives]
-
-    def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
-        return lost_contact(dist.get_rank(), peers, self._what, error)
+    choices = []
+    for cut in (cut for cut in partition.cuts if cut is not None):
+        dims = [dim for dim, axis in enumerate(cover.axes) if axis == cut.axis]
+        choices.append([i for i in range(cut.parts) if _meets(cover, dims, i, box)])
+    axes = partition.axes
+    for index in itertools.product(*choices):
+        yield {**grid.coords, **dict(zip(axes, index, strict=True))}
 
 
-def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Pending:
+def _meets(cover: Cover, dims: Sequence[int], index: int, box: Box) -> bool:
+    """Whether what the ranks at ``index`` of an axis hold meets ``box`` in the axis's dims."""
+    for dim in dims:
+        lo, hi = cover.intervals[dim][index]
+        if max(lo, box.lo[dim]) >= min(hi, box.hi[dim]):
+            return False
+    return True
+
+
+def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Arriving:
     """Send the boxes of ``x`` that others want and begin to receive those that this rank wants.
 
     ``x`` holds ``plan.own``.
     """
     sends = [(rank, x[part]) for rank, part, _ in plan.parts_sent]
     receives = [(rank, x.new_empty(shape)) for rank, shape in plan.parts_received]
-    return Pending(sends, receives, what)
+    return _exchange(plan, sends, receives, what)
 
 
 def start_adjoint(
     pieces: Sequence[torch.Tensor], like: torch.Tensor, plan: ExchangePlan, what: str
-) -> Pending:
+) -> Arriving:
     """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
     sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
     receives = [(rank, like.new_empty(shape)) for rank, _, shape in plan.parts_sent]
-    return Pending(sends, receives, f"the adjoint of {what}")
+    return _exchange(plan, sends, receives, f"the adjoint of {what}")
+
+
+class _Nothing:
+    """What arrives where nobody sends."""
+
+    def wait(self) -> list[torch.Tensor]:
+        return []
+
+
+def _exchange(
+    plan: ExchangePlan, sends: Sequence[Message], receives: Sequence[Message], what: str
+) -> Arriving:
+    if plan.communicator is None or plan.local:
+        return _Nothing()
+    return plan.communicator.exchange(sends, receives, what)
 
 
 def add_returned(
@@ -152,14 +143,6 @@ def add_returned(
     """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
     for (_, part, _), piece in zip(plan.parts_sent, returned, strict=True):
         gradient[part].add_(piece)
-
-
-def _packed(piece: torch.Tensor) -> torch.Tensor:
-    # gloo refuses non-contiguous buffers, and a view would pin all of its tensor until it has left.
-    piece = piece.resolve_conj().resolve_neg()  # it would send what lies in memory
-    if piece.is_contiguous() and piece.untyped_storage().nbytes() == piece.nbytes:
-        return piece
-    return piece.clone(memory_format=torch.contiguous_format)
 
 
 def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:

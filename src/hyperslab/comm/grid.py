@@ -9,8 +9,14 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from hyperslab.comm.agreement import same_on_all
 from hyperslab.comm.allocator import keep_freed_memory
 from hyperslab.comm.bootstrap import device_of_rank, start_distributed
+from hyperslab.comm.communicator import (
+    Communicator,
+    GroupCommunicator,
+    communicators_of_world,
+)
 from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.channels import connect_ranks
 from hyperslab.errors import LayoutError
@@ -28,7 +34,8 @@ log = logging.getLogger("hyperslab")
 class Grid:
     """The ranks as a ``data x depth x height x width`` array; every rank builds the same one.
 
-    The first one waits for all ranks, which then agree on the memory that they share.
+    The first one waits for all ranks, which then agree on the memory that they share and connect
+    a communicator for each purpose.
 
     ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
     that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
@@ -59,9 +66,10 @@ class Grid:
                 "or change the grid"
             )
         connect_ranks()
+        self._communicators = communicators_of_world() if self.size > 1 else None
         self.device = device_of_rank()
         self.coords = self.coords_of(self.rank)
-        self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
+        self._groups: dict[tuple[str, ...], Communicator | None] = {}
         if self.device.type == "cpu":
             keep_freed_memory()
 
@@ -124,8 +132,20 @@ class Grid:
             f"shards along {axis}\n    grid {self}\n    use {axis}<={shape[dim]}"
         )
 
-    def group(self, axes: Sequence[str]) -> dist.ProcessGroup | None:
-        """The process group of the ranks that differ from this one only along ``axes``.
+    @property
+    def halos(self) -> Communicator:
+        """For messages between any ranks: halos, and whatever else an operator exchanges."""
+        assert self._communicators is not None
+        return self._communicators.halos
+
+    @property
+    def gradients(self) -> GroupCommunicator:
+        """For the average of gradients over all ranks, behind the backward pass."""
+        assert self._communicators is not None
+        return self._communicators.gradients
+
+    def group(self, axes: Sequence[str]) -> Communicator | None:
+        """For sums over the ranks that differ from this one only along ``axes``.
 
         ``None`` when that is this rank alone. Every rank must ask for the same axes in the same
         order (the same program does), because making a group involves all ranks.
@@ -135,11 +155,12 @@ class Grid:
             self._groups[key] = self._make_group(key)
         return self._groups[key]
 
-    def _make_group(self, axes: tuple[str, ...]) -> dist.ProcessGroup | None:
+    def _make_group(self, axes: tuple[str, ...]) -> Communicator | None:
         if not axes:
             return None
         if math.prod(self.extents[axis] for axis in axes) == self.size:
-            return dist.group.WORLD
+            assert self._communicators is not None
+            return self._communicators.statistics
         fixed = [axis for axis in AXES if axis not in axes]
         members = [
             [
@@ -150,7 +171,11 @@ class Grid:
             ]
             for at in itertools.product(*(range(self.extents[axis]) for axis in fixed))
         ]
-        return dist.new_subgroups_by_enumeration(members)[0]
+        return GroupCommunicator(dist.new_subgroups_by_enumeration(members)[0])
+
+    def same_on_all(self, number: int) -> bool:
+        """Whether all ranks have the same number, such as the checksum of something larger."""
+        return same_on_all(number)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

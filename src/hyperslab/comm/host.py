@@ -19,6 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hyperslab.comm.agreement import any_rank, from_all, lost_contact
+from hyperslab.comm.bootstrap import time_limit
 from hyperslab.comm.grid import Grid
 from hyperslab.errors import CommError
 
@@ -47,7 +48,7 @@ class BoxTransport:
         self._sent: list[list[Message]] = [[], []]  # before the last `settle`, and since
         self._abandoned = threading.Event()
         with self.naming(None):
-            self.group = dist.new_group(backend="gloo", timeout=_time_limit())
+            self.group = dist.new_group(backend="gloo", timeout=time_limit())
             dist.barrier(self.group)  # nobody must leave it while others still connect to it
         self._forget = weakref.finalize(self, _forget, self.group, self._sent)
         self._forget.atexit = False  # too late: torch's threads have ended by then
@@ -164,14 +165,6 @@ def tag_of(*key: object) -> int:
 def as_bytes(values: NDArray[Any]) -> torch.Tensor:
     """The memory of a contiguous array: not every backend sends every type."""
     return torch.from_numpy(values.reshape(-1).view(np.uint8))
-
-
-def _time_limit() -> datetime.timedelta:
-    """That of the training's process group."""
-    group = dist.distributed_c10d._get_default_group()
-    device = torch.device("cuda" if "nccl" in dist.get_backend() else "cpu")
-    limit: datetime.timedelta = group._get_backend(device).options._timeout
-    return limit
 
 
 def _limit(seconds: float) -> datetime.timedelta:

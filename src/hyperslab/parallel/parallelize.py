@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from hyperslab.comm import Grid, average_gradients, shared_channels
-from hyperslab.comm.agreement import same_on_all
 from hyperslab.errors import LayoutError
 from hyperslab.parallel.ddp_guard import Body, Guard, Watched
 from hyperslab.parallel.gather_before import Submodule, gather_before
@@ -94,6 +93,7 @@ def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None
         return
     ddp = DistributedDataParallel(
         Body(module),
+        process_group=grid.gradients.group,
         find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
         init_sync=False,  # done, for expanded buffers too
@@ -115,7 +115,7 @@ def _average(group, bucket):  # type: ignore[no-untyped-def]
 
 def _make_equal(module: nn.Module, grid: Grid) -> None:
     """Give every rank rank 0's parameters, buffers and random state."""
-    _check_same_network(module)
+    _check_same_network(module, grid)
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()
         dist.broadcast(whole, src=0)
@@ -124,10 +124,10 @@ def _make_equal(module: nn.Module, grid: Grid) -> None:
     _share_random_state(grid)
 
 
-def _check_same_network(module: nn.Module) -> None:
+def _check_same_network(module: nn.Module, grid: Grid) -> None:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     words = "\n".join(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)
-    if not same_on_all(zlib.crc32(words.encode())):
+    if not grid.same_on_all(zlib.crc32(words.encode())):
         raise LayoutError(
             f"the ranks' {type(module).__name__} differ in their parameters' names, shapes or types"
             "\n    build the same network on every rank"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid, Pending
+from hyperslab.comm import Grid
 from hyperslab.comm.host import as_bytes
 from hyperslab.geometry import Box, Partition, TransferPlan, plan_transfers
 from hyperslab.tensor.sharded import Sharded
@@ -55,7 +55,7 @@ def _run(
     for t in plan.sends:
         assert held is not None
         piece = np.ascontiguousarray(held[t.box.slices(plan.own)])
-        Pending([(t.rank, as_bytes(piece).to(grid.device))], [], what).wait()
+        grid.halos.exchange([(t.rank, as_bytes(piece).to(grid.device))], [], what).wait()
     if plan.wanted is None:
         return None
     if held is not None and plan.kept == plan.wanted:
@@ -66,7 +66,7 @@ def _run(
     for t in plan.receives:
         piece = np.empty(t.box.shape, dtype)
         content = torch.empty(piece.nbytes, dtype=torch.uint8, device=grid.device)
-        Pending([], [(t.rank, content)], what).wait()
+        grid.halos.exchange([], [(t.rank, content)], what).wait()
         as_bytes(piece).copy_(content)
         found[t.box.slices(plan.wanted)] = piece
     return found

@@ -16,7 +16,6 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.comm import shared_channels
-from hyperslab.comm.exchange import Pending
 from hyperslab.comm.shared_memory import segment
 from hyperslab.errors import CommError
 from tests.comm.shared_memory.test_channels import connected, files, lasting
@@ -152,7 +151,7 @@ def conjugate(count: int) -> None:
     x = torch.full((count,), 1 + 2j, dtype=torch.complex64).conj()
     out = torch.empty(count, dtype=torch.complex64)
     other = 1 - grid.rank
-    Pending([(other, x)], [(other, out)], "a test").wait()
+    grid.halos.exchange([(other, x)], [(other, out)], "a test").wait()
     assert torch.equal(out, x)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +132,7 @@ def _spec(
     own = plan.own
     return TransposedSpec(
         name=f"the halo exchange of {name}",
-        plan=ExchangePlan(own, plan.wanted.intersect(volume), plan.sends, plan.receives),
+        plan=replace(plan, own=own, wanted=plan.wanted.intersect(volume)),
         box=Box.of([own.interval(0), own.interval(1), *(crop.inputs for crop in crops)]),
         stride=tuple(w.stride for w in windows),
         padding=tuple(crop.padding for crop in crops),

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import Grid, per_grid
-from hyperslab.comm.agreement import same_on_all
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.operands import check_writable
@@ -70,7 +69,7 @@ def check_random_state(x: Sharded) -> None:
     if grid.size == 1 or next(_calls(grid)) % CHECK_EVERY != 0:
         return
     state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
-    if not same_on_all(zlib.crc32(state.numpy().tobytes())):
+    if not grid.same_on_all(zlib.crc32(state.numpy().tobytes())):
         raise CommError(
             "the ranks' random states differ, so they would not drop the same elements\n"
             "    call torch.manual_seed(seed) with the same seed on every rank, and draw random "

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.ops.common.half_precision import HALF, wide
@@ -151,7 +151,7 @@ def _statistics(
     values: torch.Tensor,
     dims: Sequence[int],
     count: int,
-    group: dist.ProcessGroup,
+    group: Communicator,
     centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""

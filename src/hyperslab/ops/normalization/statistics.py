@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.memory_format import dense, memory_format_of
 from hyperslab.ops.kernels.moments import local_moments
@@ -76,7 +76,7 @@ def _eval_backward(
 
 
 def _statistics(
-    x: torch.Tensor, count: int, group: dist.ProcessGroup | None, pool: int
+    x: torch.Tensor, count: int, group: Communicator | None, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance (K) of every ``pool`` channels together."""
     mean, var = local_moments(x.unflatten(1, (-1, pool)))
@@ -87,7 +87,7 @@ def _statistics(
 
 
 def combine(
-    mean: torch.Tensor, var: torch.Tensor, share: float, group: dist.ProcessGroup, *, exact: bool
+    mean: torch.Tensor, var: torch.Tensor, share: float, group: Communicator, *, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance over all ranks of ``group`` from those of this rank.
 

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 
-from hyperslab.comm import all_reduce_sum
+from hyperslab.comm import Communicator, all_reduce_sum
 from hyperslab.geometry import Partition
 from hyperslab.tensor import Sharded, gather
 
@@ -48,7 +47,7 @@ def _reduced(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Part
     return Partition(tuple(shape), tuple(cuts))
 
 
-def group_over(x: Sharded, dims: Iterable[int]) -> dist.ProcessGroup | None:
+def group_over(x: Sharded, dims: Iterable[int]) -> Communicator | None:
     """The ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
     return x.grid.group([cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None])
 

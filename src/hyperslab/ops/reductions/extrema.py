@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 import torch
-import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
 from hyperslab.ops.common.arguments import integers
 from hyperslab.ops.common.forms import Operator, register_each
@@ -173,7 +173,7 @@ def indices_only(
     return finish(x, indices, dims, keepdim)
 
 
-def _flat_index(operator: Operator, x: Sharded, group: dist.ProcessGroup | None) -> torch.Tensor:
+def _flat_index(operator: Operator, x: Sharded, group: Communicator | None) -> torch.Tensor:
     """The index in the flattened global tensor; ranks' boxes are not in its order."""
     block = x.local.detach()
     local = operator(block)

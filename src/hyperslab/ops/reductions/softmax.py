@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.half_precision import wide
@@ -51,7 +51,7 @@ class _Softmax(torch.autograd.Function):
 
 
 def _largest_and_sum(
-    x: torch.Tensor, dim: int, group: dist.ProcessGroup
+    x: torch.Tensor, dim: int, group: Communicator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The global maximum, and the global sum of exp(x - maximum)."""
     largest = x.amax(dim, keepdim=True)

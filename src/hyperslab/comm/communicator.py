@@ -1,0 +1,191 @@
+"""Communicators: messages and sums among ranks, one communicator for each purpose.
+
+On a GPU what goes through one communicator waits in line, on one stream. So halos, which the next
+operator needs, have one of their own, with priority; so have statistics and the gradients, which
+travel behind the backward pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from hyperslab.comm.agreement import lost_contact
+from hyperslab.comm.bootstrap import time_limit
+from hyperslab.comm.shared_memory.channels import shared_channels
+from hyperslab.errors import CommError
+
+Message = tuple[int, torch.Tensor]
+"""A rank, and what it is sent or the buffer for what it sends."""
+
+
+class Arriving(Protocol):
+    """Messages under way."""
+
+    def wait(self) -> list[torch.Tensor]:
+        """The received buffers, in the order in which they were asked for."""
+
+
+class Communicator(Protocol):
+    """Some ranks and their way to each other."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Their numbers among all ranks."""
+
+    def rank(self) -> int:
+        """Which of them this one is."""
+
+    def size(self) -> int:
+        """How many they are."""
+
+    def exchange(
+        self, sends: Sequence[Message], receives: Sequence[Message], what: str
+    ) -> Arriving:
+        """Begin to send and to receive; ranks are numbered among all."""
+
+    def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
+        """Sum a contiguous tensor over the ranks, in place.
+
+        Raises:
+            CommError: one of them died or did not answer within the time limit.
+        """
+
+
+class GroupCommunicator:
+    """Over a process group; between ranks of one machine through the memory that they share."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+
+    def rank(self) -> int:
+        return self.group.rank()
+
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Pending:
+        return Pending(self.group, sends, receives, what)
+
+    def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
+        shared = shared_channels()
+        if shared is not None and x.device.type == "cpu":
+            shared.all_reduce(x, self.ranks, what)
+            return x
+        try:
+            dist.all_reduce(x, group=self.group)
+        except RuntimeError as error:
+            me = dist.get_rank()
+            others = [rank for rank in self.ranks if rank != me]
+            raise lost_contact(me, others, what, error) from error
+        return x
+
+
+class Pending:
+    """Messages under way: the buffers to fill and the handles to wait for.
+
+    Between ranks of one machine small ones go through shared memory.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        what: str,
+    ) -> None:
+        self._receives = receives
+        self._what = what
+        self._shared = shared = shared_channels()
+        far = [(peer, b) for peer, b in receives if shared is None or not shared.fits(b)]
+        ops = [dist.P2POp(dist.irecv, buffer, peer, group) for peer, buffer in far]
+        self._sends = []  # kept alive until the messages have left
+        for peer, piece in sends:
+            if shared is not None and shared.fits(piece):
+                shared.send(piece, peer, what)
+            else:
+                self._sends.append((peer, _packed(piece)))
+        ops += [dist.P2POp(dist.isend, buffer, peer, group) for peer, buffer in self._sends]
+        self._peers = [peer for peer, _ in (*far, *self._sends)]
+        try:
+            self._works = dist.batch_isend_irecv(ops) if ops else []
+        except RuntimeError as error:
+            raise self._lost(self._peers, error) from error
+
+    def wait(self) -> list[torch.Tensor]:
+        """The received buffers, in the order of the plan.
+
+        Raises:
+            CommError: a peer died or did not answer within the process group's time limit.
+        """
+        for index, work in enumerate(self._works):
+            peers = self._peers if len(self._works) < len(self._peers) else [self._peers[index]]
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._lost(peers, error) from error
+        for peer, buffer in self._receives:
+            if self._shared is not None and self._shared.fits(buffer):
+                self._shared.receive(buffer, peer, self._what)
+        return [buffer for _, buffer in self._receives]
+
+    def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
+        return lost_contact(dist.get_rank(), peers, self._what, error)
+
+
+def _packed(piece: torch.Tensor) -> torch.Tensor:
+    # gloo refuses non-contiguous buffers, and a view would pin all of its tensor until it has left.
+    piece = piece.resolve_conj().resolve_neg()  # it would send what lies in memory
+    if piece.is_contiguous() and piece.untyped_storage().nbytes() == piece.nbytes:
+        return piece
+    return piece.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Communicators:
+    """Over all ranks, one for each purpose; `torch.distributed`'s own is for everything else."""
+
+    halos: GroupCommunicator
+    statistics: GroupCommunicator
+    gradients: GroupCommunicator
+
+
+_OF_WORLD: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicators] = weakref.WeakKeyDictionary()
+"""Belong to the default process group, which may have several grids, and end with it."""
+
+
+def communicators_of_world() -> Communicators:
+    """Those of the default process group; all ranks make them together at the first call."""
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _OF_WORLD:
+        _OF_WORLD[world] = Communicators(
+            halos=GroupCommunicator(_new_group(urgent=True)),
+            statistics=GroupCommunicator(_new_group()),
+            gradients=GroupCommunicator(_new_group()),
+        )
+    return _OF_WORLD[world]
+
+
+def groups_of(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """A default process group and those of its communicators."""
+    made = _OF_WORLD.get(world)
+    if made is None:
+        return [world]
+    return [world, made.halos.group, made.statistics.group, made.gradients.group]
+
+
+def _new_group(*, urgent: bool = False) -> dist.ProcessGroup:
+    """Over all ranks; an ``urgent`` one's kernels go before others that wait for the device."""
+    options = None
+    if urgent and "nccl" in dist.get_backend():
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    group = dist.new_group(timeout=time_limit(), pg_options=options)
+    dist.barrier(group)  # nobody must leave it while others still connect to it
+    return group
