@@ -20,7 +20,7 @@ from hyperslab.comm.bootstrap import time_limit
 from hyperslab.comm.shared_memory.channels import shared_channels
 from hyperslab.errors import CommError
 
-Message = tuple[int, torch.Tensor]
+PeerTensor = tuple[int, torch.Tensor]
 """A rank, and what it is sent or the buffer for what it sends."""
 
 
@@ -45,7 +45,7 @@ class Communicator(Protocol):
         """How many they are."""
 
     def exchange(
-        self, sends: Sequence[Message], receives: Sequence[Message], what: str
+        self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Arriving:
         """Begin to send and to receive; ranks are numbered among all."""
 
@@ -70,7 +70,9 @@ class GroupCommunicator:
     def size(self) -> int:
         return len(self.ranks)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Pending:
+    def exchange(
+        self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
+    ) -> Pending:
         return Pending(self.group, sends, receives, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
@@ -96,8 +98,8 @@ class Pending:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
+        sends: Sequence[PeerTensor],
+        receives: Sequence[PeerTensor],
         what: str,
     ) -> None:
         self._receives = receives

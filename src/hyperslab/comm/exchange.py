@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from hyperslab.comm.communicator import Arriving, Communicator, Message
+from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
 from hyperslab.comm.grid import Grid
 from hyperslab.comm.per_grid import per_grid
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
@@ -130,7 +130,7 @@ class _Nothing:
 
 
 def _exchange(
-    plan: ExchangePlan, sends: Sequence[Message], receives: Sequence[Message], what: str
+    plan: ExchangePlan, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
 ) -> Arriving:
     if plan.communicator is None or plan.local:
         return _Nothing()
