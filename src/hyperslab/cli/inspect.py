@@ -1,4 +1,4 @@
-"""`hyperslab inspect`: what a folder holds, and what reading it on a grid costs."""
+"""`hyperslab inspect`: what a folder or a recipe's data hold, and what reading them costs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from typing import Annotated
 import typer
 
 from hyperslab.comm import AXES, Grid
-from hyperslab.data import Source
+from hyperslab.data import Source, Subvolumes
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import Recipe
 
+RECIPES = (".yaml", ".yml")
 EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A folder that hyperslab.open takes.")],
+    path: Annotated[Path, typer.Argument(help="A folder that hyperslab.open takes, or a recipe.")],
     places: Annotated[
-        list[str] | None, typer.Argument(help="A grid, such as grid.depth=2 grid.width=2.")
+        list[str] | None,
+        typer.Argument(help="A grid, such as grid.depth=2; of a recipe, any key=value."),
     ] = None,
     format: Annotated[str | None, typer.Option(help=f"{choices(names())}.")] = None,
     channels: Annotated[str | None, typer.Option(help="first or last.")] = None,
@@ -29,19 +33,43 @@ def inspect(
         list[str] | None, typer.Option(help="A module to import, which registers formats.")
     ] = None,
 ) -> None:
-    """Say what a folder holds and what reading it on a grid costs in bytes and requests."""
+    """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
     load_plugins(plugin or [])
-    extents = _extents(places or [])
     if channels not in (None, "first", "last"):
         raise typer.BadParameter(f"--channels {channels}: give first or last")
-    found = format or find_format(path)[0].name
-    source = source_of(path, Grid(), channels, format)  # type: ignore[arg-type]
+    says = {"format": format, "channels": channels}
+    words = places or []
+    if path.suffix in RECIPES and path.is_file():
+        words += [f"data.{key}={value}" for key, value in says.items() if value is not None]
+        source, found, extents = _of_recipe(load_recipe(path, words))
+    else:
+        extents = _extents(words)
+        source, found = _of_folder(path, format, channels)
     storage = source.storage(0)
     typer.echo(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
         typer.echo(f"  {word:11}{text}")
     for line in (*_costs(source, storage, extents), *_store_costs(source, extents)):
         typer.echo(line)
+
+
+def _of_folder(path: Path, format: str | None, channels: str | None) -> tuple[Source, str]:
+    """The samples of a folder, and the name of their format."""
+    found = format or find_format(path)[0].name
+    return source_of(path, Grid(), channels, format), found  # type: ignore[arg-type]
+
+
+def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
+    """The samples of a recipe, the name of their format, and the grid's extents."""
+    data = recipe.data
+    if isinstance(data.origin, Source):
+        source = data.origin
+        found = "synthetic"
+    else:
+        source, found = _of_folder(data.origin, data.format, data.channels)
+    if data.subvolume is not None:
+        source = Subvolumes(source, data.subvolume)
+    return source, found, recipe.grid.model_dump()
 
 
 def _extents(words: list[str]) -> dict[str, int]:

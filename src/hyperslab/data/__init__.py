@@ -19,6 +19,7 @@ from hyperslab.formats.npy.source import NpyFolder
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.tfrecord.source import TfRecordFolder
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Source",
     "StorePolicy",
     "Subvolumes",
+    "SyntheticVolumes",
     "TfRecordFolder",
     "ZarrFolder",
     "open",

@@ -129,7 +129,7 @@ def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation |
                 "samples that it has seen",
                 path,
                 split,
-                recipe.data.path,
+                recipe.data.where,
             )
         begin = time.perf_counter()
         measure = evaluate_segmentation if data.classes else evaluate_regression

@@ -20,6 +20,7 @@ from hyperslab.formats.shared.listing import list_files
 from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.formats.tfrecord.writer import TfRecordWriter
 from hyperslab.formats.writer import SampleToWrite, Writer
@@ -37,6 +38,7 @@ __all__ = [
     "Storage",
     "StorageOrder",
     "Subvolumes",
+    "SyntheticVolumes",
     "TfRecordFolder",
     "Writer",
     "ZarrFolder",

@@ -10,9 +10,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ByteSize,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -25,6 +23,9 @@ from pydantic import (
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.plugins import load_plugins
+from hyperslab.formats.source import Source
+from hyperslab.recipe.section import Section
+from hyperslab.recipe.synthetic import SyntheticSection
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -43,12 +44,6 @@ def _registered(format: str) -> str:
 
 
 FormatName = Annotated[str, AfterValidator(_registered), OneOf(registry.names)]
-
-
-class Section(BaseModel):
-    """A part of a recipe: no unknown keys, no changes, no infinite numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -83,7 +78,8 @@ AnyModel = Annotated[CosmoFlowSection | UNet3DSection, Field(discriminator="name
 class DataSection(Section):
     """The volumes and how they are read."""
 
-    path: Path
+    path: Path | None = None  # a folder; or
+    synthetic: SyntheticSection | None = None  # made in memory, in place of files
     batch_size: PositiveInt  # samples over all ranks
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
     plugins: tuple[str, ...] = ()  # modules to import, which register formats
@@ -131,6 +127,32 @@ class DataSection(Section):
             raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
         return self
 
+    @model_validator(mode="after")
+    def _one_origin(self) -> DataSection:
+        if (self.path is None) == (self.synthetic is None):
+            found = "neither is given" if self.path is None else "both are; make one of them null"
+            raise ValueError(
+                "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
+                f"needed, and {found}"
+            )
+        of_files = [key for key in ("format", "channels", "driver") if getattr(self, key)]
+        if self.synthetic is not None and of_files:
+            raise ValueError(f"data.{of_files[0]} is of files, but data.synthetic reads none")
+        return self
+
+    @property
+    def origin(self) -> Path | Source:
+        """The folder, or the source of synthetic volumes: what `hyperslab.open` takes."""
+        if self.synthetic is not None:
+            return self.synthetic.source()
+        assert self.path is not None
+        return self.path
+
+    @property
+    def where(self) -> str:
+        """The words by which an error names the volumes."""
+        return "data.synthetic" if self.path is None else f"data.path {self.path}"
+
 
 class GridSection(Section):
     """The grid of ranks."""
@@ -159,7 +181,7 @@ class StepSchedule(Section):
     """Constant between epochs: ``at`` maps an epoch to the factor from there on."""
 
     name: Literal["steps"]
-    at: dict[NonNegativeInt, NonNegativeFloat] = {}
+    at: dict[NonNegativeInt, NonNegativeFloat] = Field(default={})
     warmup: NonNegativeFloat = 0
 
 

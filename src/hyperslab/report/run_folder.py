@@ -45,6 +45,12 @@ class Run:
         return value
 
     @property
+    def data(self) -> str | None:
+        """Its folder of volumes, or a word where they were made in memory."""
+        path = self.setting("data.path")
+        return "synthetic" if path is None and self.setting("data.synthetic") else path
+
+    @property
     def segments(self) -> bool:
         """Whether the network gives every voxel its class; others give numbers."""
         return bool(self.setting("model.name") == "unet3d")

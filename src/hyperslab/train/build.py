@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,7 +71,7 @@ def open_data(
     """
     data = recipe.data
     return volumes.open(
-        data.path,
+        data.origin,
         grid,
         batch_size=data.batch_size,
         split=split,
@@ -106,7 +105,7 @@ def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
     config = recipe.model
     if config.segments != bool(about.classes):
         raise RecipeError(_another_kind(recipe, about))
-    model = choose(MODELS, config.name, "model.name")(config, about, recipe.data.path)
+    model = choose(MODELS, config.name, "model.name")(config, about, recipe.data.where)
     return parallelize(model, grid, batch_norm=config.statistics)
 
 
@@ -124,13 +123,15 @@ def _another_kind(recipe: Recipe, about: DataCard) -> str:
         if about.classes
         else "model.name=cosmoflow and loss=mse"
     )
+    if recipe.data.synthetic is not None:
+        remedy += f", or data.synthetic.{'targets=4' if about.classes else 'classes=3'}"
     return (
-        f"data.path {recipe.data.path} holds volumes with {found}, for which "
+        f"{recipe.data.where} holds volumes with {found}, for which "
         f"model.name={recipe.model.name} and loss={recipe.loss} are not made\n    use {remedy}"
     )
 
 
-def _unet3d(config: UNet3DSection, about: DataCard, _path: Path) -> torch.nn.Module:
+def _unet3d(config: UNet3DSection, about: DataCard, _where: str) -> torch.nn.Module:
     channels, *extents = about.shape
     if min(extents) >> config.levels == 0:
         raise RecipeError(
@@ -142,12 +143,12 @@ def _unet3d(config: UNet3DSection, about: DataCard, _path: Path) -> torch.nn.Mod
     )
 
 
-def _cosmoflow(config: CosmoFlowSection, about: DataCard, path: Path) -> torch.nn.Module:
+def _cosmoflow(config: CosmoFlowSection, about: DataCard, where: str) -> torch.nn.Module:
     channels, *extents = about.shape
     width = config.width or extents[0]
     if extents != [width] * 3:
         raise RecipeError(
-            f"{path} holds volumes of {extents} voxels but the model takes "
+            f"{where} holds volumes of {extents} voxels but the model takes "
             f"{[width] * 3}\n    set model.width or data.subvolume"
         )
     try:
@@ -163,8 +164,8 @@ def _cosmoflow(config: CosmoFlowSection, about: DataCard, path: Path) -> torch.n
         raise RecipeError(f"model.width, model.variant: {error}") from None
 
 
-MODELS: dict[str, Callable[[Any, DataCard, Path], torch.nn.Module]] = {
+MODELS: dict[str, Callable[[Any, DataCard, str], torch.nn.Module]] = {
     "cosmoflow": _cosmoflow,
     "unet3d": _unet3d,
 }
-"""By ``model.name``; each takes its section of the recipe, what the data are, and their path."""
+"""By ``model.name``; each takes its section of the recipe, what the data are, and where."""

@@ -19,7 +19,6 @@ SETTINGS = {
     "levels": "model.levels",
     "batch norm": "model.batch_norm",
     "loss": "loss",
-    "data": "data.path",
     "batch size": "data.batch_size",
     "optimizer": "optimizer.name",
     "learning rate": "optimizer.learning_rate",
@@ -49,6 +48,7 @@ def key_numbers(run: Run) -> str:
 def facts_of(run: Run) -> list[Fact]:
     """Everything that says where the numbers come from."""
     found = [(what, run.setting(key)) for what, key in SETTINGS.items()]
+    found.insert(list(SETTINGS).index("loss") + 1, ("data", run.data))
     found += [("grid", times(f"{axis} {n}" for axis, n in run.grid.items()))]
     if run.started is not None:
         found.append(("training started", f"{run.started:%Y-%m-%d %H:%M} UTC"))

@@ -16,7 +16,7 @@ from hyperslab.data import Source
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 from hyperslab.report.run_folder import Run
-from hyperslab.report.samples.volumes import open_volume, volume_files
+from hyperslab.report.samples.volumes import open_volume, synthetic_volumes, volume_files
 
 Slice = NDArray[Any]
 
@@ -81,7 +81,9 @@ def _planes(classes: Slice, at: Mapping[str, int]) -> dict[str, Slice]:
 
 
 def _find(run: Run, sample: str) -> Source:
-    """The file that the sample is or is a part of."""
+    """The file that the sample is or is a part of, or the source that makes it."""
+    if (source := synthetic_volumes(run)) is not None:
+        return source
     folder = Path(str(run.setting("data.path")))
     parts = run.setting("data.subvolume") is not None
     for file in volume_files(run):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.geometry import Box
 from hyperslab.report.run_folder import Run
-from hyperslab.report.samples.volumes import open_volume, volume_files
+from hyperslab.report.samples.volumes import first_volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def middle_planes(run: Run) -> Planes:
     Raises:
         DataError: the folder of universes is not there, holds none, or the file is broken.
     """
-    source = open_volume(run, min(volume_files(run)))
+    source = first_volume(run)
     _, *extents = source.shape
     planes = {}
     try:

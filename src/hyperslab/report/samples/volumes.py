@@ -1,16 +1,43 @@
-"""The volumes of a run's data set, each opened alone: the others stay closed."""
+"""The volumes of a run's data set, each file opened alone: the others stay closed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, stamps_of
 from hyperslab.formats.keyed.header import lbann_of, read_header
+from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.report.run_folder import Run
+
+
+def first_volume(run: Run) -> Source:
+    """A source whose first sample is the run's first volume.
+
+    Raises:
+        DataError: the folder of volumes is not there, holds none, or the file is broken.
+    """
+    return synthetic_volumes(run) or open_volume(run, min(volume_files(run)))
+
+
+def synthetic_volumes(run: Run) -> Source | None:
+    """The volumes of a run that has none in files.
+
+    Raises:
+        DataError: its recipe describes none.
+    """
+    described = run.setting("data.synthetic")
+    if described is None:
+        return None
+    try:
+        source = SyntheticSection.model_validate(described).source()
+    except ValidationError as error:
+        raise DataError(f"{run.path / 'recipe.yaml'}: data.synthetic: {error}") from None
+    return _parts(run, source)
 
 
 def volume_files(run: Run) -> list[Path]:
@@ -45,6 +72,10 @@ def open_volume(run: Run, file: Path) -> Source:
         Parameters.normalised(names),
         stamps,
     )
+    return _parts(run, Hdf5Folder(catalog))
+
+
+def _parts(run: Run, source: Source) -> Source:
+    """The samples: the volumes or what they are cut into."""
     width = run.setting("data.subvolume")
-    source = Hdf5Folder(catalog)
     return Subvolumes(source, int(width)) if width else source
