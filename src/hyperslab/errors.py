@@ -23,6 +23,10 @@ class RecipeError(HyperslabError, ValueError):
     """A recipe holds an unknown key or a bad value."""
 
 
+class MachineError(HyperslabError, ValueError):
+    """A machine file cannot be read or holds a bad value; names the file and the key."""
+
+
 class CommError(HyperslabError, RuntimeError):
     """Another rank died, timed out or disagrees."""
 

@@ -1,0 +1,36 @@
+"""What a machine can do, and how long an operator, a message, a sum or a read takes on it.
+
+machine = load_machine("laptop-2core")       # shipped, or the path of a YAML file
+setting = machine.setting(ranks=2)           # so many ranks at once share the node's memory
+setting.estimate(operator)                   # -> Estimate(seconds, how), of a LocalOperator
+setting.estimate_pass(operator, "backward-data")    # of a convolution's backward, alone
+machine.link(0, 5)                           # -> "device", "node" or "network"
+machine.message_seconds(nbytes, link)        # SR of Oyama et al. 2020
+machine.all_reduce_seconds(nbytes, ranks)    # AR
+machine.read_seconds(nbytes_of_each, ranks)
+machine.hidden.halos                         # the share of a halo's time that work hides
+setting.overhead.operator, .step             # [s] of Python and launch, beside the operators
+"""
+
+from hyperslab.machine.estimate import Estimate, How, measurable_passes, only_pass, roofline
+from hyperslab.machine.links import LINKS, LinkClass
+from hyperslab.machine.load import load_machine, save_machine, shipped_machines
+from hyperslab.machine.schema import Machine
+from hyperslab.machine.setting import Measured, Overhead, Setting
+
+__all__ = [
+    "LINKS",
+    "Estimate",
+    "How",
+    "LinkClass",
+    "Machine",
+    "Measured",
+    "Overhead",
+    "Setting",
+    "load_machine",
+    "measurable_passes",
+    "only_pass",
+    "roofline",
+    "save_machine",
+    "shipped_machines",
+]

@@ -1,0 +1,135 @@
+"""A machine: what its file says, and the times that follow."""
+
+from __future__ import annotations
+
+from datetime import date as Date
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from hyperslab.machine.links import (
+    LINKS,
+    Hidden,
+    Line,
+    LinkClass,
+    Reading,
+    Sums,
+    piece_for,
+    power_for,
+    ring_or_tree,
+)
+from hyperslab.machine.part import Part
+from hyperslab.machine.setting import Setting
+
+FORMAT = 1
+"""Of machine files; a later one may mean other things by the same keys."""
+
+
+class Reference(Part):
+    """Where a published number comes from."""
+
+    key: str  # of this file, such as links.network
+    text: str  # what the source says
+    where: str  # the publication
+
+
+class Machine(Part):
+    """A machine file. Times are in s, sizes in B, speeds in B/s and flop/s."""
+
+    format: int = FORMAT
+    name: str
+    date: Date  # of the measurement, or of the collection of published numbers
+    versions: dict[str, str]  # of what it was measured with: hyperslab, torch, python
+    processor: str
+    device: str = "cpu"  # as torch calls it
+    ranks_per_node: PositiveInt
+    ranks_per_socket: PositiveInt  # of a CPU socket, or of devices that are joined directly
+    memory: PositiveInt  # [B] of each rank
+    settings: Annotated[tuple[Setting, ...], Field(min_length=1)]
+    links: dict[LinkClass, tuple[Line, ...]] = Field(default_factory=dict)
+    sums: tuple[Sums, ...] = ()  # none: all-reduces follow from links
+    reading: Reading | None = None  # None: not known, reads take no time
+    hidden: Hidden = Hidden()
+    sources: tuple[Reference, ...] = ()
+
+    @field_validator("links")
+    @classmethod
+    def _with_pieces(cls, links: dict[LinkClass, tuple[Line, ...]]) -> object:
+        for name, pieces in links.items():
+            if not pieces or pieces[-1].up_to is not None:
+                raise ValueError(f"the last piece of {name} must be for any size: leave out up_to")
+        return links
+
+    @model_validator(mode="after")
+    def _one_setting_each(self) -> Machine:
+        counts = [setting.ranks for setting in self.settings]
+        if len(set(counts)) < len(counts):
+            raise ValueError(f"settings are for {counts} ranks: give each number once")
+        return self
+
+    @property
+    def measured(self) -> bool:
+        """Whether `hyperslab calibrate` wrote it; if not, its numbers are published ones."""
+        return not self.sources
+
+    def setting(self, ranks: int) -> Setting:
+        """That of a run on so many ranks: memory bandwidth is shared by those of a node."""
+        together = min(ranks, self.ranks_per_node)
+        settings = sorted(self.settings, key=lambda setting: setting.ranks)
+        return next((s for s in settings if s.ranks >= together), settings[-1])
+
+    def link(self, rank: int, peer: int) -> LinkClass:
+        """What joins two ranks, which fill sockets and nodes in order."""
+        if rank // self.ranks_per_node != peer // self.ranks_per_node:
+            return "network"
+        here, there = (r % self.ranks_per_node // self.ranks_per_socket for r in (rank, peer))
+        return "device" if here == there else "node"
+
+    @property
+    def missing_links(self) -> list[LinkClass]:
+        """Classes that the file has no numbers of; the nearest class stands in for them."""
+        return [name for name in LINKS if name not in self.links]
+
+    def message_seconds(self, nbytes: int, link: LinkClass) -> float:
+        """One message between two ranks [s]; SR of Oyama et al. 2020, section III-C."""
+        pieces = self._pieces(link)
+        return piece_for(nbytes, pieces).seconds(nbytes) if pieces else 0.0
+
+    def all_reduce_seconds(self, nbytes: int, ranks: int) -> float:
+        """A sum over the first ``ranks`` ranks, all of them waiting [s]; AR of the same.
+
+        Over several nodes: within each, then over the nodes on the network, where every rank of a
+        node has its share of the bytes.
+        """
+        together = min(ranks, self.ranks_per_node)
+        nodes = -(-ranks // self.ranks_per_node)
+        seconds = self._sum_in_node(nbytes, together)
+        pieces = self._pieces("network")
+        if nodes > 1 and pieces:
+            share = nbytes / together
+            seconds += ring_or_tree(share, nodes, piece_for(share, pieces))
+        return seconds
+
+    def read_seconds(self, nbytes: int, ranks: int) -> float:
+        """Every one of ``ranks`` ranks reads so many bytes from files at once [s].
+
+        Mathuriya et al. 2018, equation 1.
+        """
+        return self.reading.seconds(nbytes, ranks) if self.reading else 0.0
+
+    def _pieces(self, link: LinkClass) -> tuple[Line, ...]:
+        """Of the class, else of the next slower, else of the next faster one."""
+        at = LINKS.index(link)
+        order = [*LINKS[at:], *reversed(LINKS[:at])]
+        return next((self.links[name] for name in order if name in self.links), ())
+
+    def _sum_in_node(self, nbytes: int, ranks: int) -> float:
+        if ranks < 2:
+            return 0.0
+        if not self.sums:
+            pieces = self._pieces("device" if ranks <= self.ranks_per_socket else "node")
+            return ring_or_tree(nbytes, ranks, piece_for(nbytes, pieces)) if pieces else 0.0
+        nearest = min(self.sums, key=lambda sums: abs(sums.ranks - ranks))
+        seconds = power_for(nbytes, nearest.pieces).seconds(nbytes)
+        # What each rank moves of a sum is 2 (n - 1) / n of its bytes.
+        return seconds * ((ranks - 1) / ranks) / ((nearest.ranks - 1) / nearest.ranks)
