@@ -172,3 +172,12 @@ def test_nearest_prefers_the_same_last_part() -> None:
     assert nearest_key("optimizer.lr", ["optimizer.eps", "optimizer.learning_rate"]) == (
         "optimizer.learning_rate"
     )
+
+
+def test_a_grid_may_be_left_to_the_plan(tmp_path: Path) -> None:
+    path = write(tmp_path, {**SMALLEST, "grid": "auto"})
+    assert load_recipe(path).grid.auto
+    assert load_recipe(path, ["grid.depth=2"]).grid.size == 2
+    assert load_recipe(write(tmp_path, SMALLEST), ["grid=auto"]).grid.auto
+    assert "auto" not in load_recipe(write(tmp_path, SMALLEST)).model_dump()["grid"]
+    assert "grid=auto chooses the axes" in error(path, "grid={auto: true, depth: 2}")

@@ -155,12 +155,27 @@ class DataSection(Section):
 
 
 class GridSection(Section):
-    """The grid of ranks."""
+    """The grid of ranks: its axes, or ``grid: auto`` for the best one of so many ranks."""
 
-    data: PositiveInt = 1
-    depth: PositiveInt = 1
+    data: PositiveInt = 1  # replicas, over which a mini-batch is cut
+    depth: PositiveInt = 1  # ranks along the depth of every sample
     height: PositiveInt = 1
     width: PositiveInt = 1
+    auto: bool = Field(
+        default=False, exclude=True
+    )  # the plan chooses the axes; never in a run's recipe
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, values: object) -> object:
+        """``grid: auto`` for ``grid: {auto: true}``."""
+        return {"auto": True} if values == "auto" else values
+
+    @model_validator(mode="after")
+    def _auto_or_axes(self) -> GridSection:
+        if self.auto and self.size > 1:
+            raise ValueError("grid=auto chooses the axes itself: give no grid.depth or the like")
+        return self
 
     @property
     def size(self) -> int:
@@ -239,6 +254,7 @@ class Recipe(Section):
     loss: Literal[RegressionLoss, SegmentationLoss] = "mse"
     epochs: PositiveInt = 130
     precision: Literal["float32", "bf16"] = "float32"
+    memory: Literal["keep", "recompute"] = "keep"  # activations, until the backward pass
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: NonNegativeInt = 0  # of the weights and of dropout
     output: Path  # the run's folder

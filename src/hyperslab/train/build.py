@@ -19,6 +19,7 @@ from hyperslab.data.sampler import samples_of
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
 from hyperslab.parallel import parallelize
+from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.recipe.choices import choose
 from hyperslab.recipe.schema import CosmoFlowSection, Recipe, UNet3DSection
 from hyperslab.train.objective import Objective, Regression, Segmentation
@@ -106,6 +107,8 @@ def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
     if config.segments != bool(about.classes):
         raise RecipeError(_another_kind(recipe, about))
     model = choose(MODELS, config.name, "model.name")(config, about, recipe.data.where)
+    if recipe.memory == "recompute":
+        recompute_stages(model)
     return parallelize(model, grid, batch_norm=config.statistics)
 
 

@@ -54,6 +54,11 @@ def train(recipe: Recipe, *, resume: bool = False) -> None:
         CommError: another rank died or did not answer in time.
         HyperslabError: whatever else ended it; the checkpoints written so far stay.
     """
+    if recipe.grid.auto:
+        raise RecipeError(
+            "grid=auto is settled by `hyperslab train` before it starts\n"
+            "    give the axes: `hyperslab plan RECIPE --ranks N` says which are best"
+        )
     started = start_ranks(recipe.device, recipe.timeout)
     try:
         _train(recipe, resume)

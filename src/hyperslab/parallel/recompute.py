@@ -1,0 +1,96 @@
+"""Recomputation: activations are computed again in the backward pass and not kept until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLINGS = (nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool2d, nn.MaxPool3d)
+
+
+def recompute_stages(module: nn.Module) -> int:
+    """Let a network keep the inputs of its stages only; in place, returns how many it has.
+
+    A stage is an `nn.Sequential` that holds convolutions, or its part from one pooling to the
+    next. In the backward pass each stage runs forward again, through torch's own checkpointing, so
+    that the gradients are the same numbers; it draws the same random numbers, and running
+    statistics are updated once. Names in the state dict do not change. Call it before
+    `parallelize`.
+    """
+    count = 0
+    for part in module.modules():
+        if isinstance(part, nn.Sequential) and any(isinstance(m, _CONVOLUTIONS) for m in part):
+            run = _Stages(part)
+            part.forward = run  # type: ignore[method-assign]
+            count += len(run.stages)
+    return count
+
+
+class _Stages:
+    """The forward of an `nn.Sequential`, stage by stage."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        self.stages = tuple(_stages(layers))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class _Stage:
+    """Some layers, one after the other, of which autograd keeps the input alone."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.layers = layers
+        self.norms = [m for layer in layers for m in layer.modules() if isinstance(m, _BatchNorm)]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return self._run(x)
+        y: torch.Tensor = checkpoint(
+            self._run, x, use_reentrant=False, context_fn=self._first_and_again
+        )
+        return y
+
+    def _run(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def _first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _statistics_stay(self.norms)
+
+
+@contextmanager
+def _statistics_stay(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Keep running statistics as they are: the first run has updated them."""
+    momenta = [norm.momentum for norm in norms]
+    counts = [norm.num_batches_tracked for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked = norm.num_batches_tracked.clone()
+    try:
+        yield
+    finally:
+        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
+            norm.momentum = momentum
+            norm.num_batches_tracked = count
+
+
+def _stages(layers: nn.Sequential) -> Iterator[_Stage]:
+    stage: list[nn.Module] = []
+    for layer in layers:
+        stage.append(layer)
+        if isinstance(layer, _POOLINGS):
+            yield _Stage(stage)
+            stage = []
+    if stage:
+        yield _Stage(stage)

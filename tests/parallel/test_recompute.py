@@ -1,0 +1,119 @@
+"""Recomputed stages change nothing but memory (tiers: no process; 2 and 4 gloo ranks)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.parallel.recompute import recompute_stages
+from tests.ops.serial import distance
+from tests.ranks import run_ranks
+
+
+def networks(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(2, 4, 16, 16, 16, generator=generator)
+    if name == "unet":
+        y = torch.randint(3, (2, 16, 16, 16), generator=generator)
+        return hs.models.UNet3D(4, 3, channels=2, levels=2), x, y
+    y = torch.rand(2, 4, generator=generator)
+    return hs.models.CosmoFlow(16, batch_norm=name == "norm", dropout=0.3), x, y
+
+
+def loss(model: nn.Module, x: Any, y: Any) -> torch.Tensor:
+    prediction = model(x)
+    wrong = F.mse_loss if prediction.dim() == 2 else F.cross_entropy
+    return wrong(prediction, y)
+
+
+def step(model: nn.Module, x: Any, y: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(7)
+    loss(model, x, y).backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {**found, **{name: b.double() for name, b in model.named_buffers()}}
+
+
+@pytest.mark.parametrize("name", ["plain", "norm", "unet"])
+def test_gradients_and_running_statistics_are_the_same_numbers(name: str) -> None:
+    model, x, y = networks(name)
+    expected = step(model, x, y)
+    again, _, _ = networks(name)
+    keys = list(again.state_dict())
+    assert recompute_stages(again) > 1
+    assert list(again.state_dict()) == keys
+    found = step(again, x, y)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+    if name == "norm":
+        assert again.get_buffer("features.norm1.num_batches_tracked") == 1
+
+
+def saved_bytes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    kept: dict[int, int] = {}
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = loss(model, x, y)
+    del result
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(("name", "share"), [("norm", 0.3), ("unet", 0.6)])
+def test_little_is_kept_but_the_stages_inputs(name: str, share: float) -> None:
+    model, x, y = networks(name)
+    plain = saved_bytes(model, x, y)
+    recompute_stages(model)
+    assert saved_bytes(model, x, y) < share * plain
+
+
+def test_a_prediction_is_not_recomputed() -> None:
+    model, x, _ = networks("norm")
+    recompute_stages(model)
+    model.eval()
+    with torch.no_grad():
+        assert not model(x).requires_grad
+
+
+def cut_target(y: torch.Tensor, grid: hs.Grid) -> hs.Sharded:
+    """Numbers are cut along the batch, labels like the volume."""
+    if y.is_floating_point():
+        return hs.shard(y.double(), grid)
+    partition = grid.partition(y.shape, channels=False)
+    block = y[partition.box(grid.coords).slices()]
+    return hs.Sharded.from_local(block.contiguous(), partition, grid)
+
+
+def on_a_grid(axes: dict[str, int], name: str) -> float:
+    grid = hs.Grid(**axes)
+    found = []
+    for recomputed in (False, True):
+        model, x, y = networks(name)
+        if recomputed:
+            recompute_stages(model)
+        model = hs.parallelize(model.double(), grid)
+        cut = hs.shard(x.double(), grid)
+        found.append(step(model, cut, cut_target(y, grid)))
+    kept, again = found
+    assert kept.keys() == again.keys()
+    return max(distance(again[key], value) for key, value in kept.items())
+
+
+@pytest.mark.parametrize("name", ["norm", "unet"])
+@pytest.mark.parametrize("axes", [{"depth": 2}, {"data": 2, "height": 2}], ids=str)
+def test_on_a_grid(axes: dict[str, int], name: str) -> None:
+    ranks = math.prod(axes.values())
+    assert max(run_ranks(ranks, on_a_grid, axes, name)) <= 1e-12
