@@ -23,6 +23,7 @@ from hyperslab.cli.rank import (
 from hyperslab.errors import Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.train.profile.recorder import ProfilePolicy
 from hyperslab.train.run import prepare_folder, train
 
 
@@ -41,6 +42,12 @@ def train_command(
     output: Annotated[
         Path | None, typer.Option(help="The run's folder. Default: the recipe's.")
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Take down what some steps do; the report shows it.")
+    ] = False,
+    profile_steps: Annotated[
+        int, typer.Option(min=1, help="How many steps, after warm-up, with --profile.")
+    ] = ProfilePolicy().steps,
 ) -> None:
     """Train a network; also under torchrun and srun, where every rank runs this command."""
     config = load_recipe(recipe, overrides or [])
@@ -50,17 +57,19 @@ def train_command(
     check_ranks(config, ranks)
     with exit_when_stopped():
         if is_rank(config):
-            train_as_rank(config, resume=resume)
+            policy = ProfilePolicy(steps=profile_steps) if profile else None
+            train_as_rank(config, resume=resume, profile=policy)
             return
         with ExitStack() as stack:  # the ranks hold the folder afterwards
             prepare_folder(config, stack, resume=resume)
         arguments = ["train", str(recipe), *(overrides or [])]
         arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
+        arguments += ["--profile", f"--profile-steps={profile_steps}"] if profile else []
         launch_command(config, arguments, config.output / "logs", patience=config.timeout)
 
 
 @record
-def train_as_rank(recipe: Recipe, *, resume: bool) -> None:
+def train_as_rank(recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None) -> None:
     """Train as one rank; what goes wrong is also written down for the process that started it."""
     is_main = become_rank()
     log = logging.getLogger("hyperslab")
@@ -70,7 +79,7 @@ def train_as_rank(recipe: Recipe, *, resume: bool) -> None:
     log.setLevel(logging.INFO if is_main else logging.WARNING)
     with exit_when_stopped():
         try:
-            train(recipe, resume=resume)
+            train(recipe, resume=resume, profile=profile)
         except Stopped as stopped:
             if is_main:
                 log.info("%s", stopped)

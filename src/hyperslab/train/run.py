@@ -29,6 +29,8 @@ from hyperslab.train.build import (
 )
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizers import build_optimizer, build_schedule
+from hyperslab.train.profile.recorder import ProfilePolicy
+from hyperslab.train.profile.trainer import ProfiledTrainer
 from hyperslab.train.progress import Progress
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.run_lock import hold
@@ -41,11 +43,11 @@ RECIPE = "recipe.yaml"
 LOST = re.compile(r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE)
 
 
-def train(recipe: Recipe, *, resume: bool = False) -> None:
+def train(recipe: Recipe, *, resume: bool = False, profile: ProfilePolicy | None = None) -> None:
     """Train as the recipe says, into its ``output``; every rank calls it.
 
     With ``resume``, from the newest intact checkpoint there, which any grid may have written; from
-    the start if there is none.
+    the start if there is none. With ``profile`` some steps are taken down on the way.
 
     Raises:
         RecipeError: the recipe does not go with the data, or the folder holds another run, or one
@@ -61,7 +63,7 @@ def train(recipe: Recipe, *, resume: bool = False) -> None:
         )
     started = start_ranks(recipe.device, recipe.timeout)
     try:
-        _train(recipe, resume)
+        _train(recipe, resume, profile)
     except Stopped:
         if started:
             dist.destroy_process_group()
@@ -70,12 +72,15 @@ def train(recipe: Recipe, *, resume: bool = False) -> None:
         dist.destroy_process_group()
 
 
-def _train(recipe: Recipe, resume: bool) -> None:
+def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None) -> None:
     with ExitStack() as stack:
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
         prepare_folder(recipe, stack, resume=resume)
-        build(recipe, grid, stack, resume=resume).fit()
+        trainer = build(recipe, grid, stack, resume=resume)
+        if profile is not None:
+            trainer = ProfiledTrainer(trainer, profile)
+        trainer.fit()
 
 
 def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trainer:

@@ -94,9 +94,13 @@ class Trainer:
             done = self.train_step(batch, batches)
             self.at.batch = self.data.at
             self.at.step += 1
-            self.progress.record(done, rate, self.clock)
+            self.record(done, rate)
         self.at.batch = self.data.steps
         self.progress.end_steps()
+
+    def record(self, done: StepResult, rate: float) -> None:
+        """The step is done: vote, write, stop; as `Progress.record`."""
+        self.progress.record(done, rate, self.clock)
 
     def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> StepResult:
         """One step of the optimizer over ``batch`` and those that are accumulated with it.

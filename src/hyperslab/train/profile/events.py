@@ -1,0 +1,78 @@
+"""What torch's profiler took down, in the form in which it is looked into.
+
+Legend: a *mark* is a range that `hyperslab.train.profile.ranges` opened; its name begins with
+`MARK`. A *node* is a step of autograd's backward pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+
+MARK = "hyperslab."
+STEP = f"{MARK}step:"
+LAYER = f"{MARK}layer:"
+NODE = "autograd::engine::evaluate_function: "
+OPTIMIZER = "Optimizer.step#"
+OPERATOR = re.compile(r"(?!autograd::|c10d::|torch::|gloo:|nccl:)\w+::")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """One range of the profile; times [s] are on one clock.
+
+    ``sequence`` is autograd's number, which a node shares with the operator that it belongs to, or
+    -1; ``on_device`` says whether an accelerator ran it; ``device_seconds`` [s] is what the
+    kernels took that it started.
+    """
+
+    name: str
+    begin: float
+    end: float
+    parent: Event | None = None
+    sequence: int = -1
+    on_device: bool = False
+    device_seconds: float = 0.0
+
+    @property
+    def ancestors(self) -> Iterator[Event]:
+        """From the innermost outwards, this one first."""
+        event: Event | None = self
+        while event is not None:
+            yield event
+            event = event.parent
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether torch's dispatcher ran it."""
+        return OPERATOR.match(self.name) is not None
+
+    def within(self, prefix: str) -> Event | None:
+        """The innermost of its ancestors whose name begins so."""
+        return next((e for e in self.ancestors if e.name.startswith(prefix)), None)
+
+
+def events_of(profiler: torch.profiler.profile) -> list[Event]:
+    """Everything that was recorded, parents before children."""
+    known: dict[int, Event] = {}
+    found = [_event(e, known) for e in profiler.events() or ()]
+    return sorted(found, key=lambda event: (event.begin, -event.end))
+
+
+def _event(raw: FunctionEvent, known: dict[int, Event]) -> Event:
+    if id(raw) not in known:
+        parent = raw.cpu_parent
+        known[id(raw)] = Event(
+            name=raw.name,
+            begin=raw.time_range.start / 1e6,
+            end=raw.time_range.end / 1e6,
+            parent=None if parent is None else _event(parent, known),
+            sequence=raw.sequence_nr,
+            on_device=raw.device_type != torch.profiler.DeviceType.CPU,
+            device_seconds=raw.device_time_total / 1e6,
+        )
+    return known[id(raw)]

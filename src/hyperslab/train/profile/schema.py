@@ -1,0 +1,156 @@
+"""The file of a profile: ``RUN/profile/rank-R.json``, one a rank; ``predicted.json`` is alike.
+
+Legend: a *row* is one line of a timeline; a *span* is a piece of it, from begin to end [s] after
+the step's begin. Rows that a rank works or waits in never overlap; `UNDER_WAY` is beside them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hyperslab.atomic_files import write_json
+from hyperslab.errors import DataError
+
+Row = Literal[
+    "convolutions", "operators", "halos", "statistics", "gradients", "data", "vote", "framework"
+]
+"""What a rank does: operators of two kinds, what it waits for, and the rest.
+
+``convolutions`` and ``operators`` (all others) are compute; ``halos``, ``statistics`` (every sum
+over ranks within a pass) and ``gradients`` are time in which communication holds the rank up;
+``data`` is waiting for a mini-batch, ``vote`` for the ranks' agreement about the step before;
+``framework`` is the rest of the two passes and the optimizer: Python, torch between its operators.
+"""
+
+ROWS: tuple[Row, ...] = (
+    "convolutions", "operators", "halos", "statistics", "gradients", "data", "vote", "framework",
+)  # fmt: skip
+
+UNDER_WAY = "under way"
+"""Added to a row's name: messages that travel while the rank works on."""
+
+Stage = Literal["forward", "backward", "optimizer"]
+
+Span = tuple[float, float, int]
+"""Begin and end [s] after the step's begin; the index of its words in ``Profile.labels``."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LayerTime(_Strict):
+    """What a step spends in one layer and stage [s], the mean over the profiled steps.
+
+    ``layer`` is the submodule's name, "" what belongs to none; ``communication`` is what the rank
+    waited there. Torch computes both gradients of a convolution in one operator, so ``backward``
+    is BD and BF of Oyama et al. 2020, section III-C, together.
+    """
+
+    layer: str
+    stage: Stage
+    compute: float
+    communication: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Both [s]."""
+        return self.compute + self.communication
+
+
+class StepTimes(_Strict):
+    """One step: its number, its time [s], the time in each row [s], and their spans."""
+
+    step: int
+    seconds: float
+    rows: dict[Row, float]
+    spans: dict[str, list[Span]]
+
+    @property
+    def covered(self) -> float:
+        """The share of the step that the rows explain."""
+        return sum(self.rows.values()) / self.seconds if self.seconds else 0.0
+
+
+class Profile(_Strict):
+    """What one rank did in some steps; a prediction has layers alone.
+
+    ``usual_seconds`` is the median of the steps before, without the profiler; ``peak`` [flop/s] is
+    what this rank's device reaches in a matrix product; ``ended`` says why there are fewer steps
+    than ``wanted``.
+    """
+
+    version: Literal[1] = 1
+    kind: Literal["measured", "predicted"] = "measured"
+    rank: int = 0
+    ranks: int = 1
+    grid: dict[str, int] = {}
+    device: str = ""
+    precision: str = ""
+    torch: str = ""
+    wanted: int = 0
+    usual_seconds: float | None = None
+    peak: float | None = None
+    ended: str | None = None
+    steps: list[StepTimes] = []
+    layers: list[LayerTime] = []
+    labels: list[str] = Field(default=[], repr=False)
+
+    @property
+    def median(self) -> StepTimes | None:
+        """The step of median length, which is the one to show; None where there is none."""
+        ordered = sorted(self.steps, key=lambda step: step.seconds)
+        return ordered[len(ordered) // 2] if ordered else None
+
+
+def profile_folder(run: Path) -> Path:
+    """Where a run's profiles are."""
+    return run / "profile"
+
+
+def profile_path(run: Path, rank: int) -> Path:
+    """The file of one rank."""
+    return profile_folder(run) / f"rank-{rank}.json"
+
+
+def predicted_path(run: Path) -> Path:
+    """The file of what was predicted."""
+    return profile_folder(run) / "predicted.json"
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write it, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, profile.model_dump())
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile or a prediction.
+
+    Raises:
+        DataError: it cannot be read or is not one; names the file and the place.
+    """
+    try:
+        return Profile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{path} is no profile: {where}: {first['msg']}\n"
+            "    remove it, and profile again with hyperslab train --profile"
+        ) from error
+
+
+def read_profiles(run: Path) -> list[Profile]:
+    """Those of all ranks of a run, by rank; none where nothing was profiled.
+
+    Raises:
+        DataError: one of them is broken.
+    """
+    found = [read_profile(path) for path in profile_folder(run).glob("rank-*.json")]
+    return sorted(found, key=lambda profile: profile.rank)

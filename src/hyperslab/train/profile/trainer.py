@@ -1,0 +1,55 @@
+"""A trainer that profiles some of its steps."""
+
+from __future__ import annotations
+
+from hyperslab.train.profile.recorder import ProfilePolicy, Recorder, about_rank
+from hyperslab.train.profile.schema import profile_folder
+from hyperslab.train.step import StepResult
+from hyperslab.train.trainer import Trainer
+
+
+class ProfiledTrainer(Trainer):
+    """What `Trainer` does, with a `Recorder` at the borders of its steps."""
+
+    def __init__(self, trainer: Trainer, policy: ProfilePolicy) -> None:
+        """Takes the place of ``trainer``, which has not begun; every rank makes one.
+
+        Profiles of an earlier start of the run are removed.
+        """
+        super().__init__(
+            trainer.recipe,
+            trainer.grid,
+            trainer.objective,
+            data=trainer.data,
+            validation=trainer.validation,
+            progress=trainer.progress,
+        )
+        run = self.recipe.output
+        if self.grid.is_main:
+            for old in profile_folder(run).glob("rank-*.json"):
+                old.unlink()
+        self.grid.barrier()  # or it might remove what another rank has just written
+        about = about_rank(self.grid, self.recipe.precision, None)
+        self.recorder = Recorder(policy, about, run, self.model)
+
+    def fit(self) -> None:
+        """As `Trainer.fit`; however it ends, a profile is written."""
+        with self.recorder:
+            super().fit()
+
+    def train_epoch(self) -> None:
+        """As `Trainer.train_epoch`."""
+        self.recorder.begin_step()
+        self.clock.restart()
+        super().train_epoch()
+        # What has begun is no step: there is no mini-batch left.
+        self.recorder.end_step(self.at.step + 1, keep=False)
+
+    def record(self, done: StepResult, rate: float) -> None:
+        """As `Trainer.record`; a step that wrote a checkpoint is not kept."""
+        super().record(done, rate)
+        every = self.recipe.checkpoint.every_steps
+        self.recorder.end_step(self.at.step, keep=every is None or self.at.step % every != 0)
+        if not self.recorder.done:
+            self.recorder.begin_step()
+            self.clock.restart()  # to start the profiler is no part of a step
