@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import signal
 from pathlib import Path
@@ -17,6 +18,9 @@ from hyperslab.train.reporter import Reporter
 from hyperslab.train.step import PendingStep, StepClock, StepResult
 from hyperslab.train.step_vote import Verdict, Vote
 from hyperslab.train.stop_request import StopRequest
+
+LOST_AFTER = datetime.timedelta(seconds=2)
+"""Without an answer [s]: in a run that failed a vote may never arrive."""
 
 
 class Progress:
@@ -71,6 +75,11 @@ class Progress:
     def end_steps(self) -> None:
         """Read the vote on the last step of an epoch; raises as `record` does."""
         self._leave_if(self._settle())
+
+    def await_vote(self) -> None:
+        """Wait until the vote that is under way has arrived, or was lost; nothing is read."""
+        if self.pending is not None:
+            self.pending.vote.wait(LOST_AFTER)
 
     def check_stop(self, loss: torch.Tensor, prediction: torch.Tensor) -> None:
         """Vote on one mini-batch of a validation, and wait: only a signal counts.

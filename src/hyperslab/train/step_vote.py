@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +56,12 @@ class Vote:
         self.arrived = torch.cuda.Event()
         self.arrived.record()
         self.work = None
+
+    def wait(self, limit: datetime.timedelta) -> None:
+        """Until it has arrived, for as long at most; what went wrong is for `result` to say."""
+        if self.work is not None:
+            with suppress(RuntimeError):
+                self.work.wait(limit)
 
     def result(self) -> Verdict:
         """Wait for the agreement."""

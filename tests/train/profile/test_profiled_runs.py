@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hyperslab.comm.exchange import Pending
+from hyperslab.comm.communicator import Pending
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.profile.recorder import ProfilePolicy, Recorder

@@ -22,7 +22,7 @@ OPERATOR = re.compile(r"(?!autograd::|c10d::|torch::|gloo:|nccl:)\w+::")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Event:
+class Recorded:
     """One range of the profile; times [s] are on one clock.
 
     ``sequence`` is autograd's number, which a node shares with the operator that it belongs to, or
@@ -33,15 +33,15 @@ class Event:
     name: str
     begin: float
     end: float
-    parent: Event | None = None
+    parent: Recorded | None = None
     sequence: int = -1
     on_device: bool = False
     device_seconds: float = 0.0
 
     @property
-    def ancestors(self) -> Iterator[Event]:
+    def ancestors(self) -> Iterator[Recorded]:
         """From the innermost outwards, this one first."""
-        event: Event | None = self
+        event: Recorded | None = self
         while event is not None:
             yield event
             event = event.parent
@@ -51,22 +51,22 @@ class Event:
         """Whether torch's dispatcher ran it."""
         return OPERATOR.match(self.name) is not None
 
-    def within(self, prefix: str) -> Event | None:
+    def within(self, prefix: str) -> Recorded | None:
         """The innermost of its ancestors whose name begins so."""
         return next((e for e in self.ancestors if e.name.startswith(prefix)), None)
 
 
-def events_of(profiler: torch.profiler.profile) -> list[Event]:
+def events_of(profiler: torch.profiler.profile) -> list[Recorded]:
     """Everything that was recorded, parents before children."""
-    known: dict[int, Event] = {}
+    known: dict[int, Recorded] = {}
     found = [_event(e, known) for e in profiler.events() or ()]
     return sorted(found, key=lambda event: (event.begin, -event.end))
 
 
-def _event(raw: FunctionEvent, known: dict[int, Event]) -> Event:
+def _event(raw: FunctionEvent, known: dict[int, Recorded]) -> Recorded:
     if id(raw) not in known:
         parent = raw.cpu_parent
-        known[id(raw)] = Event(
+        known[id(raw)] = Recorded(
             name=raw.name,
             begin=raw.time_range.start / 1e6,
             end=raw.time_range.end / 1e6,

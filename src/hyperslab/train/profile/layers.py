@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from hyperslab.train.profile.events import LAYER, NODE, OPTIMIZER, Event
+from hyperslab.trace.records import Stage
+from hyperslab.train.profile.events import LAYER, NODE, OPTIMIZER, Recorded
 from hyperslab.train.profile.rows import COMMUNICATION, COMPUTE, row_of
-from hyperslab.train.profile.schema import LayerTime, Stage
+from hyperslab.train.profile.schema import LayerTime
 
 Place = tuple[str, Stage]
 """A layer's name, and the stage of the step."""
 
 
-def layer_times(events: Sequence[Event], steps: int) -> list[LayerTime]:
+def layer_times(events: Sequence[Recorded], steps: int) -> list[LayerTime]:
     """The mean time [s] of each layer and stage in a step, in the order in which they begin.
 
     A forward operator belongs to the innermost submodule that runs; a node of the backward pass to
@@ -43,12 +44,12 @@ def layer_times(events: Sequence[Event], steps: int) -> list[LayerTime]:
     ]
 
 
-def _waits(event: Event) -> bool:
+def _waits(event: Recorded) -> bool:
     """Whether an operator is part of a wait."""
     return any(row_of(e) not in (None, *COMPUTE, "framework") for e in event.ancestors)
 
 
-def _layers_by_number(events: Iterable[Event]) -> dict[int, str]:
+def _layers_by_number(events: Iterable[Recorded]) -> dict[int, str]:
     """Whose forward pass took which of autograd's numbers; the first that has one made its node."""
     found: dict[int, str] = {}
     for event in events:
@@ -59,7 +60,7 @@ def _layers_by_number(events: Iterable[Event]) -> dict[int, str]:
     return found
 
 
-def place_of(event: Event, layers: dict[int, str]) -> Place:
+def place_of(event: Recorded, layers: dict[int, str]) -> Place:
     """Where an event belongs; recomputed layers count to the backward pass."""
     node = event.within(NODE)
     layer = event.within(LAYER)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 from torch.profiler import record_function
 
-from hyperslab.comm.exchange import Pending
+from hyperslab.comm.communicator import GroupCommunicator, Pending
 from hyperslab.comm.shared_memory.channels import Shared
 from hyperslab.data.prefetch import Prefetcher
 from hyperslab.train.profile.events import LAYER, MARK
@@ -35,22 +35,23 @@ def marks(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _of_sum(
-    _shared: Shared, _x: object, _ranks: object, what: str, *_: object, **__: object
-) -> str:
-    purpose = "gradients" if what == "the average of the gradients" else "statistics"
-    return f"{MARK}{purpose}:{what}"
+def _of_gradients(
+    _own: Shared, _x: object, _ranks: object, what: str, *_: object, **__: object
+) -> str | None:
+    # Other sums through shared memory are a communicator's, which has its mark.
+    return f"{MARK}gradients:{what}" if what == "the average of the gradients" else None
 
 
 MARKED: tuple[tuple[type, str, Method], ...] = (
-    (Pending, "__init__", lambda own, _s, _r, what, *_: f"{MARK}halos:{id(own)}:{what}"),
-    (Pending, "wait", lambda own, *_: f"{MARK}halos:{id(own)}:{own._what}"),
-    (Shared, "all_reduce", _of_sum),
+    (Pending, "__init__", lambda own, _g, _s, _r, what: f"{MARK}halos:{id(own)}:{what}"),
+    (Pending, "wait", lambda own: f"{MARK}halos:{id(own)}:{own._what}"),
+    (GroupCommunicator, "sum_in_place", lambda _own, _x, what: f"{MARK}statistics:{what}"),
+    (Shared, "all_reduce", _of_gradients),
     (Prefetcher, "take", lambda *_: f"{MARK}data:a mini-batch"),
     (Trainer, "train_step", lambda *_: f"{MARK}framework:between operators"),
     (Vote, "result", lambda *_: f"{MARK}vote:the agreement about a step"),
 )
-"""Class, method, and what names the mark by the method's arguments."""
+"""Class, method, and what names the mark by the method's arguments; None is no mark."""
 
 
 @contextmanager
@@ -59,7 +60,8 @@ def _replaced(owner: type, name: str, label: Method) -> Iterator[None]:
 
     @functools.wraps(original)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        with record_function(label(*args, **kwargs)):
+        words = label(*args, **kwargs)
+        with nullcontext() if words is None else record_function(words):
             return original(*args, **kwargs)
 
     setattr(owner, name, marked)

@@ -6,6 +6,7 @@ import logging
 import os
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from hyperslab.comm import Grid
 from hyperslab.errors import reason
-from hyperslab.train.profile.events import STEP, Event, events_of
+from hyperslab.train.profile.events import STEP, Recorded, events_of
 from hyperslab.train.profile.layers import layer_times
 from hyperslab.train.profile.ranges import marks
 from hyperslab.train.profile.rows import step_times
@@ -46,12 +47,25 @@ class Recorder:
     it has its steps, and then nothing is left of it in the run; one that ends before says why.
     """
 
-    def __init__(self, policy: ProfilePolicy, about: Profile, run: Path, model: nn.Module) -> None:
-        """``about`` says which rank of which run this is."""
+    def __init__(
+        self,
+        policy: ProfilePolicy,
+        about: Profile,
+        run: Path,
+        *,
+        model: nn.Module,
+        settle: Callable[[], None],
+    ) -> None:
+        """``about`` says which rank of which run this is.
+
+        ``settle`` waits for messages that are under way between steps: their ends are taken down
+        by threads of torch, which must not find that the profiler has gone.
+        """
         self.policy = policy
         self.about = about
         self.path = profile_path(run, about.rank)
         self.model = model
+        self.settle = settle
         self.passed: list[float] = []  # times [s] of steps before, without the profiler
         self.complete: dict[str, int] = {}  # the numbers of steps by the names of their ranges
         self.done = False
@@ -134,13 +148,14 @@ class Recorder:
         if profile.rank == 0:
             log.info("%s", words(profile, self.path))
 
-    def _stop(self) -> list[Event]:
+    def _stop(self) -> list[Recorded]:
         """End the recording; what was recorded."""
         profiler = self._profiler
         if profiler is None:
             return []
         self._close_step()
         self._marks.close()
+        self.settle()
         profiler.stop()
         self._profiler = None
         return events_of(profiler)
@@ -154,7 +169,7 @@ class Recorder:
 
 
 def _measured(
-    events: list[Event], wanted: dict[str, int]
+    events: list[Recorded], wanted: dict[str, int]
 ) -> dict[str, list[StepTimes] | list[LayerTime] | list[str]]:
     """The parts of a profile that come from events of the ``wanted`` steps."""
     labels: list[str] = []

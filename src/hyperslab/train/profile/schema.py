@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperslab.atomic_files import write_json
 from hyperslab.errors import DataError
+from hyperslab.trace.records import Stage
 
-Row = Literal[
+TimelineRow = Literal[
     "convolutions", "operators", "halos", "statistics", "gradients", "data", "vote", "framework"
 ]
 """What a rank does: operators of two kinds, what it waits for, and the rest.
@@ -25,16 +26,14 @@ over ranks within a pass) and ``gradients`` are time in which communication hold
 ``framework`` is the rest of the two passes and the optimizer: Python, torch between its operators.
 """
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[TimelineRow, ...] = (
     "convolutions", "operators", "halos", "statistics", "gradients", "data", "vote", "framework",
 )  # fmt: skip
 
 UNDER_WAY = "under way"
 """Added to a row's name: messages that travel while the rank works on."""
 
-Stage = Literal["forward", "backward", "optimizer"]
-
-Span = tuple[float, float, int]
+TimelineSpan = tuple[float, float, int]
 """Begin and end [s] after the step's begin; the index of its words in ``Profile.labels``."""
 
 
@@ -66,8 +65,8 @@ class StepTimes(_Strict):
 
     step: int
     seconds: float
-    rows: dict[Row, float]
-    spans: dict[str, list[Span]]
+    rows: dict[TimelineRow, float]
+    spans: dict[str, list[TimelineSpan]]
 
     @property
     def covered(self) -> float:

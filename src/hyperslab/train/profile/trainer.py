@@ -30,7 +30,9 @@ class ProfiledTrainer(Trainer):
                 old.unlink()
         self.grid.barrier()  # or it might remove what another rank has just written
         about = about_rank(self.grid, self.recipe.precision, None)
-        self.recorder = Recorder(policy, about, run, self.model)
+        self.recorder = Recorder(
+            policy, about, run, model=self.model, settle=self.progress.await_vote
+        )
 
     def fit(self) -> None:
         """As `Trainer.fit`; however it ends, a profile is written."""
