@@ -173,6 +173,11 @@ class Grid:
         ]
         return GroupCommunicator(dist.new_subgroups_by_enumeration(members)[0])
 
+    def warn(self, message: str) -> None:
+        """Log a message on the main rank."""
+        if self.is_main:
+            log.warning(message)
+
     def same_on_all(self, number: int) -> bool:
         """Whether all ranks have the same number, such as the checksum of something larger."""
         return same_on_all(number)
@@ -186,5 +191,4 @@ class Grid:
 @per_grid
 def log_once(grid: Grid, message: str) -> None:
     """Log a message once per grid, on the main rank."""
-    if grid.is_main:
-        log.warning(message)
+    grid.warn(message)

@@ -67,17 +67,32 @@ def parallelize(
             names no part of it. Later, from forward or backward: the module is used in a way that
             would leave a gradient partial.
     """
-    if batch_norm not in STATISTICS:
-        raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
+    prepare(module, grid, until=until, batch_norm=batch_norm)
+    _average_gradients(module, grid, find_unused_parameters)
+    return module
+
+
+def prepare(
+    module: nn.Module,
+    grid: Grid,
+    *,
+    until: Submodule | Sequence[Submodule] = (),
+    batch_norm: str = "grid",
+) -> None:
+    """What `parallelize` does for the forward pass: device, gathers, the policy of statistics.
+
+    Raises:
+        LayoutError: ``batch_norm`` is unknown, or ``until`` names no part of the module.
+    """
+    if batch_norm not in STATISTICS:
+        raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
     gather_before(module, until, grid)
     module.to(grid.device)
     if batch_norm != "grid":
         policy = Policy(batch_norm=batch_norm)
         module.register_forward_pre_hook(_policy_hook(policy), with_kwargs=True)
-    _average_gradients(module, grid, find_unused_parameters)
-    return module
 
 
 def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -14,6 +16,24 @@ AverageVersion = Literal["torch", "tiles"]
 MomentsVersion = Literal["torch", "cached"]
 
 
+_as_if: ContextVar[str | None] = ContextVar("as_if", default=None)
+
+
+@contextmanager
+def as_if_on(kind: str) -> Iterator[None]:
+    """Choose as on this kind of device, wherever the tensors are: to trace what it would run."""
+    token = _as_if.set(kind)
+    try:
+        yield
+    finally:
+        _as_if.reset(token)
+
+
+def device_kind(x: torch.Tensor) -> str:
+    """The kind of device for which versions are chosen: ``x``'s, but for `as_if_on`."""
+    return _as_if.get() or x.device.type
+
+
 def convolution_version(x: torch.Tensor, weight: torch.Tensor) -> ConvolutionVersion:
     """``"onednn"`` names the library instead of leaving the choice to torch.
 
@@ -21,7 +41,7 @@ def convolution_version(x: torch.Tensor, weight: torch.Tensor) -> ConvolutionVer
     on the blocks and slabs of a cut volume.
     """
     small = (
-        x.device.type == "cpu"
+        device_kind(x) == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.dim() in (4, 5)
         and x.numel() > 0
@@ -40,7 +60,7 @@ def differentiable_version(x: torch.Tensor, weight: torch.Tensor) -> Convolution
     memory unless the padding is part of ``x``: garbage or NaN, also in a plain torch convolution.
     """
     larger = any(k > e for k, e in zip(weight.shape[2:], x.shape[2:], strict=True))
-    broken = larger and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    broken = larger and device_kind(x) == "cpu" and x.dtype == torch.bfloat16
     return "padded" if broken else "torch"
 
 
@@ -60,8 +80,8 @@ def average_version(
 
     On the CPU torch's own takes three times as long (2.13).
     """
-    kind = x.device.type
-    autocast = torch.is_autocast_enabled(kind)
+    kind = device_kind(x)
+    autocast = torch.is_autocast_enabled(x.device.type)
     widened = x.dtype == torch.bfloat16 and x.dim() == 5 and autocast  # avg_pool3d only
     tiled = (
         kind == "cpu"
@@ -75,4 +95,4 @@ def average_version(
 
 def moments_version(x: torch.Tensor) -> MomentsVersion:
     """``"cached"`` on the CPU, where `torch.var_mean` takes eight times as long."""
-    return "cached" if x.device.type == "cpu" else "torch"
+    return "cached" if device_kind(x) == "cpu" else "torch"

@@ -1,0 +1,285 @@
+"""A dispatch mode that writes down every operator instead of running it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from hyperslab.errors import UnsupportedOp
+from hyperslab.trace.flops import flops_of
+from hyperslab.trace.layers import Layers
+from hyperslab.trace.nothing import Nothing
+from hyperslab.trace.records import Call, LocalOperator, Stage, TensorSpec, Trace
+
+_aten = torch.ops.aten
+
+WITH_VALUES = 4096
+"""Elements up to which operators on tensors that have values run: constants, counters, seeds."""
+
+AFFORDABLE = 1 << 28
+"""[B] of operands up to which an operator without a meta form runs on zeros, for its shapes."""
+
+WITHOUT_WORK = {
+    _aten.empty,
+    _aten.empty_like,
+    _aten.empty_strided,
+    _aten.new_empty,
+    _aten.new_empty_strided,
+}
+"""Operators that only ask for memory."""
+
+READ_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+NO_META_FORM = ("'Meta' backend", "expects CPU tensor", "no fake impl", "Meta tensors")
+"""What torch says of an operator that it cannot run on its meta device."""
+
+
+def _as_convolution(x, weight, bias, padding, stride, dilation, groups):  # type: ignore[no-untyped-def]
+    zero = [0] * len(padding)
+    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, zero, groups)
+
+
+META_FORMS: dict[Any, Callable[..., Any]] = {
+    _aten.mkldnn_convolution: _as_convolution,
+    _aten.to_mkldnn: lambda x, *_: torch.empty_like(x),
+}
+"""Of operators that torch has on the CPU only."""
+
+
+@dataclass(slots=True)
+class CallCosts:
+    """What is worked out once for equal calls: the form of the result, and the costs."""
+
+    result: Any
+    read: int
+    written: int
+    traced: bool
+    flops: dict[Stage, Any]
+
+
+class Recorder(TorchDispatchMode):
+    """Within it torch's operators return tensors without memory, and are recorded.
+
+    Views are made; operators on small tensors with values (the counter of Adam's steps, say) run.
+    While ``trace`` is None nothing is recorded: a network is built so.
+    """
+
+    def __init__(self, nothing: Nothing, layers: Layers) -> None:
+        super().__init__()
+        self.nothing = nothing
+        self.layers = layers
+        self.trace: Trace | None = None
+        self.optimizing = False
+        self._known: dict[Call, CallCosts] = {}
+        self._overwritten: list[torch.UntypedStorage] = []  # with values, which are wrong now
+
+    @property
+    def stage(self) -> Stage:
+        """What the step is doing."""
+        if self.optimizing:
+            return "optimizer"
+        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def, override]
+        self, operator, types, args=(), kwargs=None
+    ):
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if operator.is_view or torch.Tag.inplace_view in operator.tags:
+                return operator(*args, **kwargs)
+            if operator.overloadpacket in (_aten._unsafe_view, _aten.set_):
+                return operator(*args, **kwargs)
+            tensors = _tensors((args, kwargs))
+            if tensors and all(map(self._has_values, tensors)):
+                return self._run(operator, args, kwargs, tensors)
+            if any(tag in operator.tags for tag in READ_VALUES):
+                raise UnsupportedOp(_reads_values(operator, tensors, self.layers.current))
+            if operator._schema.is_mutable:
+                return self._write(operator, args, kwargs, tensors)
+            return self._compute(operator, args, kwargs, tensors)
+
+    def _has_values(self, tensor: torch.Tensor) -> bool:
+        if self.nothing.has(tensor):
+            return False
+        address = tensor.untyped_storage()._cdata
+        return all(storage._cdata != address for storage in self._overwritten)
+
+    def _compute(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+        """An operator that returns new tensors."""
+        call = _call(operator, args, kwargs)
+        known = self._known.get(call)
+        if known is None:
+            known = self._known[call] = _look_up(operator, args, kwargs, tensors)
+        forms = [v for v in tree_leaves(known.result) if isinstance(v, TensorSpec)]
+        if not tensors and sum(math.prod(form.shape) for form in forms) <= WITH_VALUES:
+            return self._run(operator, args, kwargs, tensors)
+        self._note(operator, call, known)
+        return tree_map_only(TensorSpec, self._new, known.result)
+
+    def _run(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+        """An operator on small tensors with values."""
+        result = operator(*args, **kwargs)
+        if self.trace is not None:
+            forms = tree_map_only(torch.Tensor, _form, result)
+            read = _bytes(tensors)
+            known = CallCosts(forms, read, _bytes(_tensors(result)), True, {})
+            self._note(operator, _call(operator, args, kwargs), known)
+        return result
+
+    def _write(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+        """An operator that writes into its operands; what it would write is nowhere."""
+        call = _call(operator, args, kwargs)
+        written = _written(operator, args, kwargs)
+        for tensor in _tensors([value for _, value in written]):
+            if not self.nothing.has(tensor):
+                self._overwritten.append(tensor.untyped_storage())
+        known = self._known.get(call)
+        results = [_target(result.alias_info, written) for result in operator._schema.returns]
+        if known is None:
+            new = None
+            if any(result is None for result in results):
+                new = _look_up(operator, args, kwargs, tensors).result
+            nbytes = _bytes(_tensors([value for _, value in written]))
+            known = self._known[call] = CallCosts(new, _bytes(tensors), nbytes, True, {})
+        self._note(operator, call, known)
+        if None in results:
+            made = known.result if len(results) > 1 else [known.result]
+            pairs = zip(results, made, strict=True)
+            results = [
+                tree_map_only(TensorSpec, self._new, form) if found is None else found
+                for found, form in pairs
+            ]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _new(self, form: TensorSpec) -> torch.Tensor:
+        return self.nothing.empty(form.shape, form.strides, form.dtype)
+
+    def _note(self, operator: OpOverload, call: Call, known: CallCosts) -> None:
+        trace = self.trace
+        if trace is None or operator.overloadpacket in WITHOUT_WORK:
+            return
+        stage = self.stage
+        if stage not in known.flops:
+            known.flops[stage] = flops_of(operator, call, known.result, stage)
+        if not known.traced:
+            trace.not_traced[call.name] = trace.not_traced.get(call.name, 0) + 1
+        trace.events.append(
+            LocalOperator(
+                call=call,
+                layer=self.layers.current,
+                stage=stage,
+                flops=known.flops[stage],
+                read=known.read,
+                written=known.written,
+            )
+        )
+
+
+def _look_up(
+    operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+) -> CallCosts:
+    """The form of what an operator returns, by its meta form or else on zeros."""
+    form: Any = META_FORMS.get(operator.overloadpacket, operator)
+    traced = True
+    options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
+    try:
+        metas = tree_map_only(torch.Tensor, _meta, (args, options))
+        result = form(*metas[0], **metas[1])
+    except (NotImplementedError, RuntimeError) as error:
+        if not any(words in str(error) for words in NO_META_FORM):
+            raise
+        traced = False
+        result = _on_zeros(operator, args, kwargs, tensors)
+    forms = tree_map_only(torch.Tensor, _form, result)
+    new = [v for v in tree_leaves(forms) if isinstance(v, TensorSpec)]
+    return CallCosts(forms, _bytes(tensors), sum(v.nbytes for v in new), traced, {})
+
+
+def _on_zeros(operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+    taken = _bytes(tensors)
+    if taken > AFFORDABLE:
+        raise UnsupportedOp(
+            f"{operator} has no meta form, so what it returns for {_shapes(tensors)} is not known "
+            f"without running it on {taken / 2**30:.1f} GiB\n    register one "
+            "(torch.library.register_fake), or trace smaller volumes"
+        )
+    zeros = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+    return operator(*zeros[0], **zeros[1])
+
+
+def _call(operator: OpOverload, args: Any, kwargs: Any) -> Call:
+    return Call(
+        str(operator), _forms(args), tuple((name, _forms(value)) for name, value in kwargs.items())
+    )
+
+
+def _forms(value: Any) -> Any:
+    """Tensors as their forms, lists as tuples."""
+    if isinstance(value, torch.Tensor):
+        return _form(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_forms, value))
+    return value
+
+
+# The methods of `torch.Tensor` itself: those of a `Sharded` speak globally.
+
+
+def _form(tensor: torch.Tensor) -> TensorSpec:
+    shape = tuple(torch.Tensor.size(tensor))
+    return TensorSpec(shape, torch.Tensor.stride(tensor), tensor.dtype)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    form = _form(tensor)
+    return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(torch.Tensor.size(tensor), dtype=tensor.dtype)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(_form(tensor).nbytes for tensor in tensors)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _shapes(tensors: list[torch.Tensor]) -> str:
+    return ", ".join(str(_form(tensor).shape) for tensor in tensors)
+
+
+def _written(operator: OpOverload, args: Any, kwargs: Any) -> list[tuple[frozenset[str], Any]]:
+    """The operands into which an operator writes, by the names that its schema gives them."""
+    names = (argument.name for argument in operator._schema.arguments)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return [
+        (frozenset(argument.alias_info.before_set), given.get(argument.name))
+        for argument in operator._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def _target(alias: Any, written: list[tuple[frozenset[str], Any]]) -> Any:
+    """The operand that a result is; None: a new tensor."""
+    if alias is None:
+        return None
+    return next((value for names, value in written if names == alias.before_set), None)
+
+
+def _reads_values(operator: OpOverload, tensors: list[torch.Tensor], layer: str) -> str:
+    where = f" in {layer}" if layer else ""
+    return (
+        f"{operator} of {_shapes(tensors)}{where} reads values, and a step that is traced has none"
+        "\n    what depends on values (.item(), an if on a tensor, nonzero) cannot be planned: "
+        "leave it out of the network that is traced"
+    )

@@ -1,0 +1,167 @@
+"""One step of the optimizer on one rank of a grid, traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hyperslab.ops.kernels.choose import as_if_on
+from hyperslab.parallel.parallelize import prepare
+from hyperslab.tensor import Sharded
+from hyperslab.trace.buckets import Buckets
+from hyperslab.trace.layers import Layers
+from hyperslab.trace.nothing import Nothing
+from hyperslab.trace.recorder import Recorder
+from hyperslab.trace.records import Trace
+from hyperslab.trace.virtual import Messages, VirtualGrid
+
+Device = Literal["cpu", "cuda"]
+Extents = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step that can be traced on any grid.
+
+    ``build`` makes the network, which is called with ``inputs`` (N, C, D, H, W), the global
+    mini-batch; ``loss`` takes its result and a target of the shape and type ``target``, whose dim 1
+    is channels (``target_channels``) or is not; without a loss the sum is differentiated.
+    ``optimizer`` takes the parameters; None: the step ends with the gradients. ``precision`` is
+    what autocast computes in, None without. ``batch_norm`` as `hyperslab.parallelize` takes it.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: tuple[int, ...]
+    target: tuple[int, ...] | None = None
+    target_dtype: torch.dtype = torch.float32
+    target_channels: bool = True
+    loss: Callable[[Any, Any], torch.Tensor] | None = None
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None
+    precision: torch.dtype | None = None
+    batch_norm: str = "grid"
+    train: bool = True
+
+
+def trace_step(
+    workload: Workload, extents: Extents, rank: int = 0, device: Device = "cpu"
+) -> Trace:
+    """What ``rank`` does in one step on a grid with these extents, without data and other ranks.
+
+    The rules that run are those of a real step, on tensors without memory. ``device`` chooses the
+    kernels: what runs on a GPU is traced without one.
+
+    Raises:
+        LayoutError: the grid does not go with the shapes.
+        UnsupportedOp: an operator has no rule for cut tensors, or reads values.
+    """
+    nothing = Nothing()
+    layers = Layers()
+    recorder = Recorder(nothing, layers)
+    journal = Messages(layers, lambda: recorder.stage)
+    grid = VirtualGrid(extents, rank, journal)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(recorder)
+        stack.enter_context(as_if_on(device))
+        step = _Step(workload, grid, nothing, layers)
+        step.build(stack)
+        trace = recorder.trace = journal.trace = Trace(rank)
+        step.run(trace, recorder)
+        trace.notes = journal.notes
+    return trace
+
+
+class _Step:
+    """A network on a virtual grid, with its input and its target."""
+
+    def __init__(
+        self, workload: Workload, grid: VirtualGrid, nothing: Nothing, layers: Layers
+    ) -> None:
+        self.workload = workload
+        self.grid = grid
+        self.nothing = nothing
+        self.layers = layers
+
+    def build(self, stack: ExitStack) -> None:
+        """Whatever is there before the step begins."""
+        work = self.workload
+        self.model = work.build().train(work.train)
+        self._forget_values()
+        prepare(self.model, self.grid, batch_norm=work.batch_norm)
+        stack.enter_context(self.layers.following(self.model))
+        parameters = self.model.parameters
+        self.optimizer = None if work.optimizer is None else work.optimizer(parameters())
+        self.buckets = None
+        if self.grid.size > 1:
+            self.buckets = Buckets(self.model, self.grid.size, self.grid.journal)
+            self.buckets.watch(stack)
+        self.x = self._cut(work.inputs, torch.float32)
+        self.y = None
+        if work.target is not None:
+            self.y = self._cut(work.target, work.target_dtype, channels=work.target_channels)
+
+    def _forget_values(self) -> None:
+        """Small parameters have values, which would let operators run."""
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if not self.nothing.has(tensor):
+                tensor.data = self._empty(tensor.shape, tensor.dtype)
+
+    def _cut(self, shape: tuple[int, ...], dtype: torch.dtype, *, channels: bool = True) -> Sharded:
+        partition = self.grid.partition(shape, channels=channels)
+        box = partition.box(self.grid.coords)
+        return Sharded.from_local(self._empty(box.shape, dtype), partition, self.grid)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        form = torch.empty(shape, dtype=dtype, device="meta")
+        return self.nothing.empty(tuple(shape), form.stride(), dtype)
+
+    def run(self, trace: Trace, recorder: Recorder) -> None:
+        """Forward, backward, update."""
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        trace.parameters = sum(p.nbytes for p in self.model.parameters())
+        trace.gradients = sum(p.nbytes for p in trainable)
+        with counting_saved((*self.model.parameters(), *self.model.buffers()), trace):
+            loss = self._forward()
+        if loss.requires_grad:
+            loss.backward()
+        if self.buckets is not None:
+            self.buckets.flush()
+        if self.optimizer is not None:
+            before = self.nothing.live
+            recorder.optimizing = True
+            self.optimizer.step()
+            recorder.optimizing = False
+            trace.optimizer_state = self.nothing.live - before
+        trace.peak = self.nothing.peak
+
+    def _forward(self) -> torch.Tensor:
+        work = self.workload
+        kind = self.x.device.type
+        dtype = work.precision or torch.bfloat16
+        with torch.autocast(kind, dtype, enabled=work.precision is not None):
+            prediction = self.model(self.x)
+            if work.loss is None:
+                return prediction.sum()
+            return work.loss(prediction, self.y)
+
+
+@contextmanager
+def counting_saved(excluded: tuple[torch.Tensor, ...], trace: Trace) -> Iterator[None]:
+    """Count what autograd keeps: each storage once, but for the ``excluded`` tensors'."""
+    skip = {tensor.untyped_storage().data_ptr() for tensor in excluded}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in skip:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
+    trace.saved = sum(kept.values())
