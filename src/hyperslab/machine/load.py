@@ -124,7 +124,7 @@ def _compare_versions(machine: Machine, where: str) -> None:
     pairs = [
         f"{name} {was} (here {here[name]})"
         for name, was in machine.versions.items()
-        if name in here and _minor(was) != _minor(here[name])
+        if name in here and not same_minor(was, here[name])
     ]
     if pairs and machine.measured:
         log.warning(
@@ -134,6 +134,7 @@ def _compare_versions(machine: Machine, where: str) -> None:
         )
 
 
-def _minor(number: str) -> list[str]:
-    """Patches do not change kernels."""
-    return number.split("+")[0].split(".")[:2]
+def same_minor(a: str, b: str) -> bool:
+    """Whether two versions differ in their patches at most, which do not change kernels."""
+    first, second = (number.split("+")[0].split(".")[:2] for number in (a, b))
+    return first == second

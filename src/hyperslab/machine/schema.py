@@ -19,6 +19,7 @@ from hyperslab.machine.links import (
     ring_or_tree,
 )
 from hyperslab.machine.part import Part
+from hyperslab.machine.placement import Placement
 from hyperslab.machine.setting import Setting
 
 FORMAT = 1
@@ -78,12 +79,32 @@ class Machine(Part):
         settings = sorted(self.settings, key=lambda setting: setting.ranks)
         return next((s for s in settings if s.ranks >= together), settings[-1])
 
+    def at(self, ranks: int) -> Setting | None:
+        """The setting of exactly so many ranks on a node."""
+        return next((setting for setting in self.settings if setting.ranks == ranks), None)
+
     def link(self, rank: int, peer: int) -> LinkClass:
         """What joins two ranks, which fill sockets and nodes in order."""
-        if rank // self.ranks_per_node != peer // self.ranks_per_node:
-            return "network"
-        here, there = (r % self.ranks_per_node // self.ranks_per_socket for r in (rank, peer))
-        return "device" if here == there else "node"
+        per_node = self.ranks_per_node
+        ranks = max(rank, peer) + 1
+        return Placement(ranks, per_node, self.ranks_per_socket).link(rank, peer)
+
+    def with_setting(self, setting: Setting) -> Machine:
+        """The same with another or a new setting of its number of ranks."""
+        others = [other for other in self.settings if other.ranks != setting.ranks]
+        settings = sorted([*others, setting], key=lambda setting: setting.ranks)
+        return self.model_copy(update={"settings": tuple(settings)})
+
+    def joined(self, other: Machine) -> Machine:
+        """With the settings of a measurement on another number of ranks of the same machine.
+
+        All else is of the one with the most ranks on a node.
+        """
+        larger = other if other.ranks_per_node > self.ranks_per_node else self
+        joined = larger.model_copy(update={"name": self.name, "settings": self.settings})
+        for setting in other.settings:
+            joined = joined.with_setting(setting)
+        return joined
 
     @property
     def missing_links(self) -> list[LinkClass]:

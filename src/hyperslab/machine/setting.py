@@ -17,6 +17,7 @@ from hyperslab.machine.estimate import (
     roofline,
     slowed_as_near,
 )
+from hyperslab.machine.links import Residual
 from hyperslab.machine.part import Part
 from hyperslab.trace.records import Call, LocalOperator, Pass
 
@@ -43,12 +44,17 @@ class Measured(Part):
     flops: NonNegativeFloat = 0
     bytes: NonNegativeFloat = 0
 
+    @cached_property
+    def parsed(self) -> Call:
+        return read_call(self.call)
+
 
 class Overhead(Part):
     """Python and launch, beside the operators' own times."""
 
     operator: NonNegativeFloat = 0  # [s] for each operator of a step
     step: NonNegativeFloat = 0  # [s] for each step
+    residual: Residual | None = None
 
 
 class Setting(Part):
@@ -84,7 +90,7 @@ class Setting(Part):
     @cached_property
     def measured(self) -> dict[Call, Measured]:
         """By call."""
-        return {read_call(entry.call): entry for entry in self.operators}
+        return {entry.parsed: entry for entry in self.operators}
 
     @cached_property
     def _estimates(self) -> dict[Call, Estimate]:

@@ -1,0 +1,60 @@
+"""Times of work that all ranks do at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_all
+
+FEWEST = 5  # repetitions
+MOST = 100
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Repeats work on all ranks together, for about ``budget`` [s] each time."""
+
+    grid: Grid
+    budget: float = 0.3
+
+    def median(
+        self, work: Callable[[], object], before: Callable[[], object] | None = None
+    ) -> float:
+        """The time [s] that it takes: the median on each rank, the mean over ranks.
+
+        All ranks call this. ``before`` runs before each repetition and is not counted.
+        """
+        return statistics.fmean(from_all(statistics.median(self.times(work, before))))
+
+    def best(self, work: Callable[[], object]) -> float:
+        """The shortest time [s] of each rank, the mean over ranks."""
+        return statistics.fmean(from_all(min(self.times(work))))
+
+    def times(
+        self, work: Callable[[], object], before: Callable[[], object] | None = None
+    ) -> list[float]:
+        """On this rank, one [s] each repetition, after warming up."""
+        self._once(work, before)
+        longest = max(from_all(self._once(work, before)))
+        count = int(min(max(self.budget / longest, FEWEST), MOST))
+        self.grid.barrier()
+        return [self._once(work, before) for _ in range(count)]
+
+    def _once(self, work: Callable[[], object], before: Callable[[], object] | None) -> float:
+        if before is not None:
+            before()
+        begin = self._now()
+        work()
+        return self._now() - begin
+
+    def _now(self) -> float:
+        """When everything queued on the device is done."""
+        if self.grid.device.type == "cuda":
+            torch.cuda.synchronize(self.grid.device)
+        return time.perf_counter()
