@@ -1,5 +1,5 @@
 """Measure what a machine can do, on the ranks that this is started on, all of them at once."""
 
-from hyperslab.calibrate.run import Calibration, Request, calibrate
+from hyperslab.calibrate.run import Calibration, Measurement, calibrate
 
-__all__ = ["Calibration", "Request", "calibrate"]
+__all__ = ["Calibration", "Measurement", "calibrate"]

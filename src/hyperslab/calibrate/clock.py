@@ -12,8 +12,7 @@ import torch
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_all
 
-FEWEST = 5  # repetitions
-MOST = 100
+REPETITIONS = (5, 100)  # at least and at most
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Clock:
         """On this rank, one [s] each repetition, after warming up."""
         self._once(work, before)
         longest = max(from_all(self._once(work, before)))
-        count = int(min(max(self.budget / longest, FEWEST), MOST))
+        fewest, most = REPETITIONS
+        count = int(min(max(self.budget / longest, fewest), most))
         self.grid.barrier()
         return [self._once(work, before) for _ in range(count)]
 

@@ -8,6 +8,7 @@ from hyperslab.calibrate.clock import Clock
 from hyperslab.calibrate.replay import Replay
 from hyperslab.comm.agreement import from_all
 from hyperslab.machine import Measured, measurable_passes
+from hyperslab.machine.call_text import write_call
 from hyperslab.machine.setting import entry_of
 from hyperslab.trace.records import Call, LocalOperator
 
@@ -49,9 +50,10 @@ def _measure(call: Call, clock: Clock) -> tuple[float, str]:
     """Its time [s]; or why some rank could not run it."""
     reason = ""
     try:
+        write_call(call)  # or it could not be kept
         replay = Replay(call, clock.grid.device)
         replay()
-    except (LookupError, RuntimeError, NotImplementedError, TypeError) as error:
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
     reasons = [found for found in from_all(reason) if found]
     if reasons:

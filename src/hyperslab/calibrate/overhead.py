@@ -17,10 +17,10 @@ from hyperslab.comm import Grid
 from hyperslab.machine import Overhead
 from hyperslab.machine.links import Residual
 from hyperslab.parallel import parallelize
-from hyperslab.trace.step import Workload, trace_step
+from hyperslab.trace.step import Device, Workload, trace_step
 
 DEPTHS = (1, 2, 4, 8)  # blocks of the networks that are compared
-CHANNELS = 4
+FEATURE_MAPS = 4
 WIDTH = 8  # voxels: so few that Python's share is most of the step
 OUTPUTS = 4
 
@@ -51,7 +51,7 @@ def measure_overhead(clock: Clock) -> Overhead:
 
 def _measure(blocks: int, clock: Clock) -> _Point:
     grid = Grid(data=clock.grid.size)
-    shape = (grid.size, CHANNELS, WIDTH, WIDTH, WIDTH)
+    shape = (grid.size, FEATURE_MAPS, WIDTH, WIDTH, WIDTH)
     workload = Workload(
         build=lambda: _network(blocks),
         inputs=shape,
@@ -59,7 +59,7 @@ def _measure(blocks: int, clock: Clock) -> _Point:
         loss=F.mse_loss,
         optimizer=torch.optim.Adam,
     )
-    device = "cuda" if grid.device.type == "cuda" else "cpu"
+    device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
     operators = trace_step(workload, grid.extents, grid.rank, device).operators
     entries, _ = measure_operators(distinct_operators(operators), clock, lambda: None)
     times = {entry.parsed: entry.seconds for entry in entries}
@@ -71,7 +71,7 @@ def _step_seconds(blocks: int, grid: Grid, clock: Clock) -> float:
     """A step, without the time of the gradients' sum."""
     model = parallelize(_network(blocks), grid)
     optimizer = torch.optim.Adam(model.parameters())
-    x = hs.shard(torch.rand(grid.size, CHANNELS, WIDTH, WIDTH, WIDTH, device=grid.device), grid)
+    x = hs.shard(torch.rand(grid.size, FEATURE_MAPS, WIDTH, WIDTH, WIDTH, device=grid.device), grid)
     y = hs.shard(torch.rand(grid.size, OUTPUTS, device=grid.device), grid)
 
     def step() -> None:
@@ -92,6 +92,6 @@ def _sum_seconds(model: nn.Module, grid: Grid, clock: Clock) -> float:
 def _network(blocks: int) -> nn.Module:
     layers: list[nn.Module] = []
     for _ in range(blocks):
-        layers += [nn.Conv3d(CHANNELS, CHANNELS, 3, padding=1), nn.LeakyReLU()]
-    features = math.prod([CHANNELS, *[WIDTH // 2] * 3])
+        layers += [nn.Conv3d(FEATURE_MAPS, FEATURE_MAPS, 3, padding=1), nn.LeakyReLU()]
+    features = math.prod([FEATURE_MAPS, *[WIDTH // 2] * 3])
     return nn.Sequential(*layers, nn.AvgPool3d(2), nn.Flatten(), nn.Linear(features, OUTPUTS))

@@ -25,12 +25,12 @@ from hyperslab.machine.load import current_versions, same_minor
 from hyperslab.machine.placement import Placement
 from hyperslab.trace.records import LocalOperator
 
-Progress = Callable[[int, int], None]
+Advance = Callable[[int, int], None]
 """Called with the number of operators done and their number."""
 
 
 @dataclass(frozen=True)
-class Request:
+class Measurement:
     """What to measure: these operators, and reads in this folder.
 
     ``before`` is what was measured before, to which calls are added.
@@ -52,7 +52,7 @@ class Calibration:
     failed: dict[str, str]
 
 
-def calibrate(grid: Grid, request: Request, progress: Progress) -> Calibration:
+def calibrate(grid: Grid, measurement: Measurement, progress: Advance) -> Calibration:
     """Measure on all ranks of ``grid`` at once; every rank calls this.
 
     What the machine before has at this number of ranks stays, calls that it lacks are added.
@@ -60,18 +60,18 @@ def calibrate(grid: Grid, request: Request, progress: Progress) -> Calibration:
     Raises:
         MachineError: the machine before was measured with other versions or on another processor.
     """
-    clock = Clock(grid, request.budget)
-    before = request.before
+    clock = Clock(grid, measurement.budget)
+    before = measurement.before
     together = ranks_of_node(grid)
     if before is not None:
-        check_same(before, request.name)
+        check_same(before, measurement.name)
     setting = None if before is None else before.at(together)
     if before is None or setting is None:
-        machine, setting = _measure_all(clock, request, together)
+        machine, setting = _measure_all(clock, measurement, together)
     else:
         machine = before
-    check_threads(setting, request.name)
-    wanted = distinct_operators(request.operators, setting.measured)
+    check_threads(setting, measurement.name)
+    wanted = distinct_operators(measurement.operators, setting.measured)
     count = 0
 
     def done() -> None:
@@ -123,10 +123,10 @@ def ranks_of_node(grid: Grid) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", grid.size))
 
 
-def _measure_all(clock: Clock, request: Request, together: int) -> tuple[Machine, Setting]:
+def _measure_all(clock: Clock, measurement: Measurement, together: int) -> tuple[Machine, Setting]:
     """What does not depend on a network."""
     grid = clock.grid
-    before = request.before
+    before = measurement.before
     per_socket = max(1, together // sockets(grid.device))
     placement = Placement(grid.size, together, per_socket)
     setting = Setting(
@@ -138,7 +138,7 @@ def _measure_all(clock: Clock, request: Request, together: int) -> tuple[Machine
         overhead=measure_overhead(clock),
     )
     machine = Machine(
-        name=request.name,
+        name=measurement.name,
         date=date.today(),
         versions=current_versions(),
         processor=processor_name(),
@@ -147,7 +147,7 @@ def _measure_all(clock: Clock, request: Request, together: int) -> tuple[Machine
         ranks_per_socket=per_socket,
         memory=memory_of_rank(grid.device, together),
         settings=(setting,),
-        reading=measure_reading(grid, request.folder),
+        reading=measure_reading(grid, measurement.folder),
     )
     if grid.size > 1:
         communication = {

@@ -8,13 +8,13 @@ from hyperslab.calibrate.clock import Clock
 
 MATRIX = 1024  # rows of the matrices of which the product is timed
 TRIAD = 64 << 20  # [B] of each of three arrays: more than caches hold
-DTYPES = (torch.float32, torch.bfloat16)
+PEAK_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def peak_flops(clock: Clock) -> dict[str, float]:
     """[flop/s] of a product of matrices, by dtype."""
     found = {}
-    for dtype in DTYPES:
+    for dtype in PEAK_DTYPES:
         a = torch.rand(MATRIX, MATRIX, device=clock.grid.device).to(dtype)
         b = a.t().contiguous()
         out = torch.empty_like(a)
