@@ -41,7 +41,7 @@ def from_main(
             outcome[0] = _call(make, failing, error)
         except Exception as problem:
             outcome[1] = _picklable(problem)
-    with _agreeing():
+    with keeping_contact("an agreement of ranks"):
         dist.broadcast_object_list(outcome, src=0)
     if isinstance(outcome[1], Exception):
         raise outcome[1]
@@ -54,7 +54,7 @@ def from_all(mine: T, group: Group = None) -> list[T]:
     if size == 1:
         return [mine]
     found: list[T | None] = [None] * size
-    with _agreeing():
+    with keeping_contact("an agreement of ranks"):
         dist.all_gather_object(found, mine, group=group)
     return cast(list[T], found)
 
@@ -97,7 +97,7 @@ def any_rank(flag: bool, group: Group = None) -> bool:
     if ranks_in(group) == 1:
         return flag
     found = torch.tensor([flag], dtype=torch.uint8, device=device_of_rank(group))
-    with _agreeing():
+    with keeping_contact("an agreement of ranks"):
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return bool(found.item())
 
@@ -107,7 +107,7 @@ def same_on_all(number: int) -> bool:
     if ranks_in() == 1:
         return True
     ends = torch.tensor([number, -number], device=device_of_rank())
-    with _agreeing():
+    with keeping_contact("an agreement of ranks"):
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     return bool(ends[0] == -ends[1])
 
@@ -135,11 +135,17 @@ def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> Com
 
 
 @contextmanager
-def _agreeing() -> Iterator[None]:
+def keeping_contact(what: str) -> Iterator[None]:
+    """What `torch.distributed` raises during ``what`` becomes a `CommError` that names it.
+
+    Nobody knows which rank it was.
+    """
     try:
         yield
+    except CommError:
+        raise
     except RuntimeError as problem:
-        raise lost_contact(dist.get_rank(), (), "an agreement of ranks", problem) from problem
+        raise lost_contact(own_rank(), (), what, problem) from problem
 
 
 def _call(make: Callable[[], T], failing: str, error: type[HyperslabError]) -> T:

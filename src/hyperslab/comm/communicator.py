@@ -1,22 +1,15 @@
-"""Communicators: messages and sums among ranks, one communicator for each purpose.
-
-On a GPU what goes through one communicator waits in line, on one stream. So halos, which the next
-operator needs, have one of their own, with priority; so have statistics and the gradients, which
-travel behind the backward pass.
-"""
+"""Communicators: messages and sums among some ranks."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from hyperslab.comm.agreement import lost_contact
-from hyperslab.comm.bootstrap import time_limit
+from hyperslab.comm.bootstrap import device_of_rank
 from hyperslab.comm.shared_memory.channels import shared_channels
 from hyperslab.errors import CommError
 
@@ -63,6 +56,8 @@ class GroupCommunicator:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.ranks = tuple(dist.get_process_group_ranks(group))
+        on_device = device_of_rank(group).type == "cuda"
+        self._through_host = on_device and "nccl" not in dist.get_backend(group)
 
     def rank(self) -> int:
         return self.group.rank()
@@ -72,8 +67,9 @@ class GroupCommunicator:
 
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
-    ) -> Pending:
-        return Pending(self.group, sends, receives, what)
+    ) -> Arriving:
+        way = ThroughHost if self._through_host else Pending
+        return way(self.group, sends, receives, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         shared = shared_channels()
@@ -149,45 +145,27 @@ def _packed(piece: torch.Tensor) -> torch.Tensor:
     return piece.clone(memory_format=torch.contiguous_format)
 
 
-@dataclass(frozen=True, slots=True)
-class Communicators:
-    """Over all ranks, one for each purpose; `torch.distributed`'s own is for everything else."""
+class ThroughHost:
+    """Messages of CUDA tensors by gloo, which sends from the host's memory alone.
 
-    halos: GroupCommunicator
-    statistics: GroupCommunicator
-    gradients: GroupCommunicator
+    Both copies wait for what is queued on the device, so nothing hides behind them: it is how
+    several ranks share one device to be tested there.
+    """
 
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        sends: Sequence[PeerTensor],
+        receives: Sequence[PeerTensor],
+        what: str,
+    ) -> None:
+        self._buffers = [buffer for _, buffer in receives]
+        arriving = [(peer, torch.empty(b.shape, dtype=b.dtype)) for peer, b in receives]
+        leaving = [(peer, piece.detach().cpu()) for peer, piece in sends]
+        self._pending = Pending(group, leaving, arriving, what)
 
-_OF_WORLD: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicators] = weakref.WeakKeyDictionary()
-"""Belong to the default process group, which may have several grids, and end with it."""
-
-
-def communicators_of_world() -> Communicators:
-    """Those of the default process group; all ranks make them together at the first call."""
-    world = dist.group.WORLD
-    assert world is not None
-    if world not in _OF_WORLD:
-        _OF_WORLD[world] = Communicators(
-            halos=GroupCommunicator(_new_group(urgent=True)),
-            statistics=GroupCommunicator(_new_group()),
-            gradients=GroupCommunicator(_new_group()),
-        )
-    return _OF_WORLD[world]
-
-
-def groups_of(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """A default process group and those of its communicators."""
-    made = _OF_WORLD.get(world)
-    if made is None:
-        return [world]
-    return [world, made.halos.group, made.statistics.group, made.gradients.group]
-
-
-def _new_group(*, urgent: bool = False) -> dist.ProcessGroup:
-    """Over all ranks; an ``urgent`` one's kernels go before others that wait for the device."""
-    options = None
-    if urgent and "nccl" in dist.get_backend():
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    group = dist.new_group(timeout=time_limit(), pg_options=options)
-    dist.barrier(group)  # nobody must leave it while others still connect to it
-    return group
+    def wait(self) -> list[torch.Tensor]:
+        """As `Pending.wait`."""
+        for buffer, arrived in zip(self._buffers, self._pending.wait(), strict=True):
+            buffer.copy_(arrived)
+        return self._buffers

@@ -9,16 +9,13 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from hyperslab.comm.agreement import same_on_all
+from hyperslab.comm.agreement import keeping_contact, same_on_all
 from hyperslab.comm.allocator import keep_freed_memory
 from hyperslab.comm.bootstrap import device_of_rank, start_distributed
-from hyperslab.comm.communicator import (
-    Communicator,
-    GroupCommunicator,
-    communicators_of_world,
-)
+from hyperslab.comm.communicator import Communicator, GroupCommunicator
 from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.channels import connect_ranks
+from hyperslab.comm.world import communicator_of_part, communicators_of_world
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 
@@ -44,6 +41,7 @@ class Grid:
 
     Raises:
         LayoutError: the product of the axes is not the number of ranks.
+        CommError: a rank died or did not come within the time limit.
     """
 
     def __init__(self, *, data: int = 1, depth: int = 1, height: int = 1, width: int = 1) -> None:
@@ -65,7 +63,8 @@ class Grid:
                 f"(torchrun --nproc-per-node {math.prod(self.extents.values())} ...), "
                 "or change the grid"
             )
-        connect_ranks()
+        with keeping_contact("the start of the grid"):
+            connect_ranks()
         self._communicators = communicators_of_world() if self.size > 1 else None
         self.device = device_of_rank()
         self.coords = self.coords_of(self.rank)
@@ -171,7 +170,7 @@ class Grid:
             ]
             for at in itertools.product(*(range(self.extents[axis]) for axis in fixed))
         ]
-        return GroupCommunicator(dist.new_subgroups_by_enumeration(members)[0])
+        return communicator_of_part(members)
 
     def warn(self, message: str) -> None:
         """Log a message on the main rank."""

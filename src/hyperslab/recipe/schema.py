@@ -255,7 +255,8 @@ class Recipe(Section):
     epochs: PositiveInt = 130
     precision: Literal["float32", "bf16"] = "float32"
     memory: Literal["keep", "recompute"] = "keep"  # activations, until the backward pass
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # cuda: one rank per device, over NCCL; cuda-shared: several may have one, over gloo, to test
+    device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
     seed: NonNegativeInt = 0  # of the weights and of dropout
     output: Path  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()

@@ -1,0 +1,187 @@
+"""Which backend and which device a rank gets (tier: no process; two gloo ranks; an accelerator)."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import hyperslab as hs
+from hyperslab.comm import communicator
+from hyperslab.comm.bootstrap import GLOO_ON_CUDA, device_of_rank, start_distributed, start_ranks
+from hyperslab.comm.communicator import ThroughHost
+from hyperslab.comm.world import communicators_of_world, groups_of
+from tests.ranks import run_ranks
+
+
+class Machine:
+    """A machine with so many CUDA devices, on which no process group is really started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int, local_rank: int) -> None:
+        self.backends: list[str] = []
+        self.taken: list[int] = []
+        for name, value in {"RANK": local_rank, "WORLD_SIZE": 4, "LOCAL_RANK": local_rank}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+        monkeypatch.setattr(torch.cuda, "set_device", self.taken.append)
+        monkeypatch.setattr(dist, "init_process_group", self._start)
+
+    def _start(self, backend: str, **_: Any) -> None:
+        self.backends.append(backend)
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "local_rank", "backend", "taken"),
+    [
+        ("auto", 0, 3, "gloo", []),
+        ("cpu", 2, 3, "gloo", []),
+        ("auto", 4, 3, "nccl", [3]),
+        ("cuda", 2, 1, "nccl", [1]),
+        ("cuda-shared", 1, 3, GLOO_ON_CUDA, [0]),
+        ("cuda-shared", 2, 3, GLOO_ON_CUDA, [1]),
+    ],
+)
+def test_the_backend_follows_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    devices: int,
+    local_rank: int,
+    backend: str,
+    taken: list[int],
+) -> None:
+    machine = Machine(monkeypatch, devices, local_rank)
+    assert start_ranks(device, 60)
+    assert machine.backends == [backend]
+    assert machine.taken == taken
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_ranks_never_share_a_device_unasked(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    machine = Machine(monkeypatch, 1, 1)
+    with pytest.raises(hs.LayoutError, match=r"this machine has 1\n(.|\n)*device=cuda-shared"):
+        start_ranks(device, 60)
+    with pytest.raises(hs.LayoutError, match=r'init_process_group\("cpu:gloo,cuda:gloo"\)'):
+        start_distributed()
+    assert not machine.backends
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda-shared"])
+def test_where_there_is_no_device_none_is_shared(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    Machine(monkeypatch, 0, 0)
+    with pytest.raises(hs.LayoutError, match="this machine has 0") as caught:
+        start_ranks(device, 60)
+    assert "cuda-shared" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("gloo", "cpu"), ("nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda"), (GLOO_ON_CUDA, "cuda")],
+)
+def test_the_device_follows_the_backend(
+    monkeypatch: pytest.MonkeyPatch, backend: str, kind: str
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda _group: backend)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert device_of_rank().type == kind
+
+
+def share_devices(store: str) -> None:
+    """From now on the ranks of this call are on one device, if there is one."""
+    rank = dist.get_rank()
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    dist.init_process_group(
+        GLOO_ON_CUDA,
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+    )
+
+
+def through_host() -> None:
+    """What would carry CUDA tensors carries those of the CPU, too."""
+    made = communicators_of_world()
+    me = dist.get_rank()
+    other = 1 - me
+    sent = torch.arange(24.0).view(2, 3, 4).transpose(0, 2) + 100 * me
+    buffers = [torch.zeros(4, 3, 2), torch.zeros(5, dtype=torch.bfloat16)]
+    sends = [(other, sent), (other, torch.full((5,), me, dtype=torch.bfloat16))]
+    receives = [(other, buffer) for buffer in buffers]
+    arrived = ThroughHost(made.halos.group, sends, receives, "a test").wait()
+    assert all(a is b for a, b in zip(arrived, buffers, strict=True))
+    assert torch.equal(buffers[0], sent - 100 * me + 100 * other)
+    assert torch.equal(buffers[1], torch.full((5,), other, dtype=torch.bfloat16))
+
+
+def test_messages_through_the_host() -> None:
+    run_ranks(2, through_host)
+
+
+def staged(store: str) -> list[bool]:
+    """Whether messages go through the host, were there a CUDA device."""
+    share_devices(store)
+    world = dist.group.WORLD
+    assert world is not None
+    found = [device_of_rank().type == "cpu"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for device in ("cpu", "cuda"):
+            here = torch.device(device)
+            monkeypatch.setattr(communicator, "device_of_rank", lambda _group, d=here: d)
+            found.append(communicator.GroupCommunicator(world)._through_host)
+    return found
+
+
+def test_gloo_carries_cuda_tensors_through_the_host(tmp_path: Path) -> None:
+    assert (
+        run_ranks(2, staged, str(tmp_path / "store"))
+        == [[not torch.cuda.is_available(), False, True]] * 2
+    )
+
+
+def gradients(device: torch.device, grid: hs.Grid) -> list[torch.Tensor]:
+    """Loss and gradients of a U-Net, whose layers need every kind of communication."""
+    torch.manual_seed(0)  # the same numbers on every rank and on a device as on another
+    model = hs.parallelize(hs.models.UNet3D(channels=4).double().to(device), grid)
+    x = torch.randn(2, 1, 32, 32, 32, dtype=torch.float64).to(device)
+    y = torch.randint(3, (2, 32, 32, 32)).to(device)
+    cut = [x, y]
+    if grid.size > 1:
+        cut = [hs.shard(x, grid), hs.shard(y, grid, channels=False)]
+    loss = F.cross_entropy(model(cut[0]), cut[1])
+    loss.backward()
+    return [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)]
+
+
+def on_one_device(store: str, axes: dict[str, int]) -> list[torch.Tensor]:
+    share_devices(store)
+    grid = hs.Grid(**axes)
+    assert grid.device.type == "cuda"
+    world = dist.group.WORLD
+    assert world is not None
+    assert len(groups_of(world)) == 4
+    return gradients(grid.device, grid)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("axes", [{"depth": 2}, {"data": 2, "height": 2}], ids=str)
+def test_several_ranks_on_one_device_give_the_serial_gradients(
+    axes: dict[str, int], tmp_path: Path
+) -> None:
+    ranks = axes.get("data", 1) * 2
+    found = run_ranks(ranks, on_one_device, str(tmp_path / "store"), axes)[0]
+    serial = gradients(torch.device("cuda"), hs.Grid())
+    assert len(found) == len(serial)
+    for ours, theirs in zip(found, serial, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
