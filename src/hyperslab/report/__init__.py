@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 
 from hyperslab.atomic_files import write_text
@@ -15,8 +16,10 @@ from hyperslab.report.run_folder import Run, read_run
 __all__ = ["render", "write_report"]
 
 
-def write_report(path: str | Path) -> Path:
+def write_report(path: str | Path, beside: str | Path | None = None) -> Path:
     """Write ``report.html`` into a run's folder and return its path.
+
+    With ``beside``, the folder of another run, the timelines of both are shown on one scale.
 
     A run that is not finished or not evaluated gives a page that says what is missing and
     which command makes it.
@@ -25,6 +28,8 @@ def write_report(path: str | Path) -> Path:
         DataError: not a run's folder, a broken file in it, or a folder that cannot be written.
     """
     run = read_run(path)
+    if beside is not None:
+        run = replace(run, beside=read_run(beside))
     page = render(run)
     target = run.path / "report.html"
     try:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import DataError
+from hyperslab.train.profile.schema import Profile, predicted_path, read_profile, read_profiles
 
 Table = dict[str, NDArray[np.float64]]
 """Columns of a CSV file by name, all equally long."""
@@ -28,7 +29,11 @@ NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one training run left in its folder; a piece that is not there yet is empty."""
+    """What one training run left in its folder; a piece that is not there yet is empty.
+
+    ``profiles`` are those of some steps, by rank; ``predicted`` is what they were expected to be;
+    ``beside`` is another run, whose timeline is to be shown beside this one's.
+    """
 
     path: Path
     recipe: dict[str, Any]
@@ -36,6 +41,9 @@ class Run:
     epochs: Table
     predictions: Table
     evaluation: dict[str, Any]
+    profiles: Sequence[Profile] = ()
+    predicted: Profile | None = None
+    beside: Run | None = None
 
     def setting(self, key: str) -> Any:
         """A value of the recipe, such as ``"data.path"``; None where it is not set."""
@@ -104,6 +112,7 @@ def read_run(path: str | Path) -> Run:
         for name in evaluation.get("parameters", ())
         for kind in ("true", "predicted")
     ]
+    predicted = predicted_path(path)
     return Run(
         path=path,
         recipe=read_recipe(path / "recipe.yaml"),
@@ -111,6 +120,8 @@ def read_run(path: str | Path) -> Run:
         epochs=_latest(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
         predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=("sample",)),
         evaluation=evaluation,
+        profiles=read_profiles(path),
+        predicted=read_profile(predicted) if predicted.exists() else None,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from hyperslab.comm.communicator import Pending
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.profile.recorder import ProfilePolicy, Recorder
+from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder
 from hyperslab.train.profile.schema import Profile, profile_path, read_profiles
 from hyperslab.train.run import train
 from hyperslab.train.trainer import Trainer
@@ -122,7 +122,7 @@ def test_without_it_nothing_is_recorded(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a run without --profile")
 
-    monkeypatch.setattr(Recorder, "__init__", never)
+    monkeypatch.setattr(StepRecorder, "__init__", never)
     original = Pending.__init__
 
     def look(trainer: Trainer) -> None:

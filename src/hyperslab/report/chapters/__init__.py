@@ -9,8 +9,16 @@ from hyperslab.report.chapters.accuracy import accuracy
 from hyperslab.report.chapters.losses import losses
 from hyperslab.report.chapters.provenance import provenance
 from hyperslab.report.chapters.speed import speed
+from hyperslab.report.chapters.timelines import timelines
 from hyperslab.report.chapters.volumes import volumes
 from hyperslab.report.page.html import Chapter
 from hyperslab.report.run_folder import Run
 
-CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (accuracy, losses, volumes, speed, provenance)
+CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (
+    accuracy,
+    losses,
+    volumes,
+    speed,
+    timelines,
+    provenance,
+)

@@ -74,7 +74,7 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
 
 
 def figures(pictures: Iterable[Picture], *, size: str = "large") -> str:
-    """Figures side by side, as many as fit; ``size`` is "small", "medium" or "large"."""
+    """Figures side by side, as many as fit; ``size`` is "small", "medium", "large" or "wide"."""
     shown = "\n".join(
         f"<figure><h3>{escape(p.title)}</h3>{p.svg}<figcaption>{escape(p.caption)}</figcaption>"
         "</figure>"

@@ -64,6 +64,8 @@ nav { display: flex; flex-wrap: wrap; gap: 0.3rem 1.25rem; margin-top: 1.5rem; }
 .figures.small { gap: 1.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 14rem), 1fr)); }
 figure { break-inside: avoid; max-width: 40rem; }
+.wide { grid-template-columns: 1fr; }
+.wide figure { max-width: none; }
 .medium figure { max-width: 28rem; }
 .small figure { max-width: 20rem; }
 figcaption { color: var(--muted); font-size: 0.88rem; line-height: 1.45; }

@@ -18,6 +18,7 @@ from hyperslab.comm.communicator import GroupCommunicator, Pending
 from hyperslab.comm.shared_memory.channels import Shared
 from hyperslab.data.prefetch import Prefetcher
 from hyperslab.train.profile.events import LAYER, MARK
+from hyperslab.train.progress import Progress
 from hyperslab.train.step_vote import Vote
 from hyperslab.train.trainer import Trainer
 
@@ -49,6 +50,7 @@ MARKED: tuple[tuple[type, str, Method], ...] = (
     (Shared, "all_reduce", _of_gradients),
     (Prefetcher, "take", lambda *_: f"{MARK}data:a mini-batch"),
     (Trainer, "train_step", lambda *_: f"{MARK}framework:between operators"),
+    (Progress, "record", lambda *_: f"{MARK}framework:the history"),
     (Vote, "result", lambda *_: f"{MARK}vote:the agreement about a step"),
 )
 """Class, method, and what names the mark by the method's arguments; None is no mark."""

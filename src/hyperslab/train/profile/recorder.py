@@ -40,7 +40,7 @@ class ProfilePolicy:
     steps: int = 3
 
 
-class Recorder:
+class StepRecorder:
     """Profiles steps of one rank's training, as a context; every rank has one.
 
     The first recorded step warms the profiler up and is left out. A profile is written as soon as
@@ -109,7 +109,7 @@ class Recorder:
 
     def _start(self) -> None:
         # It would greet and take leave of the terminal on every rank.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         kinds = [ProfilerActivity.CPU]
         if self.about.device == "cuda":
             kinds.append(ProfilerActivity.CUDA)
@@ -160,7 +160,7 @@ class Recorder:
         self._profiler = None
         return events_of(profiler)
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> StepRecorder:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

@@ -23,7 +23,8 @@ TimelineRow = Literal[
 ``convolutions`` and ``operators`` (all others) are compute; ``halos``, ``statistics`` (every sum
 over ranks within a pass) and ``gradients`` are time in which communication holds the rank up;
 ``data`` is waiting for a mini-batch, ``vote`` for the ranks' agreement about the step before;
-``framework`` is the rest of the two passes and the optimizer: Python, torch between its operators.
+``framework`` is the rest of the two passes, the optimizer and the history: Python, and torch
+between its operators.
 """
 
 ROWS: tuple[TimelineRow, ...] = (

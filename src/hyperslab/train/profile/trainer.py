@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hyperslab.train.profile.recorder import ProfilePolicy, Recorder, about_rank
+from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder, about_rank
 from hyperslab.train.profile.schema import profile_folder
 from hyperslab.train.step import StepResult
 from hyperslab.train.trainer import Trainer
 
 
 class ProfiledTrainer(Trainer):
-    """What `Trainer` does, with a `Recorder` at the borders of its steps."""
+    """What `Trainer` does, with a `StepRecorder` at the borders of its steps."""
 
     def __init__(self, trainer: Trainer, policy: ProfilePolicy) -> None:
         """Takes the place of ``trainer``, which has not begun; every rank makes one.
@@ -30,7 +30,7 @@ class ProfiledTrainer(Trainer):
                 old.unlink()
         self.grid.barrier()  # or it might remove what another rank has just written
         about = about_rank(self.grid, self.recipe.precision, None)
-        self.recorder = Recorder(
+        self.recorder = StepRecorder(
             policy, about, run, model=self.model, settle=self.progress.await_vote
         )
 

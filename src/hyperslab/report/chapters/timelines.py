@@ -1,0 +1,161 @@
+"""The chapter on what a step is made of: its timeline, its categories, its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hyperslab.report.figures.step_rows import timeline_of
+from hyperslab.report.number_format import DASH, number, times
+from hyperslab.report.page import html
+from hyperslab.report.page.html import Chapter
+from hyperslab.report.run_folder import Run
+from hyperslab.trace.records import Stage
+from hyperslab.train.profile.schema import LayerTime, Profile, StepTimes, TimelineRow
+
+CATEGORIES: dict[str, tuple[TimelineRow, ...]] = {
+    "convolutions": ("convolutions",),
+    "other operators": ("operators",),
+    "communication: halos": ("halos",),
+    "communication: statistics": ("statistics",),
+    "communication: gradients": ("gradients",),
+    "waiting for data": ("data",),
+    "agreement on the step": ("vote",),
+    "Python and torch between operators": ("framework",),
+}
+"""As Table I of Mathuriya et al. 2018; what is left of a step is named beside them."""
+
+
+def timelines(run: Run) -> Chapter:
+    """A profiled step of the main rank; with the other run's where there is one."""
+    return Chapter("timelines", "Timeline of a step", "\n".join(_parts(run)))
+
+
+def _parts(run: Run) -> Iterator[str]:
+    runs = [run, *([run.beside] if run.beside is not None else [])]
+    shown = []
+    for one in runs:
+        main = one.profiles[0] if one.profiles else None
+        if main is None or main.median is None:
+            yield _missing(one)
+        else:
+            shown.append((one, main, main.median))
+    if not shown:
+        return
+    titles = [(_title(one, main, step), step) for one, main, step in shown]
+    yield html.figures([timeline_of(titles)], size="wide")
+    for one, main, step in shown:
+        yield html.paragraph(_words(one, main, step))
+    yield _categories([(one.path.resolve().name, main) for one, main, _ in shown])
+    if len(run.profiles) > 1 and run.profiles[0].steps:
+        yield _ranks(run.profiles)
+    for one, main, _ in shown:
+        yield _layers(one.path.resolve().name, main, one.predicted)
+
+
+def _missing(run: Run) -> str:
+    name = run.path.resolve().name
+    if run.profiles and run.profiles[0].ended:
+        why = f"{name}: no step was profiled before the run ended: {run.profiles[0].ended}."
+    else:
+        why = f"{name}: no step was profiled."
+    return html.missing(why, "hyperslab train RECIPE --resume --profile")
+
+
+def _title(run: Run, main: Profile, step: StepTimes) -> str:
+    grid = times(f"{axis} {n}" for axis, n in main.grid.items() if n > 1) or "one rank"
+    return f"{run.path.resolve().name}: {grid}, {number(1e3 * step.seconds)} ms"
+
+
+def _words(run: Run, main: Profile, step: StepTimes) -> str:
+    few = "" if main.ended is None else f" (not {main.wanted}: {main.ended})"
+    usual = main.usual_seconds
+    slower = (
+        ""
+        if usual is None
+        else f" Without the profiler a step took {number(1e3 * usual)} ms, the median before it."
+    )
+    return (
+        f"{run.path.resolve().name}: step {step.step} of rank {main.rank}, the median of "
+        f"{len(main.steps)}{few}. The rows cover {number(100 * step.covered)} % of it.{slower}"
+    )
+
+
+def _categories(runs: Sequence[tuple[str, Profile]]) -> str:
+    rows = []
+    left = [1.0 for _ in runs]
+    for category, kinds in CATEGORIES.items():
+        cells = []
+        for i, (_, profile) in enumerate(runs):
+            whole = sum(step.seconds for step in profile.steps)
+            spent = sum(step.rows.get(k, 0.0) for step in profile.steps for k in kinds)
+            left[i] -= spent / whole
+            cells += _share(spent / len(profile.steps), spent / whole)
+        rows.append([html.row_name(category, ""), *cells])
+    rest = []
+    for share, (_, profile) in zip(left, runs, strict=True):
+        mean = sum(step.seconds for step in profile.steps) / len(profile.steps)
+        rest += _share(max(share, 0.0) * mean, max(share, 0.0))
+    rows.append([html.row_name("not covered", ""), *rest])
+    head = ["", *(cell for name, _ in runs for cell in (f"{name} [ms]", "share"))]
+    return html.table("Time by category, the mean of the profiled steps of rank 0", head, rows)
+
+
+def _share(seconds: float, share: float) -> list[str]:
+    return [number(1e3 * seconds), html.bar(share, f"{100 * share:.1f} %")]
+
+
+def _ranks(profiles: Sequence[Profile]) -> str:
+    """The ranks that work longest and shortest; the others wait for the first."""
+    working = {
+        p.rank: sum(s.rows[k] for s in p.steps for k in ("convolutions", "operators", "framework"))
+        / len(p.steps)
+        for p in profiles
+        if p.steps
+    }
+    slowest = max(working, key=lambda rank: working[rank])
+    fastest = min(working, key=lambda rank: working[rank])
+    return html.paragraph(
+        f"Of {profiles[0].ranks} ranks, rank {slowest} works longest "
+        f"({number(1e3 * working[slowest])} ms of a step), rank {fastest} shortest "
+        f"({number(1e3 * working[fastest])} ms); who works shorter waits for the others."
+    )
+
+
+def _layers(name: str, main: Profile, predicted: Profile | None) -> str:
+    """Measured against predicted, layer by layer."""
+    measured = {(time.layer, time.stage): time for time in main.layers}
+    expected = {} if predicted is None else {(t.layer, t.stage): t for t in predicted.layers}
+    stages: tuple[Stage, ...] = ("forward", "backward", "optimizer")
+    rows = [
+        _layer(layer, stage, measured.get((layer, stage)), expected.get((layer, stage)), predicted)
+        for layer in sorted(dict.fromkeys(layer for layer, _ in [*measured, *expected]), key=_last)
+        for stage in stages
+        if (layer, stage) in measured or (layer, stage) in expected
+    ]
+    head = ["layer", "compute [ms]", "held up [ms]", "together [ms]"]
+    head += [] if predicted is None else ["predicted [ms]", "measured / predicted"]
+    return html.table(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
+
+
+def _last(layer: str) -> bool:
+    """What belongs to no layer comes after those in their order."""
+    return not layer
+
+
+def _layer(
+    layer: str,
+    stage: Stage,
+    measured: LayerTime | None,
+    expected: LayerTime | None,
+    predicted: Profile | None,
+) -> list[str]:
+    cells = [DASH, DASH, DASH]
+    if measured is not None:
+        parts = (measured.compute, measured.communication, measured.seconds)
+        cells = [number(1e3 * part) for part in parts]
+    if predicted is not None:
+        cells.append(DASH if expected is None else number(1e3 * expected.seconds))
+        known = measured is not None and expected is not None and expected.seconds > 0
+        ratio = measured.seconds / expected.seconds if known and measured and expected else None
+        cells.append(number(ratio))
+    return [html.row_name(layer or "outside of layers", stage), *cells]
