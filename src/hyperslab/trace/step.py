@@ -70,7 +70,9 @@ def trace_step(
         stack.enter_context(as_if_on(device))
         step = _Step(workload, grid, nothing, layers)
         step.build(stack)
-        trace = recorder.trace = journal.trace = Trace(rank)
+        trace = Trace(rank, optimizer_state=step.optimizer_state)
+        recorder.trace = trace
+        journal.trace = trace
         step.run(trace, recorder)
         trace.notes = journal.notes
     return trace
@@ -100,10 +102,25 @@ class _Step:
         if self.grid.size > 1:
             self.buckets = Buckets(self.model, self.grid.size, self.grid.journal)
             self.buckets.watch(stack)
+        self.optimizer_state = self._make_optimizer_state()
         self.x = self._cut(work.inputs, torch.float32)
         self.y = None
         if work.target is not None:
             self.y = self._cut(work.target, work.target_dtype, channels=work.target_channels)
+
+    def _make_optimizer_state(self) -> int:
+        """An optimizer makes its state in the first step; this one stands for all others [B]."""
+        if self.optimizer is None:
+            return 0
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+        before = self.nothing.live
+        self.optimizer.step()
+        state = self.nothing.live - before
+        self.optimizer.zero_grad()
+        self.nothing.peak = self.nothing.live
+        return state
 
     def _forget_values(self) -> None:
         """Small parameters have values, which would let operators run."""
@@ -132,11 +149,9 @@ class _Step:
         if self.buckets is not None:
             self.buckets.flush()
         if self.optimizer is not None:
-            before = self.nothing.live
             recorder.optimizing = True
             self.optimizer.step()
             recorder.optimizing = False
-            trace.optimizer_state = self.nothing.live - before
         trace.peak = self.nothing.peak
 
     def _forward(self) -> torch.Tensor:
