@@ -134,6 +134,135 @@ def _measure_step(point: Point, grid: hs.Grid, steps: int) -> dict[str, Any]:
     seconds = []
     for _ in range(WARM_UP + steps):
         grid.barrier()
-        seconds.append(slowest(stopwatch(grid.device, [step]), grid.device)[0] if grid.size > 1
-                       else stopwatch(grid.device, [step])[0])
+        seconds.append(
+            slowest(stopwatch(grid.device, [step]), grid.device)[0]
+            if grid.size > 1
+            else stopwatch(grid.device, [step])[0]
+        )
     return {"saved": saved[0], "peak": memory("VmHWM"), "seconds": seconds[WARM_UP:]}
+
+
+def predict(point: Point, traces: list[Trace], machine: Machine) -> dict[str, Any]:
+    """The step of the slowest rank, and what it is made of."""
+    costs = [step_cost(trace, machine, point.ranks) for trace in traces]
+    worst = max(costs, key=lambda cost: cost.seconds.total)
+    return {
+        "seconds": worst.seconds.total,
+        "guessed": worst.guessed,
+        "breakdown": worst.seconds.as_dict(),
+    }
+
+
+def without(machine: Machine, traces: list[Trace], ranks: int) -> Machine:
+    """The machine file as if these steps had never been calibrated."""
+    calls = {operator.call for trace in traces for operator in trace.operators}
+    setting = machine.setting(ranks)
+    left = [entry for call, entry in setting.measured.items() if call not in calls]
+    return machine.with_setting(setting.model_copy(update={"operators": tuple(left)}))
+
+
+def compare(point: Point, found: list[dict[str, Any]], machine: Machine) -> dict[str, Any]:
+    """One line of the table."""
+    traces = [trace_step(point.workload(), point.extents, r) for r in range(point.ranks)]
+    seconds = found[0]["seconds"]
+    half = len(seconds) // 2
+    measured = statistics.median(seconds)
+    halves = [statistics.median(seconds[:half]), statistics.median(seconds[half:])]
+    host = HostMemory(process=max(rank["process"] for rank in found))
+    peaks = [rank_memory(trace, machine, point.ranks, host) for trace in traces]
+    return {
+        **asdict(point),
+        "measured": measured,
+        "repeats": abs(halves[1] - halves[0]) / measured,
+        "calibrated": predict(point, traces, machine),
+        "others": predict(point, traces, without(machine, traces, point.ranks)),
+        "saved": [[rank["saved"], trace.saved] for rank, trace in zip(found, traces, strict=True)],
+        "peak": [[rank["peak"], peak.total] for rank, peak in zip(found, peaks, strict=True)],
+    }
+
+
+def off(row: dict[str, Any], which: str) -> float:
+    return row[which]["seconds"] / row["measured"] - 1
+
+
+def worst_ratio(pairs: list[list[int]]) -> float:
+    """The prediction over the count that is furthest from it, less 1."""
+    return max((b / a - 1 for a, b in pairs), key=abs)
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    print(f"{'':32}{'measured':>10}{'repeats':>9}{'calibrated':>18}{'other shapes':>18}")
+    print(f"{'case':18}{'grid':>14}{'[ms]':>10}{'':>9}{'[ms]':>10}{'off':>8}{'[ms]':>10}{'off':>8}"
+          f"{'saved':>9}{'peak':>9}")  # fmt: skip
+    for row in rows:
+        point = Point(row["name"], row["ranks"], row["axis"])
+        print(
+            f"{row['name']:18}{point.grid:>14}{1e3 * row['measured']:10.1f}"
+            f"{100 * row['repeats']:8.1f}%"
+            f"{1e3 * row['calibrated']['seconds']:10.1f}{100 * off(row, 'calibrated'):+7.1f}%"
+            f"{1e3 * row['others']['seconds']:10.1f}{100 * off(row, 'others'):+7.1f}%"
+            f"{100 * worst_ratio(row['saved']):+8.2f}%{100 * worst_ratio(row['peak']):+8.1f}%"
+        )
+    for name in ("calibrated", "others"):
+        errors = [abs(off(row, name)) for row in rows]
+        print(
+            f"{name}: median {100 * statistics.median(errors):.1f} %, worst "
+            f"{100 * max(errors):.1f} %"
+        )
+    repeats = [row["repeats"] for row in rows]
+    print(f"a measurement repeats within: median {100 * statistics.median(repeats):.1f} %, worst "
+          f"{100 * max(repeats):.1f} %")  # fmt: skip
+    print_ranking(rows)
+
+
+def print_ranking(rows: list[dict[str, Any]]) -> None:
+    """Whether the fastest grid of two ranks is the one that the plan names first."""
+    for name in dict.fromkeys(row["name"] for row in rows):
+        cut = [row for row in rows if row["name"] == name and row["ranks"] == 2]
+        if len(cut) > 1:
+            fastest = min(cut, key=lambda row: row["measured"])
+            first = min(cut, key=lambda row: row["calibrated"]["seconds"])
+            behind = first["measured"] / fastest["measured"] - 1
+            print(
+                f"{name}: fastest along {fastest['axis']}, the plan's first along {first['axis']}, "
+                f"{100 * behind:.1f} % behind"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], choices=[1, 2])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--machine", type=Path, help="keep the machine file; goes on from it")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
+    options = parser.parse_args()
+    where = this_machine()
+    print(", ".join(f"{key} {value}" for key, value in where.items()), flush=True)
+    points = [
+        Point(name, ranks, axis)
+        for ranks in options.ranks
+        for name in options.cases
+        for axis in (AXES if ranks > 1 else AXES[:1])
+    ]
+    known = options.machine is not None and options.machine.exists()
+    machine = load_machine(options.machine) if known else None
+    found = {}
+    for point in points:
+        began = time.perf_counter()
+        found[point] = run_ranks(point.ranks, measure, point, options.steps, machine)
+        machine = found[point][0].pop("machine")
+        for rank in found[point][1:]:
+            rank.pop("machine")
+        if options.machine is not None:
+            save_machine(machine, options.machine)
+        print(f"{point.name} on {point.grid}: {time.perf_counter() - began:.0f} s", flush=True)
+    rows = [compare(point, ranks, machine) for point, ranks in found.items()]
+    print_table(rows)
+    if options.json:
+        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
+        options.json.write_text(json.dumps({**where, "options": what, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -35,8 +35,6 @@ WITHOUT_WORK = {
 }
 """Operators that only ask for memory."""
 
-READ_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-
 NO_META_FORM = ("'Meta' backend", "expects CPU tensor", "no fake impl", "Meta tensors")
 """What torch says of an operator that it cannot run on its meta device."""
 
@@ -99,7 +97,7 @@ class Recorder(TorchDispatchMode):
             tensors = _tensors((args, kwargs))
             if tensors and all(map(self._has_values, tensors)):
                 return self._run(operator, args, kwargs, tensors)
-            if any(tag in operator.tags for tag in READ_VALUES):
+            if torch.Tag.data_dependent_output in operator.tags:
                 raise UnsupportedOp(_reads_values(operator, tensors, self.layers.current))
             if operator._schema.is_mutable:
                 return self._write(operator, args, kwargs, tensors)
@@ -116,7 +114,7 @@ class Recorder(TorchDispatchMode):
         call = _call(operator, args, kwargs)
         known = self._known.get(call)
         if known is None:
-            known = self._known[call] = _look_up(operator, args, kwargs, tensors)
+            known = self._known[call] = self._look_up(operator, args, kwargs, tensors)
         forms = [v for v in tree_leaves(known.result) if isinstance(v, TensorSpec)]
         if not tensors and sum(math.prod(form.shape) for form in forms) <= WITH_VALUES:
             return self._run(operator, args, kwargs, tensors)
@@ -145,7 +143,7 @@ class Recorder(TorchDispatchMode):
         if known is None:
             new = None
             if any(result is None for result in results):
-                new = _look_up(operator, args, kwargs, tensors).result
+                new = self._look_up(operator, args, kwargs, tensors).result
             nbytes = _bytes(_tensors([value for _, value in written]))
             known = self._known[call] = CallCosts(new, _bytes(tensors), nbytes, True, {})
         self._note(operator, call, known)
@@ -157,6 +155,28 @@ class Recorder(TorchDispatchMode):
                 for found, form in pairs
             ]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _look_up(
+        self, operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+    ) -> CallCosts:
+        """The form of what an operator returns, by its meta form or else on zeros."""
+        form: Any = META_FORMS.get(operator.overloadpacket, operator)
+        traced = True
+        options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
+        try:
+            metas = tree_map_only(torch.Tensor, _meta, (args, options))
+            result = form(*metas[0], **metas[1])
+        except (NotImplementedError, RuntimeError) as error:
+            if torch.Tag.dynamic_output_shape in operator.tags:
+                words = _reads_values(operator, tensors, self.layers.current)
+                raise UnsupportedOp(words) from error
+            if not any(words in str(error) for words in NO_META_FORM):
+                raise
+            traced = False
+            result = _on_zeros(operator, args, kwargs, tensors)
+        forms = tree_map_only(torch.Tensor, _form, result)
+        new = [v for v in tree_leaves(forms) if isinstance(v, TensorSpec)]
+        return CallCosts(forms, _bytes(tensors), sum(v.nbytes for v in new), traced, {})
 
     def _new(self, form: TensorSpec) -> torch.Tensor:
         return self.nothing.empty(form.shape, form.strides, form.dtype)
@@ -180,26 +200,6 @@ class Recorder(TorchDispatchMode):
                 written=known.written,
             )
         )
-
-
-def _look_up(
-    operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]
-) -> CallCosts:
-    """The form of what an operator returns, by its meta form or else on zeros."""
-    form: Any = META_FORMS.get(operator.overloadpacket, operator)
-    traced = True
-    options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
-    try:
-        metas = tree_map_only(torch.Tensor, _meta, (args, options))
-        result = form(*metas[0], **metas[1])
-    except (NotImplementedError, RuntimeError) as error:
-        if not any(words in str(error) for words in NO_META_FORM):
-            raise
-        traced = False
-        result = _on_zeros(operator, args, kwargs, tensors)
-    forms = tree_map_only(torch.Tensor, _form, result)
-    new = [v for v in tree_leaves(forms) if isinstance(v, TensorSpec)]
-    return CallCosts(forms, _bytes(tensors), sum(v.nbytes for v in new), traced, {})
 
 
 def _on_zeros(operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
