@@ -62,7 +62,7 @@ class CallCosts:
     flops: dict[Stage, Any]
 
 
-class Recorder(TorchDispatchMode):
+class TraceMode(TorchDispatchMode):
     """Within it torch's operators return tensors without memory, and are recorded.
 
     Views are made; operators on small tensors with values (the counter of Adam's steps, say) run.

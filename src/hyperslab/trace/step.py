@@ -16,7 +16,7 @@ from hyperslab.tensor import Sharded
 from hyperslab.trace.buckets import Buckets
 from hyperslab.trace.layers import Layers
 from hyperslab.trace.nothing import Nothing
-from hyperslab.trace.recorder import Recorder
+from hyperslab.trace.recorder import TraceMode
 from hyperslab.trace.records import Trace
 from hyperslab.trace.virtual import Messages, VirtualGrid
 
@@ -32,7 +32,8 @@ class Workload:
     mini-batch; ``loss`` takes its result and a target of the shape and type ``target``, whose dim 1
     is channels (``target_channels``) or is not; without a loss the sum is differentiated.
     ``optimizer`` takes the parameters; None: the step ends with the gradients. ``precision`` is
-    what autocast computes in, None without. ``batch_norm`` as `hyperslab.parallelize` takes it.
+    what autocast computes in, None without. ``batch_norm`` and ``until`` are as
+    `hyperslab.parallelize` takes them.
     """
 
     build: Callable[[], nn.Module]
@@ -44,6 +45,7 @@ class Workload:
     optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None
     precision: torch.dtype | None = None
     batch_norm: str = "grid"
+    until: tuple[str, ...] = ()
     train: bool = True
 
 
@@ -61,7 +63,7 @@ def trace_step(
     """
     nothing = Nothing()
     layers = Layers()
-    recorder = Recorder(nothing, layers)
+    recorder = TraceMode(nothing, layers)
     journal = Messages(layers, lambda: recorder.stage)
     grid = VirtualGrid(extents, rank, journal)
     with ExitStack() as stack:
@@ -94,7 +96,7 @@ class _Step:
         work = self.workload
         self.model = work.build().train(work.train)
         self._forget_values()
-        prepare(self.model, self.grid, batch_norm=work.batch_norm)
+        prepare(self.model, self.grid, until=work.until, batch_norm=work.batch_norm)
         stack.enter_context(self.layers.following(self.model))
         parameters = self.model.parameters
         self.optimizer = None if work.optimizer is None else work.optimizer(parameters())
@@ -137,7 +139,7 @@ class _Step:
         form = torch.empty(shape, dtype=dtype, device="meta")
         return self.nothing.empty(tuple(shape), form.stride(), dtype)
 
-    def run(self, trace: Trace, recorder: Recorder) -> None:
+    def run(self, trace: Trace, recorder: TraceMode) -> None:
         """Forward, backward, update."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         trace.parameters = sum(p.nbytes for p in self.model.parameters())
