@@ -13,6 +13,7 @@ from hyperslab.cli.evaluate import evaluate_command
 from hyperslab.cli.inspect import inspect
 from hyperslab.cli.predict import predict_command
 from hyperslab.cli.report import report_command
+from hyperslab.cli.scale import scale_command
 from hyperslab.cli.simulate import simulate_command
 from hyperslab.cli.train import train_command
 
@@ -38,6 +39,7 @@ app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)
 app.command("report")(report_command)
+app.command("scale")(scale_command)
 app.add_typer(convert_commands, name="convert")
 
 

@@ -1,0 +1,209 @@
+"""A study as a figure: bars as figures 4 and 7 of Oyama et al. 2020, or lines as figure 8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from hyperslab.atomic_files import written_aside
+from hyperslab.cost.breakdown import Breakdown
+from hyperslab.report.number_format import TIMES, number
+from hyperslab.scaling.points import ScalingKind
+from hyperslab.scaling.study import Speed, Study, StudyRow
+
+MEASURED = "#0072b2"
+"""The palette of Okabe and Ito (2008), as in the report."""
+
+PREDICTED = "#b84a00"
+
+PARTS = {
+    "forward": ("#56b4e9", ("forward",)),
+    "backward": ("#e69f00", ("backward_data", "backward_filter")),
+    "waiting for ranks": ("#cc79a7", ("halos", "statistics", "gradients")),
+    "optimizer, overhead, input": ("#bbbbbb", ("optimizer", "overhead", "input")),
+}
+"""What is told apart of a predicted step: its colour, and the parts of its `Breakdown`."""
+
+FIGURE_STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#d9dbd6",
+    "legend.frameon": False,
+    "xtick.minor.size": 0,
+    "hatch.linewidth": 0.6,
+}
+
+
+def draw_study(study: Study, path: Path) -> None:
+    """Write the figure as PNG: whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with mpl.rc_context(FIGURE_STYLE):
+        wide = max(6.4, 1.6 + 0.95 * len(study.rows))
+        figure = Figure(figsize=(wide, 4.6), layout="constrained")
+        axes = figure.subplots()
+        (_bars if study.kind is ScalingKind.STRONG else _lines)(axes, study)
+        axes.set_title(_title(study), loc="left", fontsize=10)
+        handles, _ = axes.get_legend_handles_labels()
+        if handles:
+            figure.legend(loc="outside lower left", ncols=3, fontsize=9)
+        with written_aside(path, ending=".png") as partial:
+            figure.savefig(partial, dpi=150)
+
+
+def _title(study: Study) -> str:
+    words = f"{study.kind.capitalize()} scaling of {study.recipe}"
+    first = study.rows[0].point
+    if study.kind is ScalingKind.STRONG:
+        words += f", mini-batch {first.batch_size}"
+    else:
+        words += f", {first.batch_size // first.grid.data} samples a replica"
+    if study.machine:
+        words += f"\npredicted for {study.machine}"
+    if any(row.measured and row.measured.crowded for row in study.rows):
+        words += "\n* more ranks than cores or GPUs: meaningless as a measure of scaling"
+    return words
+
+
+def _bars(axes: Axes, study: Study) -> None:
+    """The time of a step, measured beside predicted, which is shaded and shows its parts."""
+    both = any(row.measured for row in study.rows) and any(row.predicted for row in study.rows)
+    width = 0.38 if both else 0.6
+    top = 0.0
+    for place, (row, measured, predicted) in enumerate(
+        zip(study.rows, study.measured(), study.predicted(), strict=True)
+    ):
+        shift = width / 2 if measured and predicted else 0.0
+        if row.measured is not None and measured is not None:
+            _measured_bar(axes, place - shift, width, row, measured)
+            top = max(top, row.measured.upper)
+        if row.predicted is not None and predicted is not None:
+            _predicted_bar(axes, place + shift, width, row.predicted, predicted)
+            top = max(top, row.predicted.total)
+    axes.set_xticks(range(len(study.rows)), [_words(row) for row in study.rows])
+    axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * top), xlim=(-0.6, len(study.rows) - 0.4))
+    _once(axes)
+
+
+def _measured_bar(axes: Axes, at: float, width: float, row: StudyRow, speed: Speed) -> None:
+    found = row.measured
+    assert found is not None
+    spread = [[found.seconds - found.lower], [found.upper - found.seconds]]
+    axes.bar(
+        at,
+        found.seconds,
+        width,
+        color=MEASURED,
+        yerr=spread,
+        error_kw={"ecolor": "#1c1f24", "elinewidth": 0.8, "capsize": 2},
+        label="measured (median, quartiles)",
+    )
+    _annotate(axes, at, found.upper, speed)
+
+
+def _predicted_bar(axes: Axes, at: float, width: float, predicted: Breakdown, speed: Speed) -> None:
+    below = 0.0
+    for name, (color, fields) in PARTS.items():
+        seconds = sum(getattr(predicted, field) for field in fields)
+        axes.bar(
+            at,
+            seconds,
+            width,
+            bottom=below,
+            color=color,
+            alpha=0.6,
+            hatch="////",
+            edgecolor="white",
+            linewidth=0.5,
+            label=f"predicted: {name}",
+        )
+        below += seconds
+    _annotate(axes, at, below, speed)
+
+
+def _annotate(axes: Axes, at: float, top: float, speed: Speed) -> None:
+    """Throughput [samples/s] and speed-up, as in the paper."""
+    axes.annotate(
+        _speed_words(speed),
+        (at, top),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=7.5,
+    )
+
+
+def _speed_words(speed: Speed) -> str:
+    return f"{number(speed.throughput)}/s\n{number(speed.speedup)}{TIMES}"
+
+
+def _lines(axes: Axes, study: Study) -> None:
+    """Throughput over ranks, both logarithmic; a dotted line is what ideal scaling would be."""
+    ranks = [row.point.ranks for row in study.rows]
+    _line(axes, ranks, study.measured(), above=True)
+    _line(axes, ranks, study.predicted(), above=False)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(ranks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([_words(row) for row in study.rows])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(0.14, 0.18)
+    axes.set(ylabel="throughput [samples/s]")
+
+
+def _line(axes: Axes, ranks: Sequence[int], speeds: Sequence[Speed | None], *, above: bool) -> None:
+    """The measured line, with its words above, or the predicted one, with its words below."""
+    points = [(r, s) for r, s in zip(ranks, speeds, strict=True) if s is not None]
+    if not points:
+        return
+    name = "measured" if above else "predicted"
+    color = MEASURED if above else PREDICTED
+    first = points[0][1]
+    ideal = [first.throughput * count / first.base for count in ranks]
+    axes.plot(ranks, ideal, ":", color=color, linewidth=1, label=f"ideal, from the first {name}")
+    found = [speed.throughput for _, speed in points]
+    style = "o-" if above else "s--"
+    places = [count for count, _ in points]
+    axes.plot(places, found, style, color=color, markersize=4, label=name)
+    for count, speed in points:
+        axes.annotate(
+            _speed_words(speed),
+            (count, speed.throughput),
+            xytext=(-6, 5) if above else (6, -5),
+            textcoords="offset points",
+            ha="right" if above else "left",
+            va="bottom" if above else "top",
+            fontsize=7.5,
+            color=color,
+        )
+
+
+def _words(row: StudyRow) -> str:
+    star = "*" if row.measured and row.measured.crowded else ""
+    extents = row.point.grid.model_dump()
+    cut = "\n".join(f"{axis} {n}" for axis, n in extents.items() if n > 1)
+    plural = "s" * (row.point.ranks > 1)
+    return f"{row.point.ranks}{star} rank{plural}\n{cut}".rstrip()
+
+
+def _once(axes: Axes) -> None:
+    """One entry of the legend for all bars of a kind."""
+    seen: set[str] = set()
+    for container in axes.containers:
+        label = str(container.get_label())
+        if label in seen:
+            container.set_label("_nolegend_")
+        seen.add(label)
