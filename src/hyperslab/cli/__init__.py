@@ -11,6 +11,7 @@ from hyperslab.cli.convert import convert_commands
 from hyperslab.cli.errors import DEBUG, clean_errors, leave
 from hyperslab.cli.evaluate import evaluate_command
 from hyperslab.cli.inspect import inspect
+from hyperslab.cli.plan import plan_command
 from hyperslab.cli.predict import predict_command
 from hyperslab.cli.report import report_command
 from hyperslab.cli.scale import scale_command
@@ -35,6 +36,7 @@ def options(
 
 app.command("simulate")(simulate_command)
 app.command("inspect")(inspect)
+app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)

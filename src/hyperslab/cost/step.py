@@ -157,7 +157,7 @@ class _Walk:
             seconds,
             layers,
             flops=trace.flops(),
-            guessed=self.guessed / seconds.compute if self.guessed else 0.0,
+            guessed=min(1.0, self.guessed / seconds.compute) if self.guessed else 0.0,
             left_out=dict(trace.not_traced),
             left_out_share=missing / (missing + done) if missing else 0.0,
         )

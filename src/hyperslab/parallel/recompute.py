@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+from hyperslab.tensor import Sharded
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLINGS = (nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool2d, nn.MaxPool3d)
@@ -54,10 +57,21 @@ class _Stage:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
             return self._run(x)
-        y: torch.Tensor = checkpoint(
-            self._run, x, use_reentrant=False, context_fn=self._first_and_again
-        )
+        # Saved tensors come back as ordinary ones where somebody looks at them: cut in here.
+        run = self._run
+        if isinstance(x, Sharded):
+            cut = functools.partial(
+                Sharded.from_local, partition=x.partition, grid=x.grid, policy=x.policy
+            )
+            run = functools.partial(self._run_cut, cut)
+            x = x.local
+        y: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=self._first_and_again)
         return y
+
+    def _run_cut(
+        self, like: Callable[[torch.Tensor], Sharded], block: torch.Tensor
+    ) -> torch.Tensor:
+        return self._run(like(block))
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

@@ -174,7 +174,8 @@ def counting_saved(excluded: tuple[torch.Tensor, ...], trace: Trace) -> Iterator
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
+        with torch._C.DisableTorchFunctionSubclass():  # checkpointing keeps a `Sharded`
+            storage = tensor.untyped_storage()
         if storage.data_ptr() not in skip:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor

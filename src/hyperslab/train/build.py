@@ -98,7 +98,13 @@ def data_card(data: volumes.Dataset) -> DataCard:
 
 
 def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
-    """The recipe's network for such data, parallelised; its weights come from torch's generator.
+    """The recipe's network for such data, parallelised; raises what `build_network` does."""
+    model = build_network(recipe, about)
+    return parallelize(model, grid, batch_norm=recipe.model.statistics)
+
+
+def build_network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    """The recipe's network for such data; its weights come from torch's generator.
 
     Raises:
         RecipeError: the network is for another kind of data, or for volumes of another size.
@@ -109,7 +115,7 @@ def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
     model = choose(MODELS, config.name, "model.name")(config, about, recipe.data.where)
     if recipe.memory == "recompute":
         recompute_stages(model)
-    return parallelize(model, grid, batch_norm=config.statistics)
+    return model
 
 
 def build_objective(recipe: Recipe, about: DataCard) -> Objective:

@@ -209,7 +209,21 @@ def _possible() -> bool:
 def _make(group: dist.ProcessGroup) -> Shared | None:
     size = dist.get_world_size()
     pairs = size * (size - 1)
-    slot = min(LARGEST, BUDGET // (pairs * SLOTS)) // 4096 * 4096
-    data = pairs * SLOTS * slot + size * LARGEST
-    segment = connect(group, [0, SLOTS, 0] * pairs, size + pairs * SLOTS, data)
-    return None if segment is None else Shared(segment, dist.get_rank(), size, slot)
+    numbers = size + pairs * SLOTS
+    segment = connect(group, [0, SLOTS, 0] * pairs, numbers, shared_bytes(size))
+    return None if segment is None else Shared(segment, dist.get_rank(), size, _slot(size))
+
+
+def shared_bytes(size: int) -> int:
+    """Of all slots and areas of so many ranks of a machine [B].
+
+    >>> shared_bytes(1), shared_bytes(2) >> 20
+    (0, 6)
+    """
+    pairs = size * (size - 1)
+    return pairs * SLOTS * _slot(size) + size * LARGEST if pairs else 0
+
+
+def _slot(size: int) -> int:
+    """Of one of so many ranks' slots [B]."""
+    return min(LARGEST, BUDGET // (size * (size - 1) * SLOTS)) // 4096 * 4096

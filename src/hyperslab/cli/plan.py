@@ -1,0 +1,101 @@
+"""`hyperslab plan`: which grid, how long, how much memory, before running."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+from rich.console import Console
+
+from hyperslab.atomic_files import write_text
+from hyperslab.errors import RecipeError, reason
+from hyperslab.machine import Machine, load_machine
+from hyperslab.plan.advice import changes, least_ranks
+from hyperslab.plan.document import document
+from hyperslab.plan.figure import draw_plan
+from hyperslab.plan.job import VolumeShape, job_of
+from hyperslab.plan.limits import Limit, host_limit, process_bytes
+from hyperslab.plan.search import Bounds, make_plan
+from hyperslab.plan.show import opening, ranking, remarks
+from hyperslab.recipe.load import load_recipe
+
+_WIDTH = 120
+"""Columns where the output is no terminal."""
+
+HERE = "laptop-2core"
+"""The machine that is taken where none is named."""
+
+
+def plan_command(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has some.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, such as data.batch_size=64.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="How many. Default: the recipe's grid's.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="A rank's, such as 16GiB. Default: the machine's.")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option(help=f"Shipped, or a calibrated file. Default: {HERE}.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Of a volume, C,D,H,W, where its data are not here.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Trace every grid, not the promising ones alone.")
+    ] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write all numbers to this file.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the plan into this PNG.")] = None,
+) -> None:
+    """Rank the grids of so many ranks by the time of a step; nothing is run."""
+    config = load_recipe(recipe, overrides or [])
+    job = job_of(config, _shape(shape))
+    chosen = load_machine(machine or HERE)
+    count = ranks or config.grid.size
+    process = 0 if chosen.device != "cpu" else process_bytes()
+    limit = _limit(memory, chosen if machine else None, count)
+    bounds = Bounds(limit, process, everything)
+    plan = make_plan(job, chosen, count, bounds)
+    found = changes(plan, bounds)
+    least = least_ranks(job, chosen, bounds, plan.first)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console.print(opening(plan), markup=False)
+    console.print(ranking(plan))
+    for line in remarks(plan, found, least):
+        console.print(line, markup=False, soft_wrap=True)
+    try:
+        if json_path is not None:
+            write_text(json_path, json.dumps(document(plan, found, least), indent=1) + "\n")
+        if figure is not None:
+            draw_plan(plan, figure)
+    except OSError as error:
+        raise RecipeError(f"cannot write the plan: {reason(error)}") from None
+    if plan.best is None:
+        raise typer.Exit(1)
+
+
+def _shape(text: str | None) -> VolumeShape | None:
+    try:
+        return None if text is None else tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
+
+
+def _limit(text: str | None, named: Machine | None, ranks: int) -> Limit:
+    """What is asked for, else what the machine that was named has, else what this host has."""
+    if text is not None:
+        try:
+            return Limit(TypeAdapter(ByteSize).validate_python(text), "--memory")
+        except ValidationError:
+            raise typer.BadParameter(f"--memory {text}: give a size, such as 16GiB") from None
+    if named is not None:
+        return Limit(named.memory, f"that of {named.name}")
+    return host_limit(ranks, "cpu")

@@ -1,0 +1,138 @@
+"""One grid of a plan: what its step costs, whether it fits, what binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hyperslab.comm.grid import SPATIAL_AXES
+from hyperslab.cost.breakdown import Breakdown
+from hyperslab.cost.feed import input_wait
+from hyperslab.cost.memory import HostMemory, RankMemory, rank_memory
+from hyperslab.cost.step import StepCost, step_cost
+from hyperslab.machine import Machine
+from hyperslab.plan.grids import box_extents, samples_each
+from hyperslab.plan.job import GridJob
+from hyperslab.plan.rough import device_of_machine
+from hyperslab.recipe.schema import GridSection
+from hyperslab.trace import Trace, busiest, trace_step
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal grid, traced.
+
+    ``seconds`` and ``memory`` are those of its slowest and of its fullest rank, of the ranks that
+    were traced; ``samples`` are those of a step, on all ranks. ``reading`` [s] is what its input
+    would take if nothing were kept (Mathuriya et al. 2018, equation 1).
+    """
+
+    grid: GridSection
+    samples: int
+    seconds: Breakdown
+    memory: RankMemory
+    reading: float
+    cost: StepCost
+    notes: tuple[str, ...] = ()
+
+    @property
+    def throughput(self) -> float:
+        """[samples/s]"""
+        return self.samples / self.seconds.total
+
+    @property
+    def binds(self) -> str:
+        """What takes most of the step, memory left aside."""
+        spent = self.seconds
+        parts = {
+            "compute": spent.compute,
+            "overhead": spent.overhead,
+            "halo": spent.halos,
+            "all-reduce": spent.statistics + spent.gradients,
+            "input": spent.input,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+    def fits(self, limit: int) -> bool:
+        """Whether a rank needs no more than so much memory [B]."""
+        return self.memory.total <= limit
+
+
+def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]:
+    """The steps of the ranks that decide.
+
+    That is the busiest; where the shards of an axis differ, also the first, whose are largest.
+    Raises what `trace_step` does.
+    """
+    work = job.workload()
+    extents = grid.model_dump()
+    even = all(
+        extent % extents[axis] == 0
+        for extent, axis in zip(job.about.shape[1:], SPATIAL_AXES, strict=True)
+    )
+    ranks = sorted({busiest(extents)} if even else {0, busiest(extents)})
+    return [trace_step(work, extents, rank, device_of_machine(machine)) for rank in ranks]
+
+
+def weigh(
+    job: GridJob, grid: GridSection, machine: Machine, traces: Sequence[Trace], process: int = 0
+) -> Candidate:
+    """What a step on a grid costs; ``process`` [B] is what a rank takes that holds nothing."""
+    costs = [step_cost(trace, machine, grid.size) for trace in traces]
+    slowest = max(costs, key=lambda cost: cost.seconds.total)
+    seconds = _accumulated(slowest.seconds, job.accumulated)
+    host = host_memory(job, grid, process)
+    memories = [rank_memory(trace, machine, grid.size, host) for trace in traces]
+    reading = reading_seconds(job, grid, machine)
+    waiting = input_wait(reading, seconds.total) if read_each_step(job) else 0.0
+    return Candidate(
+        grid,
+        job.batch * job.accumulated,
+        replace(seconds, input=waiting),
+        max(memories, key=lambda memory: memory.total),
+        reading,
+        slowest,
+        tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+    )
+
+
+def host_memory(job: GridJob, grid: GridSection, process: int) -> HostMemory:
+    """Of a rank, beside its step: mini-batches in their storage type, and what the store keeps.
+
+    The store counts with its budget where the recipe gives one; else it takes half of what is
+    left, and nothing that the step needs.
+    """
+    data = job.recipe.data
+    box = job.box_bytes(box_extents(grid, job))
+    batch = samples_each(grid, job) * box
+    depth = min(data.prefetch, data.prefetch_bytes // batch)
+    kept = 0
+    if data.mode != "direct" and data.budget is not None:
+        kept = min(data.budget // box, -(-job.samples // grid.data)) * box
+    return HostMemory(ahead=(1 + depth) * batch, store=kept, process=process)
+
+
+def read_each_step(job: GridJob) -> bool:
+    """Whether files are read in every epoch, and not in the first one alone."""
+    return job.recipe.data.mode == "direct" and job.recipe.data.synthetic is None
+
+
+def reading_seconds(job: GridJob, grid: GridSection, machine: Machine) -> float:
+    """Of a step's input from files, each rank its boxes [s]."""
+    boxes = job.accumulated * samples_each(grid, job) * job.box_bytes(box_extents(grid, job))
+    return machine.read_seconds(boxes, grid.size)
+
+
+def _accumulated(seconds: Breakdown, count: int) -> Breakdown:
+    """Of a step over several mini-batches; gradients travel with the last one."""
+    once = {"gradients", "optimizer"}
+    times = {name: 1 if name in once else count for name in seconds.as_dict()}
+    return Breakdown(**{name: times[name] * spent for name, spent in seconds.as_dict().items()})
+
+
+def efficiency(alone: float, candidate: Candidate) -> float:
+    """The share of all ranks' time that one alone would need for the same samples, ``alone`` [s].
+
+    That one is taken to have the memory, and to be as fast as one of so many.
+    """
+    return alone / (candidate.grid.size * candidate.seconds.total)

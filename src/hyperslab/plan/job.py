@@ -1,0 +1,154 @@
+"""The job of a plan: what a recipe asks of the ranks, whatever the grid."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.data.sampler import samples_of
+from hyperslab.errors import DataError, RecipeError
+from hyperslab.formats.registry import find_format, named
+from hyperslab.formats.source import ScanOptions, Source
+from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.synthetic import SyntheticVolumes
+from hyperslab.recipe.schema import CosmoFlowSection, Recipe
+from hyperslab.trace import Workload
+from hyperslab.train.build import build_network, build_objective
+from hyperslab.train.optimizers import build_optimizer
+from hyperslab.train.precision import PRECISIONS
+
+VolumeShape = tuple[int, ...]
+
+SAMPLES = 128
+"""Of all splits where there are no data: the subset of Oyama et al. 2020, section V-B."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridJob:
+    """A recipe and what its data are.
+
+    ``samples`` are those of the training split; ``voxel_bytes`` [B] are stored for a voxel of a
+    channel, ``target_bytes`` [B] for the class of one, or for all numbers of a sample.
+    ``assumed`` says what was taken for granted where there are no data.
+    """
+
+    recipe: Recipe
+    about: DataCard
+    samples: int
+    voxel_bytes: int
+    target_bytes: int
+    assumed: str = ""
+
+    @property
+    def batch(self) -> int:
+        """Samples that pass through the network together, on all ranks."""
+        return min(self.recipe.data.batch_size, self.samples)
+
+    @property
+    def accumulated(self) -> int:
+        """Mini-batches of a step."""
+        return self.recipe.optimizer.accumulate
+
+    @property
+    def inputs(self) -> VolumeShape:
+        """(N, C, D, H, W)."""
+        return (self.batch, *self.about.shape)
+
+    def box_bytes(self, extents: VolumeShape) -> int:
+        """What is stored of a sample for a block of D, H, W extents [B], its target included."""
+        voxels = math.prod(extents)
+        targets = voxels * self.target_bytes if self.about.classes else self.target_bytes
+        return voxels * self.about.shape[0] * self.voxel_bytes + targets
+
+    def workload(self) -> Workload:
+        """Its step, to be traced."""
+        recipe = self.recipe
+        classes = self.about.classes
+        numbers = len(self.about.parameters.names)
+        return Workload(
+            partial(build_network, recipe, self.about),
+            self.inputs,
+            target=(self.batch, *self.about.shape[1:]) if classes else (self.batch, numbers),
+            target_dtype=torch.int64 if classes else torch.float32,
+            target_channels=not classes,
+            loss=build_objective(recipe, self.about).loss,
+            optimizer=partial(build_optimizer, recipe.optimizer),
+            precision=PRECISIONS[recipe.precision],
+            batch_norm=recipe.model.statistics,
+        )
+
+    def with_recipe(self, **changes: object) -> GridJob:
+        """The same for a recipe that is changed in some keys."""
+        return replace(self, recipe=self.recipe.model_copy(update=changes))
+
+
+def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
+    """The job of a recipe, for its data or for volumes of ``shape`` (C, D, H, W).
+
+    Where its data are not there, they are taken to be what its network's width says. This process
+    alone looks at them, and does not start to communicate.
+
+    Raises:
+        DataError: there are no data, and neither shape nor width.
+        RecipeError: the shape is none of a volume.
+    """
+    data = recipe.data
+    if shape is not None:
+        return _job(recipe, _made(recipe, shape), f"volumes of {_product(shape)}, as asked for")
+    if data.path is not None and not data.path.exists():
+        shape = _shape_of_network(recipe)
+        words = f"{data.path} is not here: volumes of {_product(shape)}, as the recipe's width says"
+        return _job(recipe, _made(recipe, shape), words)
+    source = _source(recipe)
+    if data.subvolume is not None:
+        source = Subvolumes(source, data.subvolume)
+    return _job(recipe, source, "")
+
+
+def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
+    volumes = [source.volume(sample) for sample in range(len(source.names))]
+    data = recipe.data
+    count = len(samples_of(volumes, "train", data.fractions, data.seed))
+    about = DataCard(source.shape, source.whole_shape, source.classes, source.parameters)
+    target = 1 if source.classes else 8 * len(source.parameters.names)
+    return GridJob(recipe, about, count, source.dtype.itemsize, target, assumed)
+
+
+def _source(recipe: Recipe) -> Source:
+    data = recipe.data
+    if data.synthetic is not None:
+        return data.synthetic.source()
+    assert data.path is not None
+    found = find_format(data.path)[0] if data.format is None else named(data.format)
+    return found.source.open_folder(Path(data.path), ScanOptions(data.channels, data.format))
+
+
+def _made(recipe: Recipe, shape: VolumeShape) -> Source:
+    if len(shape) != 4 or min(shape) < 1:
+        raise RecipeError(f"--shape {_product(shape)}: give channels, depth, height and width")
+    classes = 3 if recipe.model.segments else 0
+    samples = max(SAMPLES, 2 * recipe.data.batch_size)
+    return SyntheticVolumes(shape, samples, classes=classes)
+
+
+def _shape_of_network(recipe: Recipe) -> VolumeShape:
+    model = recipe.model
+    width = recipe.data.subvolume
+    if width is None and isinstance(model, CosmoFlowSection):
+        width = model.width
+    if width is None:
+        raise DataError(
+            f"data.path {recipe.data.path} is not here, so what is to be planned is not known\n"
+            "    say it: --shape C,D,H,W, such as --shape 4,512,512,512"
+        )
+    one = model.segments or (isinstance(model, CosmoFlowSection) and model.variant == "sc18")
+    return 1 if one else 4, width, width, width
+
+
+def _product(shape: VolumeShape) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,140 @@
+"""The plan: every grid of a number of ranks, the promising ones traced, ranked by time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.machine import Machine
+from hyperslab.plan.candidate import Candidate, trace_grid, weigh
+from hyperslab.plan.grids import grids, refusal, words_of
+from hyperslab.plan.job import GridJob
+from hyperslab.plan.limits import Limit
+from hyperslab.plan.rough import Rough, rough
+from hyperslab.recipe.schema import GridSection
+
+TRACED = 8
+"""Grids that are traced unless all are asked for: of the fastest by the rough estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntracedGrid:
+    """A legal grid that is likely to be slower, with its rough estimates: [s] and [B]."""
+
+    grid: GridSection
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedGrid:
+    """A grid that cannot be, and why."""
+
+    grid: GridSection
+    reason: str
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """All grids of ``ranks`` ranks: ``traced`` ones by time, those that fit first."""
+
+    job: GridJob
+    machine: Machine
+    ranks: int
+    limit: Limit
+    traced: tuple[Candidate, ...]
+    untraced: tuple[UntracedGrid, ...]
+    refused: tuple[RefusedGrid, ...]
+    first: Rough
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that fits; None where none does."""
+        return next((one for one in self.traced if one.fits(self.limit.nbytes)), None)
+
+    @property
+    def alone(self) -> float:
+        """The step of one rank that has all the samples and the memory for them [s]."""
+        return self.first.alone
+
+    @property
+    def smallest(self) -> Candidate | None:
+        """The one that needs the least memory."""
+        return min(self.traced, key=lambda one: one.memory.total, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a plan keeps to: memory of a rank, what an empty process takes of it [B], the effort."""
+
+    limit: Limit
+    process: int = 0
+    everything: bool = False
+
+
+def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> GridPlan:
+    """Rank the grids of so many ranks.
+
+    1. Every grid is tried for its partition. 2. One sample is traced on one rank, from which the
+    rough time and memory of every grid follow. 3. The `TRACED` grids that seem fastest are traced
+    as they are, of those that seem to fit first; with ``everything`` all. The result depends on
+    nothing but the arguments: no clock is read. No grid stands for another one, for turning a
+    grid turns blocks, and kernels are not as fast along every dim.
+
+    Raises:
+        LayoutError: no grid of so many ranks can be.
+        UnsupportedOp: the network has an operator that cannot be traced or cut.
+    """
+    refused = []
+    legal = []
+    for grid in grids(ranks):
+        reason = refusal(grid, job)
+        if reason:
+            refused.append(RefusedGrid(grid, reason))
+        else:
+            legal.append(grid)
+    if not legal:
+        raise LayoutError(
+            f"no grid of {ranks} ranks is possible; one of the reasons:\n    {refused[-1].reason}"
+        )
+    first = rough(job, machine, ranks)
+    ordered = sorted(legal, key=lambda grid: _promise(grid, first, bounds))
+    traced: list[Candidate] = []
+    untraced = []
+    for grid in ordered:
+        if len(traced) < TRACED or bounds.everything:
+            try:
+                traces = trace_grid(job, grid, machine)
+            except (LayoutError, UnsupportedOp) as error:
+                refused.append(RefusedGrid(grid, str(error)))
+                continue
+            traced.append(weigh(job, grid, machine, traces, bounds.process))
+        else:
+            untraced.append(UntracedGrid(grid, first.seconds(grid), first.memory(grid)))
+    if not traced:
+        raise UnsupportedOp(refused[-1].reason)
+    return GridPlan(
+        job,
+        machine,
+        ranks,
+        bounds.limit,
+        tuple(sorted(traced, key=lambda one: _rank(one, bounds.limit))),
+        tuple(untraced),
+        tuple(refused),
+        first,
+    )
+
+
+def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: Bounds) -> Candidate:
+    """One grid alone."""
+    return weigh(job, grid, machine, trace_grid(job, grid, machine), bounds.process)
+
+
+def _promise(grid: GridSection, first: Rough, bounds: Bounds) -> tuple[bool, float, str]:
+    """Lower is better; grids that need clearly too much memory come last."""
+    too_large = first.memory(grid) > 1.2 * bounds.limit.nbytes
+    return too_large, first.seconds(grid), words_of(grid)
+
+
+def _rank(one: Candidate, limit: Limit) -> tuple[bool, float, str]:
+    return not one.fits(limit.nbytes), one.seconds.total, words_of(one.grid)

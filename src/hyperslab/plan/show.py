@@ -1,0 +1,168 @@
+"""A plan in words and a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from hyperslab.cost.feed import least_bandwidth
+from hyperslab.plan.advice import Change
+from hyperslab.plan.candidate import Candidate, efficiency, read_each_step
+from hyperslab.plan.document import binds
+from hyperslab.plan.grids import box_extents, samples_each, words_of
+from hyperslab.plan.search import GridPlan, RefusedGrid
+
+_COLUMNS = ("grid", "step", "samples/s", "efficiency", "memory", "binds", "")
+GRIDS_SHOWN = 12
+"""Grids that the table has."""
+
+
+def ranking(plan: GridPlan) -> Table:
+    """The traced grids as they are ranked, the first `GRIDS_SHOWN` of them."""
+    shown = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:
+        words = column in ("grid", "binds", "")
+        shown.add_column(column, justify="left" if words else "right", no_wrap=True)
+    for one in plan.traced[:GRIDS_SHOWN]:
+        fits = one.fits(plan.limit.nbytes)
+        shown.add_row(
+            words_of(one.grid),
+            time_text(one.seconds.total),
+            f"{one.throughput:.3g}",
+            f"{efficiency(plan.alone, one):.0%}",
+            bytes_text(one.memory.total),
+            binds(plan, one),
+            "best" if one is plan.best else "" if fits else "too large",
+        )
+    return shown
+
+
+def opening(plan: GridPlan) -> str:
+    """What is planned, on what."""
+    job = plan.job
+    volume = " x ".join(map(str, job.about.shape))
+    return (
+        f"{plan.ranks} ranks of {plan.machine.name}: {job.batch * job.accumulated} samples of "
+        f"{volume} a step, {bytes_text(plan.limit.nbytes)} a rank ({plan.limit.reason})"
+    )
+
+
+def remarks(plan: GridPlan, changes: list[Change], least: Candidate | None) -> Iterator[str]:
+    """All that the table does not say, line by line."""
+    if plan.job.assumed:
+        yield f"assumed    {plan.job.assumed}"
+    if plan.best is not None:
+        yield from _about(plan, plan.best)
+    else:
+        yield _nothing_fits(plan)
+    if least is not None:
+        yield (
+            f"least      {least.grid.size} ranks fit: {words_of(least.grid)}, "
+            f"{bytes_text(least.memory.total)} a rank"
+        )
+    else:
+        yield "least      no number of ranks was found that fits"
+    for change in changes:
+        yield _changed(plan, change)
+    yield from _others(plan)
+
+
+def _about(plan: GridPlan, best: Candidate) -> Iterator[str]:
+    spent = ", ".join(
+        f"{name.replace('_', '-')} {time_text(seconds)}"
+        for name, seconds in best.seconds.as_dict().items()
+        if seconds >= 0.005 * best.seconds.total
+    )
+    yield f"time       {spent}"
+    held = ", ".join(
+        f"{name.replace('_', ' ')} {bytes_text(count)}"
+        for name, count in best.memory.as_dict().items()
+        if count >= 0.01 * best.memory.total
+    )
+    yield f"memory     {held}"
+    if not read_each_step(plan.job):
+        yield from _input(plan, best)
+    if best.cost.guessed >= 0.005:
+        yield (
+            f"measured   {1 - best.cost.guessed:.0%} of the operators' time; the rest is "
+            f"interpolated or modelled: `hyperslab calibrate` measures more"
+        )
+    if best.cost.left_out:
+        names = ", ".join(f"{name} ({count})" for name, count in best.cost.left_out.items())
+        yield (
+            f"left out   {names}: no meta form, so their costs are not known; about "
+            f"{best.cost.left_out_share:.1%} of the step if they take as long as others do"
+        )
+    yield from (f"note       {note}" for note in best.notes)
+
+
+def _input(plan: GridPlan, best: Candidate) -> Iterator[str]:
+    """BW_min of Mathuriya et al. 2018, equation 1, and what reading takes on the machine."""
+    if plan.job.recipe.data.synthetic is not None:
+        return
+    job = plan.job
+    box = job.box_bytes(box_extents(best.grid, job))
+    samples = samples_each(best.grid, job) * job.accumulated
+    needed = least_bandwidth(samples, box, best.seconds.total)
+    took = f", which take {time_text(best.reading)} here" if best.reading else ""
+    yield (
+        f"input      {bytes_text(samples * box)} a rank and step{took}; {needed / 1e6:.3g} MB/s "
+        "hide it in the first epoch, later ones read nothing that is kept"
+    )
+
+
+def _nothing_fits(plan: GridPlan) -> str:
+    smallest = plan.smallest
+    assert smallest is not None
+    return (
+        f"no grid of {plan.ranks} ranks fits into {bytes_text(plan.limit.nbytes)} a rank; "
+        f"{words_of(smallest.grid)} needs least, {bytes_text(smallest.memory.total)}"
+    )
+
+
+def _changed(plan: GridPlan, change: Change) -> str:
+    fits = "" if change.after.fits(plan.limit.nbytes) else ", still too large"
+    before = change.before
+    after = change.after
+    return (
+        f"{change.override}: on {words_of(before.grid)} the step from "
+        f"{time_text(before.seconds.total)} to {time_text(after.seconds.total)}, memory from "
+        f"{bytes_text(before.memory.total)} to {bytes_text(after.memory.total)}{fits}"
+    )
+
+
+def _others(plan: GridPlan) -> Iterator[str]:
+    hidden = len(plan.traced) - GRIDS_SHOWN
+    if hidden > 0:
+        yield f"and {hidden} more grids that were traced: --json lists them"
+    if plan.untraced:
+        first = plan.untraced[0]
+        yield (
+            f"and {len(plan.untraced)} more grids that seem slower and were not traced (--all "
+            f"traces them), the next {words_of(first.grid)}: roughly {time_text(first.seconds)}"
+        )
+    kinds: dict[str, list[RefusedGrid]] = {}
+    for one in plan.refused:
+        kinds.setdefault(re.sub(r"\d+", "N", one.reason.splitlines()[0]), []).append(one)
+    for alike in kinds.values():
+        reason = alike[0].reason.splitlines()[0]
+        others = f" (and {len(alike) - 1} more like it)" if len(alike) > 1 else ""
+        yield f"illegal    {words_of(alike[0].grid)}: {reason}{others}"
+
+
+def time_text(seconds: float) -> str:
+    """
+    >>> time_text(0.0123), time_text(2.5)
+    ('12.3 ms', '2.5 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def bytes_text(nbytes: int) -> str:
+    """
+    >>> bytes_text(3 << 29), bytes_text(5 << 20)
+    ('1.50 GiB', '5.00 MiB')
+    """
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.2f} MiB"
