@@ -13,8 +13,9 @@ from rich.console import Console
 
 from hyperslab.atomic_files import write_text
 from hyperslab.errors import RecipeError, reason
-from hyperslab.machine import Machine, load_machine
+from hyperslab.machine import Machine
 from hyperslab.plan.advice import changes, least_ranks
+from hyperslab.plan.auto import machine_for, planned_device
 from hyperslab.plan.document import document
 from hyperslab.plan.figure import draw_plan
 from hyperslab.plan.job import VolumeShape, job_of
@@ -25,9 +26,6 @@ from hyperslab.recipe.load import load_recipe
 
 _WIDTH = 120
 """Columns where the output is no terminal."""
-
-HERE = "laptop-2core"
-"""The machine that is taken where none is named."""
 
 
 def plan_command(
@@ -42,7 +40,7 @@ def plan_command(
         str | None, typer.Option(help="A rank's, such as 16GiB. Default: the machine's.")
     ] = None,
     machine: Annotated[
-        str | None, typer.Option(help=f"Shipped, or a calibrated file. Default: {HERE}.")
+        str | None, typer.Option(help="Shipped, or a calibrated file. Default: the usual one.")
     ] = None,
     shape: Annotated[
         str | None, typer.Option(help="Of a volume, C,D,H,W, where its data are not here.")
@@ -58,10 +56,10 @@ def plan_command(
     """Rank the grids of so many ranks by the time of a step; nothing is run."""
     config = load_recipe(recipe, overrides or [])
     job = job_of(config, _shape(shape))
-    chosen = load_machine(machine or HERE)
+    chosen = machine_for(machine, planned_device(config))
     count = ranks or config.grid.size
     process = 0 if chosen.device != "cpu" else process_bytes()
-    limit = _limit(memory, chosen if machine else None, count)
+    limit = _limit(memory, chosen if machine else None, count, chosen.device)
     bounds = Bounds(limit, process, everything)
     plan = make_plan(job, chosen, count, bounds)
     found = changes(plan, bounds)
@@ -89,7 +87,7 @@ def _shape(text: str | None) -> VolumeShape | None:
         raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
 
 
-def _limit(text: str | None, named: Machine | None, ranks: int) -> Limit:
+def _limit(text: str | None, named: Machine | None, ranks: int, device: str) -> Limit:
     """What is asked for, else what the machine that was named has, else what this host has."""
     if text is not None:
         try:
@@ -98,4 +96,4 @@ def _limit(text: str | None, named: Machine | None, ranks: int) -> Limit:
             raise typer.BadParameter(f"--memory {text}: give a size, such as 16GiB") from None
     if named is not None:
         return Limit(named.memory, f"that of {named.name}")
-    return host_limit(ranks, "cpu")
+    return host_limit(ranks, device)

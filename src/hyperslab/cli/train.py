@@ -18,13 +18,17 @@ from hyperslab.cli.rank import (
     check_ranks,
     exit_when_stopped,
     is_rank,
+    is_started,
     launch_command,
 )
-from hyperslab.errors import Stopped
+from hyperslab.errors import RecipeError, Stopped
+from hyperslab.plan.auto import GridChooser, settled
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profile.recorder import ProfilePolicy
 from hyperslab.train.run import prepare_folder, train
+
+log = logging.getLogger("hyperslab")
 
 
 def train_command(
@@ -48,42 +52,66 @@ def train_command(
     profile_steps: Annotated[
         int, typer.Option(min=1, help="How many steps, after warm-up, with --profile.")
     ] = ProfilePolicy().steps,
+    machine: Annotated[
+        str | None, typer.Option(help="What grid=auto plans with: shipped, or a calibrated file.")
+    ] = None,
 ) -> None:
     """Train a network; also under torchrun and srun, where every rank runs this command."""
-    config = load_recipe(recipe, overrides or [])
+    words = list(overrides or [])
+    config = load_recipe(recipe, words)
     if output is not None:
         config = config.model_copy(update={"output": output})
     adopt_rank()
-    check_ranks(config, ranks)
+    choose = GridChooser(machine)
+    if config.grid.auto and not is_started():
+        config = _settle(config, ranks, choose)
+        words += settled(config)
+    if not config.grid.auto:
+        check_ranks(config, ranks)
     with exit_when_stopped():
         if is_rank(config):
             policy = ProfilePolicy(steps=profile_steps) if profile else None
-            train_as_rank(config, resume=resume, profile=policy)
+            train_as_rank(config, resume=resume, profile=policy, choose=choose)
             return
         with ExitStack() as stack:  # the ranks hold the folder afterwards
             prepare_folder(config, stack, resume=resume)
-        arguments = ["train", str(recipe), *(overrides or [])]
+        arguments = ["train", str(recipe), *words]
         arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
         arguments += ["--profile", f"--profile-steps={profile_steps}"] if profile else []
         launch_command(config, arguments, config.output / "logs", patience=config.timeout)
 
 
+def _settle(recipe: Recipe, ranks: int | None, choose: GridChooser) -> Recipe:
+    """With the grid that is best for the ranks that are to be started here."""
+    if ranks is None:
+        raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
+    _log_to_terminal(is_main=True)
+    return choose(recipe, ranks)
+
+
 @record
-def train_as_rank(recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None) -> None:
+def train_as_rank(
+    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChooser
+) -> None:
     """Train as one rank; what goes wrong is also written down for the process that started it."""
     is_main = become_rank()
-    log = logging.getLogger("hyperslab")
-    handler = _Terminal()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO if is_main else logging.WARNING)
+    _log_to_terminal(is_main=is_main)
     with exit_when_stopped():
         try:
-            train(recipe, resume=resume, profile=profile)
+            train(recipe, resume=resume, profile=profile, choose=choose)
         except Stopped as stopped:
             if is_main:
                 log.info("%s", stopped)
             raise
+
+
+def _log_to_terminal(*, is_main: bool) -> None:
+    """Once in a process."""
+    if not any(isinstance(handler, _Terminal) for handler in log.handlers):
+        handler = _Terminal()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO if is_main else logging.WARNING)
 
 
 class _Terminal(logging.Handler):

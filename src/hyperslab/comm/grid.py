@@ -44,6 +44,9 @@ class Grid:
         CommError: a rank died or did not come within the time limit.
     """
 
+    has_values = True
+    """Whether its tensors do: those of a step that is only traced have none."""
+
     def __init__(self, *, data: int = 1, depth: int = 1, height: int = 1, width: int = 1) -> None:
         self.data = data
         self.depth = depth

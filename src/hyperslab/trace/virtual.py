@@ -97,6 +97,8 @@ class VirtualGrid(Grid):
         LayoutError: an axis has no ranks.
     """
 
+    has_values = False
+
     def __init__(self, extents: Mapping[str, int], rank: int, journal: Messages) -> None:
         self.extents = {axis: extents.get(axis, 1) for axis in AXES}
         if any(extent < 1 for extent in self.extents.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -43,11 +43,22 @@ RECIPE = "recipe.yaml"
 LOST = re.compile(r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE)
 
 
-def train(recipe: Recipe, *, resume: bool = False, profile: ProfilePolicy | None = None) -> None:
+GridChoice = Callable[[Recipe, int], Recipe]
+"""From a recipe with ``grid: auto`` and a number of ranks to one with a grid."""
+
+
+def train(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    profile: ProfilePolicy | None = None,
+    choose: GridChoice | None = None,
+) -> None:
     """Train as the recipe says, into its ``output``; every rank calls it.
 
     With ``resume``, from the newest intact checkpoint there, which any grid may have written; from
-    the start if there is none. With ``profile`` some steps are taken down on the way.
+    the start if there is none. With ``profile`` some steps are taken down on the way. For
+    ``grid: auto`` the main rank chooses, by ``choose``, and the others get its choice.
 
     Raises:
         RecipeError: the recipe does not go with the data, or the folder holds another run, or one
@@ -56,13 +67,15 @@ def train(recipe: Recipe, *, resume: bool = False, profile: ProfilePolicy | None
         CommError: another rank died or did not answer in time.
         HyperslabError: whatever else ended it; the checkpoints written so far stay.
     """
-    if recipe.grid.auto:
+    if recipe.grid.auto and choose is None:
         raise RecipeError(
-            "grid=auto is settled by `hyperslab train` before it starts\n"
+            "grid=auto: there is nobody to choose the grid\n"
             "    give the axes: `hyperslab plan RECIPE --ranks N` says which are best"
         )
     started = start_ranks(recipe.device, recipe.timeout)
     try:
+        if recipe.grid.auto and choose is not None:
+            recipe = _chosen(recipe, choose)
         _train(recipe, resume, profile)
     except Stopped:
         if started:
@@ -70,6 +83,11 @@ def train(recipe: Recipe, *, resume: bool = False, profile: ProfilePolicy | None
         raise
     if started:  # after an error the others may be anywhere: do not wait for them
         dist.destroy_process_group()
+
+
+def _chosen(recipe: Recipe, choose: GridChoice) -> Recipe:
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return from_main(lambda: choose(recipe, ranks))
 
 
 def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None) -> None:

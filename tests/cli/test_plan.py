@@ -1,0 +1,79 @@
+"""`hyperslab plan`, and `train` with grid=auto (tier: no process)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from hyperslab.cli import app
+from tests.plan.small import recipe_file
+
+V100 = ("--machine", "lassen-v100")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in arguments], prog_name="hyperslab")
+
+
+def test_a_plan_is_printed_written_and_drawn(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path)
+    numbers = tmp_path / "plan.json"
+    picture = tmp_path / "plan.png"
+    result = run("plan", path, "--ranks", 4, *V100, "--json", numbers, "--figure", picture)
+    assert result.exit_code == 0, result.output
+    assert "4 ranks of lassen-v100: 4 samples of 4 x 16 x 16 x 16 a step" in result.output
+    assert "best" in result.output
+    assert "least " in result.output
+    assert "memory=recompute: " in result.output
+    assert "precision=bf16: " in result.output
+    said = json.loads(numbers.read_text())
+    assert said["ranks"] == 4
+    assert said["grids"][0]["fits"]
+    assert imread(picture).shape[1] == 1200
+
+
+def test_overrides_count(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path)
+    output = run("plan", path, "--ranks", 2, *V100, "data.batch_size=1").output
+    assert "1 samples of" in output
+    assert "illegal    data=2: a mini-batch of 1 is not cut over 2 replicas" in output
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    result = run("plan", recipe_file(tmp_path), "--ranks", 2, *V100, "--memory", "1MiB")
+    assert result.exit_code == 1
+    assert "no grid of 2 ranks fits into 1.00 MiB a rank" in result.output
+    assert "no number of ranks was found that fits" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--memory", "much"], "give a size, such as 16GiB"),
+        (["--shape", "4,x"], "give C,D,H,W"),
+        (["--machine", "nowhere"], "there is no machine file nowhere"),
+        (["--ranks", "17", *V100], "no grid of 17 ranks is possible"),
+        (["--ranks", "2", *V100, "--json", "nowhere/plan.json"], "cannot write the plan"),
+    ],
+)
+def test_bad_input(tmp_path: Path, words: list[str], said: str) -> None:
+    result = run("plan", recipe_file(tmp_path), *words)
+    assert result.exit_code != 0
+    message = str(result.exception) if "error" not in result.output.lower() else result.output
+    assert said in " ".join(message.split())
+
+
+def test_auto_needs_a_number_of_ranks(tmp_path: Path) -> None:
+    result = run("train", recipe_file(tmp_path), "grid=auto")
+    assert "give --ranks" in str(result.exception)
+
+
+def test_the_volume_may_be_said(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path, data={"path": "nowhere", "batch_size": 4}, model={"width": None})
+    result = run("plan", path, *V100, "--shape", "4,16,16,16")
+    assert "assumed    volumes of 4 x 16 x 16 x 16, as asked for" in result.output
