@@ -21,7 +21,7 @@ from hyperslab.plan.figure import draw_plan
 from hyperslab.plan.job import VolumeShape, job_of
 from hyperslab.plan.limits import Limit, host_limit, process_bytes
 from hyperslab.plan.search import Bounds, make_plan
-from hyperslab.plan.show import opening, ranking, remarks
+from hyperslab.plan.show import opening, plan_remarks, ranking
 from hyperslab.recipe.load import load_recipe
 
 _WIDTH = 120
@@ -67,7 +67,7 @@ def plan_command(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     console.print(opening(plan), markup=False)
     console.print(ranking(plan))
-    for line in remarks(plan, found, least):
+    for line in plan_remarks(plan, found, least):
         console.print(line, markup=False, soft_wrap=True)
     try:
         if json_path is not None:

@@ -49,7 +49,7 @@ def opening(plan: GridPlan) -> str:
     )
 
 
-def remarks(plan: GridPlan, changes: list[Change], least: Candidate | None) -> Iterator[str]:
+def plan_remarks(plan: GridPlan, changes: list[Change], least: Candidate | None) -> Iterator[str]:
     """All that the table does not say, line by line."""
     if plan.job.assumed:
         yield f"assumed    {plan.job.assumed}"
