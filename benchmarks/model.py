@@ -36,7 +36,7 @@ from networks import make_case
 from saved import counting
 
 import hyperslab as hs
-from hyperslab.calibrate.run import Request, calibrate
+from hyperslab.calibrate import Measurement, calibrate
 from hyperslab.cost.memory import HostMemory, rank_memory
 from hyperslab.cost.step import step_cost
 from hyperslab.machine import Machine, load_machine
@@ -101,8 +101,8 @@ def measure(point: Point, steps: int, machine: Machine | None) -> dict[str, Any]
     found["process"] = base
     trace = trace_step(point.workload(), point.extents, grid.rank)
     with tempfile.TemporaryDirectory() as folder:
-        request = Request("benchmark", Path(folder), trace.operators, machine)
-        done = calibrate(grid, request, lambda _done, _all: None)
+        measurement = Measurement("benchmark", Path(folder), trace.operators, machine)
+        done = calibrate(grid, measurement, lambda _done, _all: None)
     found["machine"] = done.machine if grid.is_main else None
     found["failed"] = done.failed
     again = _measure_step(point, grid, steps)  # machines drift: before and after the operators

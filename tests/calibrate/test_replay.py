@@ -63,14 +63,15 @@ def test_values_that_are_written_to_do_not_fade() -> None:
     assert all(args[0].min() > 1e-30 for args, _ in replay._sets)
 
 
-def test_a_small_convolution_runs_in_the_library_that_rules_ask_for() -> None:
+@pytest.mark.parametrize("library", [False, True])
+def test_gradients_run_in_the_library_that_rules_ask_for(library: bool) -> None:
     x = TensorSpec((1, 4, 4, 4, 4), (256, 64, 16, 4, 1), torch.float32)
     weight = TensorSpec((4, 4, 3, 3, 3), (108, 27, 9, 3, 1), torch.float32)
     ones = (1, 1, 1)
     arguments = (x, x, weight, (0,), ones, ones, ones, False, (0, 0, 0), 1, (True, True, False))
-    replay = Replay(Call("aten.convolution_backward.default", arguments), CPU)
+    replay = Replay(Call("aten.convolution_backward.default", arguments), CPU, library=library)
     replay()
-    assert all(args[1].is_mkldnn for args, _ in replay._sets)
+    assert all(args[1].is_mkldnn == library for args, _ in replay._sets)
 
 
 @pytest.mark.parametrize("name", ["aten.nothing.default", "aten.sum", "none.sum.default"])

@@ -135,7 +135,16 @@ def test_other_threads_are_refused(alone: Calibration, tmp_path: Path) -> None:
 def test_a_call_is_measured_once() -> None:
     operator = gradients(8)
     both, data, weights = distinct_operators([operator, replace(operator, layer="other")])
-    assert distinct_operators([operator], [data.call, weights.call]) == [both]
+    known = [data.operator.call, weights.operator.call]
+    assert distinct_operators([operator], known) == [both]
+    assert not both.library
+
+
+def test_an_operand_that_was_handed_over_is_noticed() -> None:
+    operator = gradients(8)
+    over = replace(operator, call=Call("aten.to_mkldnn.default", operator.call.arguments[1:2]))
+    found = distinct_operators([over, operator, gradients(9)])
+    assert [wanted.library for wanted in found] == [False, True, True, True, False, False, False]
 
 
 def test_hidden_shares() -> None:

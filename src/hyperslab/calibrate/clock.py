@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,23 +17,28 @@ REPETITIONS = (5, 100)  # at least and at most
 
 @dataclass(frozen=True)
 class Clock:
-    """Repeats work on all ranks together, for about ``budget`` [s] each time."""
+    """Repeats work on all ranks together, for about ``budget`` [s] each time.
+
+    ``of`` takes one time of a rank's repetitions: the median, as in a step, or the least.
+    """
 
     grid: Grid
     budget: float = 0.3
+    of: Callable[[Sequence[float]], float] = statistics.median
 
-    def median(
+    def seconds(
         self, work: Callable[[], object], before: Callable[[], object] | None = None
     ) -> float:
-        """The time [s] that it takes: the median on each rank, the mean over ranks.
+        """The time [s] that it takes, the mean over ranks.
 
         All ranks call this. ``before`` runs before each repetition and is not counted.
         """
-        return statistics.fmean(from_all(statistics.median(self.times(work, before))))
+        return statistics.fmean(from_all(self.of(self.times(work, before))))
 
-    def best(self, work: Callable[[], object]) -> float:
-        """The shortest time [s] of each rank, the mean over ranks."""
-        return statistics.fmean(from_all(min(self.times(work))))
+    @property
+    def least(self) -> Clock:
+        """One that takes the least time, which other processes disturb least."""
+        return replace(self, of=min)
 
     def times(
         self, work: Callable[[], object], before: Callable[[], object] | None = None

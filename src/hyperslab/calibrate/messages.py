@@ -55,7 +55,7 @@ def _exchange_seconds(clock: Clock, partner: int | None, nbytes: int) -> float:
             buffer = torch.empty_like(mine)
             halos.exchange([(partner, mine)], [(partner, buffer)], "a measurement").wait()
 
-    return clock.median(exchange)
+    return clock.seconds(exchange)
 
 
 def _measure_sums(clock: Clock, ranks: int) -> Sums:
@@ -67,7 +67,7 @@ def _measure_sums(clock: Clock, ranks: int) -> Sums:
         points: list[Point] = []
         for nbytes in sizes(first, last):
             x = torch.ones(nbytes // 4, device=grid.device)
-            seconds = clock.median(
+            seconds = clock.seconds(
                 lambda x=x: group.sum_in_place(x, "a measurement"),  # type: ignore[misc]
                 before=lambda x=x: x.fill_(1),  # type: ignore[misc]
             )

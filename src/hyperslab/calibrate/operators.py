@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from hyperslab.calibrate.clock import Clock
 from hyperslab.calibrate.replay import Replay
@@ -12,23 +13,41 @@ from hyperslab.machine.call_text import write_call
 from hyperslab.machine.setting import entry_of
 from hyperslab.trace.records import Call, LocalOperator
 
+TO_LIBRARY = "aten.to_mkldnn.default"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An operator to be timed; ``library``: its operand had been handed to oneDNN by name.
+
+    A trace shows that as an operator of its own, which comes right before.
+    """
+
+    operator: LocalOperator
+    library: bool = False
+
 
 def distinct_operators(
     operators: Iterable[LocalOperator], known: Iterable[Call] = ()
-) -> list[LocalOperator]:
-    """Each call once, and passes that it does together also apart, without those known already."""
+) -> list[Wanted]:
+    """Each call once, and passes that it does together also apart, without those known already.
+
+    ``operators`` are in the order of their trace.
+    """
     seen = set(known)
     found = []
+    before = ""
     for operator in operators:
         for part in measurable_passes(operator):
             if part.call not in seen:
                 seen.add(part.call)
-                found.append(part)
+                found.append(Wanted(part, before == TO_LIBRARY))
+        before = operator.call.name
     return found
 
 
 def measure_operators(
-    operators: Sequence[LocalOperator], clock: Clock, done: Callable[[], None]
+    wanted: Sequence[Wanted], clock: Clock, done: Callable[[], None]
 ) -> tuple[list[Measured], dict[str, str]]:
     """The time of each, and why others could not be run, by the operator's name.
 
@@ -36,26 +55,27 @@ def measure_operators(
     """
     entries = []
     failed = {}
-    for operator in operators:
-        seconds, reason = _measure(operator.call, clock)
+    for each in wanted:
+        seconds, reason = _measure(each, clock)
         if reason:
-            failed[operator.call.name] = reason
+            failed[each.operator.call.name] = reason
         else:
-            entries.append(entry_of(operator, seconds))
+            entries.append(entry_of(each.operator, seconds))
         done()
     return entries, failed
 
 
-def _measure(call: Call, clock: Clock) -> tuple[float, str]:
+def _measure(wanted: Wanted, clock: Clock) -> tuple[float, str]:
     """Its time [s]; or why some rank could not run it."""
+    call = wanted.operator.call
     reason = ""
     try:
         write_call(call)  # or it could not be kept
-        replay = Replay(call, clock.grid.device)
+        replay = Replay(call, clock.grid.device, library=wanted.library)
         replay()
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
     reasons = [found for found in from_all(reason) if found]
     if reasons:
         return 0.0, reasons[0]
-    return clock.median(replay, before=replay.refresh), ""
+    return clock.seconds(replay, before=replay.refresh), ""

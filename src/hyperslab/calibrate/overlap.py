@@ -58,9 +58,9 @@ def _hidden_halos(clock: Clock, placement: Placement) -> float:
             if not behind:
                 work()
 
-        apart = clock.median(lambda run=run: run(behind=False))  # type: ignore[misc]
-        together = clock.median(lambda run=run: run(behind=True))  # type: ignore[misc]
-        shares.append(hidden_share(apart, together, clock.median(work)))
+        apart = clock.seconds(lambda run=run: run(behind=False))  # type: ignore[misc]
+        together = clock.seconds(lambda run=run: run(behind=True))  # type: ignore[misc]
+        shares.append(hidden_share(apart, together, clock.seconds(work)))
     return statistics.median(shares)
 
 
@@ -87,4 +87,6 @@ def _hidden_gradients(clock: Clock) -> float:
     def reset() -> None:
         gradients.fill_(1)
 
-    return hidden_share(clock.median(apart, before=reset), clock.median(step), clock.median(alone))
+    return hidden_share(
+        clock.seconds(apart, before=reset), clock.seconds(step), clock.seconds(alone)
+    )

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hyperslab.ops.kernels.choose import convolution_version
 from hyperslab.trace.records import Call, TensorSpec
 
 ROTATED = 64 << 20  # [B] that all sets of operands take together
@@ -25,13 +24,16 @@ aten = torch.ops.aten
 class Replay:
     """Runs a call; `refresh` before each time.
 
+    With ``library`` the input of a convolution's gradients is oneDNN's, which chooses its kernels.
+
     Raises:
         LookupError: torch has no such operator.
     """
 
-    def __init__(self, call: Call, device: torch.device) -> None:
+    def __init__(self, call: Call, device: torch.device, *, library: bool = False) -> None:
         self.operator = operator_of(call.name)
         self._device = device
+        self._library = library
         nbytes = sum(spec.nbytes for spec in call.tensors())
         count = int(min(max(ROTATED / max(nbytes, 1), 1), MOST_SETS))
         self._sets = [self._operands(call) for _ in range(count)]
@@ -52,10 +54,8 @@ class Replay:
 
     def _operands(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
         args = [self._value(value) for value in call.arguments]
-        if self.operator is aten.convolution_backward.default:
-            _, x, weight = args[:3]
-            if convolution_version(x, weight) == "onednn":  # as `hyperslab.ops.kernels` does
-                args[1] = x.to_mkldnn()
+        if self._library and self.operator is aten.convolution_backward.default:
+            args[1] = args[1].to_mkldnn()
         return args, {name: self._value(value) for name, value in call.options}
 
     def _value(self, value: object) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hyperslab.cli.calibrate import calibrate_command
 from hyperslab.cli.convert import convert_commands
 from hyperslab.cli.errors import DEBUG, clean_errors, leave
 from hyperslab.cli.evaluate import evaluate_command
@@ -36,6 +37,7 @@ def options(
 
 app.command("simulate")(simulate_command)
 app.command("inspect")(inspect)
+app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)

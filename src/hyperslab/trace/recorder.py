@@ -92,6 +92,8 @@ class TraceMode(TorchDispatchMode):
         with torch._C.DisableTorchFunctionSubclass():
             if operator.is_view or torch.Tag.inplace_view in operator.tags:
                 return operator(*args, **kwargs)
+            if operator.namespace == "profiler":  # marks that the optimizer's step leaves
+                return operator(*args, **kwargs)
             if operator.overloadpacket in (_aten._unsafe_view, _aten.set_):
                 return operator(*args, **kwargs)
             tensors = _tensors((args, kwargs))

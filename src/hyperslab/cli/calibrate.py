@@ -1,0 +1,129 @@
+"""`hyperslab calibrate`: measure this machine, for the recipes that it shall predict."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hyperslab.calibrate import Calibration, Measurement, calibrate
+from hyperslab.calibrate.recipes import operators_of_recipes
+from hyperslab.cli.progress import progress
+from hyperslab.cli.rank import adopt_rank, become_rank, exit_when_stopped, is_started
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
+from hyperslab.comm.bootstrap import start_ranks
+from hyperslab.errors import MachineError
+from hyperslab.launch.launcher import launch, settle_environment
+from hyperslab.machine import load_machine, save_machine
+from hyperslab.recipe.load import load_recipe
+from hyperslab.trace.step import Device
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def calibrate_command(
+    out: Annotated[
+        Path, typer.Option(help="The machine file; one that is there gets what it lacks.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE...",
+            help="Recipes whose operators are timed; and key=value, such as data.batch_size=2.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Ranks at once; give it several times. Default: 1."),
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0.001, help="[s] for each measurement.")] = 0.3,
+) -> None:
+    """Measure this machine: operators, memory, messages, sums, reads, and what work hides.
+
+    Operators are those of the recipes on every grid of so many ranks; others are interpolated.
+    Files are read beside OUT. Let nothing else run meanwhile. Under torchrun and srun every rank
+    runs this command.
+    """
+    adopt_rank()
+    recipes, overrides = _split(arguments or [])
+    with exit_when_stopped():
+        if is_started():
+            if ranks:
+                raise MachineError("--ranks starts ranks, but these were started already: omit it")
+            calibrate_as_rank(recipes, overrides, out=out, budget=budget)
+            return
+        _check(recipes, overrides, out)
+        options = ["--out", str(out), "--budget", str(budget)]
+        for count in ranks or [1]:
+            _launch(count, ["calibrate", *options, "--", *map(str, recipes), *overrides])
+
+
+@record
+def calibrate_as_rank(
+    recipes: Sequence[Path], overrides: Sequence[str], *, out: Path, budget: float
+) -> None:
+    """Measure as one rank; the main one writes the file and shows how far it is."""
+    is_main = become_rank()
+    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
+    start_ranks("auto", timeout=600)
+    grid = Grid(data=int(os.environ["WORLD_SIZE"]))
+    before = from_main(lambda: load_machine(out) if out.exists() else None)
+    device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
+    operators = from_main(lambda: operators_of_recipes(recipes, overrides, grid.size, device))
+    folder = out.absolute().parent
+    name = out.stem if before is None else before.name
+    measurement = Measurement(name, folder, operators, before, budget)
+    shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
+    with progress(shown) as bar:
+        task = bar.add_task("calibrate", total=None)
+        result = calibrate(
+            grid, measurement, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    if is_main:
+        save_machine(result.machine, out)
+        print(_summary(result, grid.size, out), flush=True)
+
+
+def _launch(count: int, arguments: Sequence[str]) -> None:
+    """Start so many ranks, which share the cores, and wait for them."""
+    threads = os.environ.get(THREADS)
+    settle_environment(os.environ, count)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hyperslab-calibrate-") as logs:
+            launch(count, ["-m", "hyperslab", *arguments], Path(logs))
+    finally:
+        if threads is None:
+            del os.environ[THREADS]
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Recipes, and overrides: what looks like one and is no file."""
+    overrides = [a for a in arguments if "=" in a and not Path(a).exists()]
+    return [Path(a) for a in arguments if a not in overrides], overrides
+
+
+def _check(recipes: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
+    """What can be wrong, before minutes of measuring."""
+    for recipe in recipes:
+        load_recipe(recipe, overrides)
+    if out.is_file():
+        load_machine(out)
+    folder = out.absolute().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or out.is_dir():
+        raise MachineError(f"cannot write --out {out}\n    give a file in a folder that is there")
+
+
+def _summary(result: Calibration, ranks: int, out: Path) -> str:
+    lines = [f"{out}: {ranks} ranks, {result.measured} calls measured"]
+    lines += [f"    not measured: {name}: {why}" for name, why in sorted(result.failed.items())]
+    return "\n".join(lines)
