@@ -21,12 +21,13 @@ from hyperslab.cli.rank import (
     is_started,
     launch_command,
 )
-from hyperslab.errors import RecipeError, Stopped
+from hyperslab.errors import HyperslabError, RecipeError, Stopped
 from hyperslab.plan.auto import GridChooser, settled
+from hyperslab.plan.predicted import write_prediction
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profile.recorder import ProfilePolicy
-from hyperslab.train.run import prepare_folder, train
+from hyperslab.train.run import RECIPE, prepare_folder, train
 
 log = logging.getLogger("hyperslab")
 
@@ -53,7 +54,8 @@ def train_command(
         int, typer.Option(min=1, help="How many steps, after warm-up, with --profile.")
     ] = ProfilePolicy().steps,
     machine: Annotated[
-        str | None, typer.Option(help="What grid=auto plans with: shipped, or a calibrated file.")
+        str | None,
+        typer.Option(help="For grid=auto and for what a profile is compared with."),
     ] = None,
 ) -> None:
     """Train a network; also under torchrun and srun, where every rank runs this command."""
@@ -72,12 +74,15 @@ def train_command(
         if is_rank(config):
             policy = ProfilePolicy(steps=profile_steps) if profile else None
             train_as_rank(config, resume=resume, profile=policy, choose=choose)
+            if profile and os.environ.get("RANK", "0") == "0":
+                _predict(config.output, machine)
             return
         with ExitStack() as stack:  # the ranks hold the folder afterwards
             prepare_folder(config, stack, resume=resume)
         arguments = ["train", str(recipe), *words]
         arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
         arguments += ["--profile", f"--profile-steps={profile_steps}"] if profile else []
+        arguments += ["--machine", machine] if machine else []
         launch_command(config, arguments, config.output / "logs", patience=config.timeout)
 
 
@@ -103,6 +108,14 @@ def train_as_rank(
             if is_main:
                 log.info("%s", stopped)
             raise
+
+
+def _predict(run: Path, machine: str | None) -> None:
+    """Put a prediction beside the profile, if there can be one; the run is done anyway."""
+    try:
+        write_prediction(load_recipe(run / RECIPE), machine)
+    except HyperslabError as error:
+        log.warning("the profile has no prediction beside it: %s", error)
 
 
 def _log_to_terminal(*, is_main: bool) -> None:
