@@ -178,6 +178,13 @@ def test_sums_grow_with_ranks_and_bytes() -> None:
     assert math.isclose(seconds[0], 2 * 1e-5 + moved)
 
 
+def test_the_ranks_of_a_node_share_its_way_out() -> None:
+    free = machine().all_reduce_seconds(10**8, 64)
+    shared = machine(node_bandwidth=1e8).all_reduce_seconds(10**8, 64)
+    assert math.isclose(shared - machine().all_reduce_seconds(10**8, 4), 2 * 10**8 * 15 / 16 / 1e8)
+    assert shared > free
+
+
 def test_measured_sums_are_a_power_of_bytes() -> None:
     sums = [{"ranks": 2, "pieces": [{"scale": 1e-6, "exponent": 0.5}]}]
     measured = machine(sums=sums)

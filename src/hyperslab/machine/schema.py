@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date as Date
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from hyperslab.machine.links import (
     LINKS,
@@ -48,6 +49,7 @@ class Machine(Part):
     memory: PositiveInt  # [B] of each rank
     settings: Annotated[tuple[Setting, ...], Field(min_length=1)]
     links: dict[LinkClass, tuple[Line, ...]] = Field(default_factory=dict)
+    node_bandwidth: PositiveFloat | None = None  # [B/s] to the network; None: a link for each rank
     sums: tuple[Sums, ...] = ()  # none: all-reduces follow from links
     reading: Reading | None = None  # None: not known, reads take no time
     hidden: Hidden = Hidden()
@@ -120,7 +122,7 @@ class Machine(Part):
         """A sum over the first ``ranks`` ranks, all of them waiting [s]; AR of the same.
 
         Over several nodes: within each, then over the nodes on the network, where every rank of a
-        node has its share of the bytes.
+        node has its share of the bytes, and of `node_bandwidth`.
         """
         together = min(ranks, self.ranks_per_node)
         nodes = -(-ranks // self.ranks_per_node)
@@ -128,7 +130,9 @@ class Machine(Part):
         pieces = self._pieces("network")
         if nodes > 1 and pieces:
             share = nbytes / together
-            seconds += ring_or_tree(share, nodes, piece_for(share, pieces))
+            across = ring_or_tree(share, nodes, piece_for(share, pieces))
+            shared = 2 * nbytes * (nodes - 1) / nodes / (self.node_bandwidth or math.inf)
+            seconds += max(across, shared)
         return seconds
 
     def read_seconds(self, nbytes: int, ranks: int) -> float:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Annotated
 
 import torch
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hyperslab.machine.call_text import read_call, write_call
 from hyperslab.machine.estimate import (
@@ -19,6 +19,7 @@ from hyperslab.machine.estimate import (
 )
 from hyperslab.machine.links import Residual
 from hyperslab.machine.part import Part
+from hyperslab.machine.rates import Rate, published_rate
 from hyperslab.trace.records import Call, LocalOperator, Pass
 
 
@@ -64,9 +65,9 @@ class Setting(Part):
     threads: PositiveInt = 1
     flops: Annotated[dict[str, PositiveFloat], AfterValidator(_known_dtypes)]  # [flop/s] at most
     bandwidth: PositiveFloat  # [B/s] of memory
-    efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of `flops` that kernels reach
     launch: NonNegativeFloat = 0  # [s] that the smallest operator takes
     overhead: Overhead = Overhead()
+    rates: tuple[Rate, ...] = ()  # published, of convolutions that were not measured
     operators: tuple[Measured, ...] = ()
 
     def estimate(self, operator: LocalOperator) -> Estimate:
@@ -112,12 +113,14 @@ class Setting(Part):
         known = self._kinds.get(kind(operator.call))
         if known:
             return Estimate(slowed_as_near(operator.call, least, known), "interpolated")
+        rate = published_rate(operator.call, self.rates)
+        if rate is not None:
+            least = max(least, self.launch + operator.total_flops / rate)
         return Estimate(least, "modelled")
 
     def _least(self, call: Call, flops: float, nbytes: float) -> float:
         dtype = next((spec.dtype for spec in call.tensors()), torch.float32)
-        peak = self._peak(dtype) * self.efficiency
-        return self.launch + roofline(flops, nbytes, peak, self.bandwidth)
+        return self.launch + roofline(flops, nbytes, self._peak(dtype), self.bandwidth)
 
     def _peak(self, dtype: torch.dtype) -> float:
         """[flop/s]; of float32 where the file has none of that dtype."""
