@@ -9,8 +9,7 @@ import yaml
 
 from hyperslab.machine import Machine, load_machine
 from hyperslab.plan.job import GridJob, job_of
-from hyperslab.plan.limits import Limit
-from hyperslab.plan.search import Bounds
+from hyperslab.plan.limits import Bounds, Limit
 from hyperslab.recipe.load import load_recipe
 
 VALUES: dict[str, Any] = {

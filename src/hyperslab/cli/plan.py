@@ -19,8 +19,8 @@ from hyperslab.plan.auto import machine_for, planned_device
 from hyperslab.plan.document import document
 from hyperslab.plan.figure import draw_plan
 from hyperslab.plan.job import VolumeShape, job_of
-from hyperslab.plan.limits import Limit, host_limit, process_bytes
-from hyperslab.plan.search import Bounds, make_plan
+from hyperslab.plan.limits import Bounds, Limit, host_limit, process_bytes
+from hyperslab.plan.search import make_plan
 from hyperslab.plan.show import opening, plan_remarks, ranking
 from hyperslab.recipe.load import load_recipe
 

@@ -9,8 +9,9 @@ from hyperslab.machine import Machine
 from hyperslab.plan.candidate import Candidate
 from hyperslab.plan.grids import grids, refusal
 from hyperslab.plan.job import GridJob
+from hyperslab.plan.limits import Bounds
 from hyperslab.plan.rough import Rough
-from hyperslab.plan.search import Bounds, GridPlan, trace_one
+from hyperslab.plan.search import GridPlan, trace_one
 from hyperslab.recipe.schema import GridSection
 
 MOST_RANKS = 4096

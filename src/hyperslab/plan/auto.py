@@ -13,8 +13,8 @@ from hyperslab.machine import Machine, load_machine, shipped_machines
 from hyperslab.plan.advice import least_ranks
 from hyperslab.plan.grids import words_of
 from hyperslab.plan.job import job_of
-from hyperslab.plan.limits import host_limit, process_bytes
-from hyperslab.plan.search import Bounds, GridPlan, make_plan
+from hyperslab.plan.limits import Bounds, host_limit, process_bytes
+from hyperslab.plan.search import GridPlan, make_plan
 from hyperslab.plan.show import bytes_text, time_text
 from hyperslab.recipe.schema import Recipe
 

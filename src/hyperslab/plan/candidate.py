@@ -10,9 +10,11 @@ from hyperslab.cost.breakdown import Breakdown
 from hyperslab.cost.feed import input_wait
 from hyperslab.cost.memory import HostMemory, RankMemory, rank_memory
 from hyperslab.cost.step import StepCost, step_cost
+from hyperslab.data.store.budget import SHARE
 from hyperslab.machine import Machine
 from hyperslab.plan.grids import box_extents, samples_each
 from hyperslab.plan.job import GridJob
+from hyperslab.plan.limits import Bounds
 from hyperslab.plan.rough import device_of_machine
 from hyperslab.recipe.schema import GridSection
 from hyperslab.trace import Trace, busiest, trace_step
@@ -75,13 +77,13 @@ def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]
 
 
 def weigh(
-    job: GridJob, grid: GridSection, machine: Machine, traces: Sequence[Trace], process: int = 0
+    job: GridJob, grid: GridSection, machine: Machine, traces: Sequence[Trace], bounds: Bounds
 ) -> Candidate:
-    """What a step on a grid costs; ``process`` [B] is what a rank takes that holds nothing."""
+    """What a step on a grid costs."""
     costs = [step_cost(trace, machine, grid.size) for trace in traces]
     slowest = max(costs, key=lambda cost: cost.seconds.total)
     seconds = _accumulated(slowest.seconds, job.accumulated)
-    host = host_memory(job, grid, process)
+    host = host_memory(job, grid, bounds)
     memories = [rank_memory(trace, machine, grid.size, host) for trace in traces]
     reading = reading_seconds(job, grid, machine)
     waiting = input_wait(reading, seconds.total) if read_each_step(job) else 0.0
@@ -96,20 +98,21 @@ def weigh(
     )
 
 
-def host_memory(job: GridJob, grid: GridSection, process: int) -> HostMemory:
+def host_memory(job: GridJob, grid: GridSection, bounds: Bounds) -> HostMemory:
     """Of a rank, beside its step: mini-batches in their storage type, and what the store keeps.
 
-    The store counts with its budget where the recipe gives one; else it takes half of what is
-    left, and nothing that the step needs.
+    The store keeps what is shown in an epoch, as far as its budget goes: by default half of the
+    memory, which is ``limit`` [B] a rank.
     """
     data = job.recipe.data
     box = job.box_bytes(box_extents(grid, job))
     batch = samples_each(grid, job) * box
     depth = min(data.prefetch, data.prefetch_bytes // batch)
     kept = 0
-    if data.mode != "direct" and data.budget is not None:
-        kept = min(data.budget // box, -(-job.samples // grid.data)) * box
-    return HostMemory(ahead=(1 + depth) * batch, store=kept, process=process)
+    if data.mode != "direct":
+        budget = int(SHARE * bounds.limit.nbytes) if data.budget is None else data.budget
+        kept = min(budget // box, -(-job.shown // grid.data)) * box
+    return HostMemory(ahead=(1 + depth) * batch, store=kept, process=bounds.process)
 
 
 def read_each_step(job: GridJob) -> bool:

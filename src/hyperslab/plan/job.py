@@ -32,7 +32,8 @@ SAMPLES = 128
 class GridJob:
     """A recipe and what its data are.
 
-    ``samples`` are those of the training split; ``voxel_bytes`` [B] are stored for a voxel of a
+    ``samples`` are those of the training split, ``shown`` those of an epoch, validation among
+    them; ``voxel_bytes`` [B] are stored for a voxel of a
     channel, ``target_bytes`` [B] for the class of one, or for all numbers of a sample.
     ``assumed`` says what was taken for granted where there are no data.
     """
@@ -40,6 +41,7 @@ class GridJob:
     recipe: Recipe
     about: DataCard
     samples: int
+    shown: int
     voxel_bytes: int
     target_bytes: int
     assumed: str = ""
@@ -114,9 +116,10 @@ def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
     volumes = [source.volume(sample) for sample in range(len(source.names))]
     data = recipe.data
     count = len(samples_of(volumes, "train", data.fractions, data.seed))
+    shown = count + len(samples_of(volumes, "validation", data.fractions, data.seed))
     about = DataCard(source.shape, source.whole_shape, source.classes, source.parameters)
     target = 1 if source.classes else 8 * len(source.parameters.names)
-    return GridJob(recipe, about, count, source.dtype.itemsize, target, assumed)
+    return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
 
 
 def _source(recipe: Recipe) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,15 @@ class Limit:
 
     nbytes: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a plan keeps to: memory of a rank, what an empty process takes of it [B], the effort."""
+
+    limit: Limit
+    process: int = 0
+    everything: bool = False
 
 
 def host_limit(ranks: int, device: str) -> Limit:
@@ -40,7 +50,8 @@ def host_limit(ranks: int, device: str) -> Limit:
 
 
 def process_bytes() -> int:
-    """What a process takes that has torch and hyperslab, and no tensors: this one's [B]."""
+    """What a rank takes that has imported all that training does, and no tensors: this one [B]."""
+    importlib.import_module("torch._dynamo")  # as a process's first optimizer does
     return _status("VmRSS")
 
 

@@ -8,8 +8,8 @@ from hyperslab.cost.breakdown import LayerCost
 from hyperslab.plan.auto import machine_for, planned_device
 from hyperslab.plan.candidate import Candidate
 from hyperslab.plan.job import job_of
-from hyperslab.plan.limits import Limit
-from hyperslab.plan.search import Bounds, trace_one
+from hyperslab.plan.limits import Bounds, Limit
+from hyperslab.plan.search import trace_one
 from hyperslab.recipe.schema import Recipe
 from hyperslab.trace.records import Stage
 from hyperslab.train.profile.schema import LayerTime, Profile, predicted_path, write_profile

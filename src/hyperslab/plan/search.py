@@ -9,7 +9,7 @@ from hyperslab.machine import Machine
 from hyperslab.plan.candidate import Candidate, trace_grid, weigh
 from hyperslab.plan.grids import grids, refusal, words_of
 from hyperslab.plan.job import GridJob
-from hyperslab.plan.limits import Limit
+from hyperslab.plan.limits import Bounds, Limit
 from hyperslab.plan.rough import Rough, rough
 from hyperslab.recipe.schema import GridSection
 
@@ -63,15 +63,6 @@ class GridPlan:
         return min(self.traced, key=lambda one: one.memory.total, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a plan keeps to: memory of a rank, what an empty process takes of it [B], the effort."""
-
-    limit: Limit
-    process: int = 0
-    everything: bool = False
-
-
 def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> GridPlan:
     """Rank the grids of so many ranks.
 
@@ -108,7 +99,7 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> Gri
             except (LayoutError, UnsupportedOp) as error:
                 refused.append(RefusedGrid(grid, str(error)))
                 continue
-            traced.append(weigh(job, grid, machine, traces, bounds.process))
+            traced.append(weigh(job, grid, machine, traces, bounds))
         else:
             untraced.append(UntracedGrid(grid, first.seconds(grid), first.memory(grid)))
     if not traced:
@@ -127,7 +118,7 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> Gri
 
 def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: Bounds) -> Candidate:
     """One grid alone."""
-    return weigh(job, grid, machine, trace_grid(job, grid, machine), bounds.process)
+    return weigh(job, grid, machine, trace_grid(job, grid, machine), bounds)
 
 
 def _promise(grid: GridSection, first: Rough, bounds: Bounds) -> tuple[bool, float, str]:
