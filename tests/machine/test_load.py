@@ -69,6 +69,20 @@ def test_a_bad_value_names_file_and_key(
     assert str(path) in str(caught.value)
 
 
+def test_a_mistake_inside_is_one_error(tmp_path: Path) -> None:
+    setting = machine().settings[0].model_dump() | {"speed": 3}
+    with pytest.raises(MachineError) as caught:
+        load_machine(written(tmp_path, settings=[setting]))
+    assert str(caught.value).endswith("unknown key 'settings.0.speed'")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_long_value_is_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(MachineError) as caught:
+        load_machine(written(tmp_path, memory=["much"] * 1000))
+    assert len(str(caught.value)) < 400
+
+
 def test_a_bad_call_names_its_place(tmp_path: Path) -> None:
     setting = machine().settings[0].model_dump()
     setting["operators"] = [{"call": "aten.f(", "seconds": 1}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -19,6 +19,7 @@ from hyperslab.calibrate.overlap import measure_hidden
 from hyperslab.calibrate.reads import measure_reading
 from hyperslab.calibrate.speeds import launch_seconds, memory_bandwidth, peak_flops
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_all
 from hyperslab.errors import MachineError
 from hyperslab.machine import Machine, Setting
 from hyperslab.machine.load import current_versions, same_minor
@@ -62,7 +63,7 @@ def calibrate(grid: Grid, measurement: Measurement, progress: Advance) -> Calibr
     """
     clock = Clock(grid, measurement.budget)
     before = measurement.before
-    together = ranks_of_node(grid)
+    together = ranks_of_node()
     if before is not None:
         check_same(before, measurement.name)
     setting = None if before is None else before.at(together)
@@ -118,9 +119,10 @@ def check_threads(setting: Setting, name: str) -> None:
         )
 
 
-def ranks_of_node(grid: Grid) -> int:
-    """How many ranks there are on this node."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", grid.size))
+def ranks_of_node() -> int:
+    """How many ranks there are on the node of the first one; all ranks call this."""
+    names = from_all(socket.gethostname())
+    return names.count(names[0])
 
 
 def _measure_all(clock: Clock, measurement: Measurement, together: int) -> tuple[Machine, Setting]:

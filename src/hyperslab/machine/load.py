@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import reprlib
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -105,7 +106,10 @@ def _values(where: str) -> dict[str, Any]:
 
 def _sentences(error: ValidationError, where: str) -> list[str]:
     lines = []
+    keys = [problem["loc"] for problem in error.errors(include_url=False)]
     for problem in error.errors(include_url=False):
+        if any(problem["loc"] == key[: len(problem["loc"])] != key for key in keys):
+            continue  # it follows from what is wrong inside
         key = ".".join(map(str, problem["loc"]))
         if problem["type"] == "missing":
             lines.append(f"{where}: {key!r} is missing")
@@ -115,7 +119,7 @@ def _sentences(error: ValidationError, where: str) -> list[str]:
             lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
         else:
             what = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{where}: bad value {problem['input']!r} for {key!r}: {what}")
+            lines.append(f"{where}: bad value {reprlib.repr(problem['input'])} for {key!r}: {what}")
     return lines
 
 
