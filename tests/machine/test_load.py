@@ -27,6 +27,14 @@ def test_shipped_machines_load(name: str) -> None:
     assert load_machine(name).name == name
 
 
+def test_the_measured_machine_has_both_settings() -> None:
+    laptop = load_machine("laptop-2core")
+    assert laptop.measured
+    assert [(setting.ranks, setting.threads) for setting in laptop.settings] == [(1, 2), (2, 1)]
+    assert all(setting.operators for setting in laptop.settings)
+    assert laptop.links
+
+
 def test_the_published_machine_names_its_sources() -> None:
     lassen = load_machine("lassen-v100")
     assert not lassen.measured

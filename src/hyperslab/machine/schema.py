@@ -43,6 +43,7 @@ class Machine(Part):
     date: Date  # of the measurement, or of the collection of published numbers
     versions: dict[str, str]  # of what it was measured with: hyperslab, torch, python
     processor: str
+    note: str = ""  # for the reader
     device: str = "cpu"  # as torch calls it
     ranks_per_node: PositiveInt
     ranks_per_socket: PositiveInt  # of a CPU socket, or of devices that are joined directly
