@@ -63,6 +63,10 @@ def test_no_call(text: str) -> None:
         read_call(text)
 
 
+def test_names_may_be_words_of_python() -> None:
+    assert read_call("aten.random_.from(f32[2], 0, None)").name == "aten.random_.from"
+
+
 def test_nothing_is_run() -> None:
     with pytest.raises(ValueError, match="no argument"):
         read_call("aten.f.default(open('x', 'w'))")

@@ -14,6 +14,7 @@ Python expression; nothing of it is evaluated.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 
 import torch
@@ -35,6 +36,9 @@ _SHORT = {
     torch.complex128: "c128",
 }
 _DTYPES = {short: dtype for dtype, short in _SHORT.items()}
+DOTTED_NAME = re.compile(r"\w+(\.\w+)+")
+"""A dotted name, which may have words of Python in it: ``aten.random_.from``."""
+
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
 _OF_TORCH = (torch.dtype, torch.memory_format, torch.layout)
 
@@ -55,14 +59,15 @@ def read_call(text: str) -> Call:
     Raises:
         ValueError: it is not the text of a call.
     """
+    name, opening, rest = text.partition("(")
     try:
-        node = ast.parse(text, mode="eval").body
-    except SyntaxError:
-        raise ValueError(f"{text!r} is no call") from None
-    if not isinstance(node, ast.Call):
+        node: ast.expr | None = ast.parse(f"call{opening}{rest}", mode="eval").body
+    except (SyntaxError, ValueError):
+        node = None
+    if not isinstance(node, ast.Call) or not DOTTED_NAME.fullmatch(name):
         raise ValueError(f"{text!r} is no call")
     options = tuple((str(keyword.arg), _read(keyword.value)) for keyword in node.keywords)
-    return Call(_dotted(node.func), tuple(map(_read, node.args)), options)
+    return Call(name, tuple(map(_read, node.args)), options)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -130,11 +135,3 @@ def _of_torch(name: str) -> object:
     if not isinstance(value, _OF_TORCH):
         raise ValueError(f"torch.{name} is no argument of a call")
     return value
-
-
-def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    if isinstance(node, ast.Name):
-        return node.id
-    raise ValueError(f"{ast.unparse(node)!r} is no operator")
