@@ -38,7 +38,7 @@ def calibrate_command(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE...",
+            metavar="RECIPE",
             help="Recipes whose operators are timed; and key=value, such as data.batch_size=2.",
         ),
     ] = None,
@@ -46,7 +46,7 @@ def calibrate_command(
         list[int] | None,
         typer.Option(min=1, help="Ranks at once; give it several times. Default: 1."),
     ] = None,
-    budget: Annotated[float, typer.Option(min=0.001, help="[s] for each measurement.")] = 0.3,
+    budget: Annotated[float, typer.Option(min=0.001, help="Seconds for each measurement.")] = 0.3,
 ) -> None:
     """Measure this machine: operators, memory, messages, sums, reads, and what work hides.
 
