@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from hyperslab.comm.shared_memory.channels import shared_bytes
 from hyperslab.cost.memory import HostMemory, rank_memory
+from hyperslab.trace.records import Call, LocalOperator, TensorSpec
 from tests.cost.made import exchange, operator, round_machine, trace
 
 SIZES = {
@@ -36,3 +39,14 @@ def test_a_gpu_does_not_hold_what_the_host_holds() -> None:
 
 def test_one_rank_shares_nothing() -> None:
     assert rank_memory(trace(**SIZES), round_machine(), 1, HOST).communication == 0
+
+
+def test_a_convolution_is_copied_into_another_order_on_a_cpu() -> None:
+    strides = {"contiguous": (64, 64, 16, 4, 1), "channels_last_3d": (64, 1, 16, 4, 1)}
+    found = {}
+    for name, order in strides.items():
+        volume = TensorSpec((1, 8, 4, 4, 4), order, torch.float32)
+        call = Call("aten.convolution.default", (volume,))
+        step = trace(LocalOperator(call, "", "forward", (), 0, 4096), **SIZES)
+        found[name] = rank_memory(step, round_machine(), 1, HOST).workspace
+    assert found == {"contiguous": 300 + 4096, "channels_last_3d": 300}

@@ -65,7 +65,7 @@ def plan_command(
     found = changes(plan, bounds)
     least = least_ranks(job, chosen, bounds, plan.first)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(opening(plan), markup=False)
+    console.print(opening(plan), markup=False, soft_wrap=True)
     console.print(ranking(plan))
     for line in plan_remarks(plan, found, least):
         console.print(line, markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hyperslab.comm.shared_memory.channels import shared_bytes
 from hyperslab.machine import Machine
-from hyperslab.trace.records import Exchange, Trace
+from hyperslab.trace.records import Exchange, LocalOperator, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,11 @@ class RankMemory:
     blocks, and gathered thin maps, that the forward pass receives. ``gradients`` are those of
     DistributedDataParallel's buckets: they are views of them, so that buckets take nothing more.
     ``workspace`` is what else lives in the fullest moment: the operands of one operator, gradients
-    of activations, the optimizer's temporaries. ``communication`` is this rank's part of the
-    memory that the ranks of a node share, ``ahead`` the mini-batches that are read ahead,
-    ``store`` the boxes that are kept, ``process`` what a rank takes that holds no tensor. On a GPU
-    these four are the host's, and none of the device's.
+    of activations, the optimizer's temporaries; on a CPU also a convolution's copy in another
+    order. ``communication`` is this rank's part of the memory that the ranks of a node share,
+    ``ahead`` the mini-batches that are read ahead, ``store`` the boxes that are kept, ``process``
+    what a rank takes that holds no tensor. On a GPU these four are the host's, and none of the
+    device's.
     """
 
     parameters: int = 0
@@ -74,11 +75,27 @@ def rank_memory(trace: Trace, machine: Machine, ranks: int, host: HostMemory) ->
     together = min(ranks, machine.ranks_per_node)
     return dataclasses.replace(
         step,
+        workspace=step.workspace + _reordered(trace),
         communication=shared_bytes(together) // together,
         ahead=host.ahead,
         store=host.store,
         process=host.process,
     )
+
+
+def _reordered(trace: Trace) -> int:
+    """What oneDNN copies of the largest volume of a convolution into its own order [B].
+
+    It need not where the volume is `channels_last_3d`.
+    """
+    return max(map(_copied, trace.operators), default=0)
+
+
+def _copied(operator: LocalOperator) -> int:
+    volume = next(operator.call.tensors(), None)
+    if "convolution" not in operator.call.name or volume is None or len(volume.shape) != 5:
+        return 0
+    return 0 if volume.strides[1] == 1 else max(operator.written, volume.nbytes)
 
 
 def _received(trace: Trace) -> int:
