@@ -30,7 +30,7 @@ def round_machine(
     calls: dict[Call, float] | None = None,
 ) -> Machine:
     """Operators take what ``times`` says by name, else 1 s; messages and sums 1 s a byte."""
-    texts = {f"{name}(f32[1,4])": seconds for name, seconds in (times or {}).items()}
+    texts = {f"made.{name}(f32[1,4])": seconds for name, seconds in (times or {}).items()}
     texts |= {write_call(call): seconds for call, seconds in (calls or {}).items()}
     operators = tuple(Measured(call=text, seconds=seconds) for text, seconds in texts.items())
     setting = Setting(
@@ -59,7 +59,9 @@ def operator(
     name: str, stage: Stage = "forward", layer: str = "conv", flops: dict[Pass, int] | None = None
 ) -> LocalOperator:
     spec = TensorSpec((1, 4), (4, 1), torch.float32)
-    return LocalOperator(Call(name, (spec,)), layer, stage, tuple((flops or {}).items()), 16, 16)
+    return LocalOperator(
+        Call(f"made.{name}", (spec,)), layer, stage, tuple((flops or {}).items()), 16, 16
+    )
 
 
 def exchange(nbytes: int, stage: Stage = "forward", peers: tuple[int, ...] = (1,)) -> Exchange:
