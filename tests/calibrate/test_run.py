@@ -105,6 +105,14 @@ def test_calls_are_added_to_a_file(alone: Calibration, tmp_path: Path) -> None:
     assert after.bandwidth == before.bandwidth
 
 
+def measure_own(folder: Path, before: Machine) -> int:
+    return measure(folder, before, gradients(4 + dist.get_rank())).measured
+
+
+def test_ranks_may_ask_for_different_operators(pair: list[Calibration], tmp_path: Path) -> None:
+    assert run_ranks(2, measure_own, tmp_path, pair[0].machine) == [6, 6]
+
+
 def test_an_operator_that_torch_lacks_is_named(alone: Calibration, tmp_path: Path) -> None:
     unknown = LocalOperator(Call("mine.secret.default", ()), "", "forward", (), 0, 0)
     result = measure(tmp_path, alone.machine, unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ Advance = Callable[[int, int], None]
 class Measurement:
     """What to measure: these operators, and reads in this folder.
 
+    ``operators`` may differ between ranks: all ranks measure those of all.
     ``before`` is what was measured before, to which calls are added.
     """
 
@@ -72,7 +74,8 @@ def calibrate(grid: Grid, measurement: Measurement, progress: Advance) -> Calibr
     else:
         machine = before
     check_threads(setting, measurement.name)
-    wanted = distinct_operators(measurement.operators, setting.measured)
+    operators = itertools.chain(*from_all(list(measurement.operators)))  # the same on all ranks
+    wanted = distinct_operators(operators, setting.measured)
     count = 0
 
     def done() -> None:
