@@ -1,0 +1,120 @@
+"""Predictions of a published run: its step, its memory, and what other assumptions make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from published import Run
+
+import hyperslab as hs
+from hyperslab.cost.memory import HostMemory, rank_memory
+from hyperslab.cost.step import StepCost, step_cost
+from hyperslab.machine import Machine
+from hyperslab.machine.links import Hidden
+from hyperslab.trace import Trace, Workload, busiest, trace_step
+
+
+def workload(run: Run) -> Workload:
+    """A step with Adam; batch norm's statistics are those of a sample, as the paper sums them."""
+    volume = (run.width,) * 3
+    if run.network == "cosmoflow":
+        return Workload(
+            partial(hs.models.CosmoFlow, run.width, batch_norm=run.batch_norm),
+            inputs=(run.samples, 4, *volume),
+            target=(run.samples, 4),
+            loss=F.mse_loss,
+            optimizer=torch.optim.Adam,
+            batch_norm="replica",
+        )
+    return Workload(
+        hs.models.UNet3D,
+        inputs=(run.samples, 1, *volume),
+        target=(run.samples, *volume),
+        target_dtype=torch.int64,
+        target_channels=False,
+        loss=F.cross_entropy,
+        optimizer=torch.optim.Adam,
+        batch_norm="replica",
+    )
+
+
+@cache
+def trace(run: Run) -> Trace:
+    """Of the busiest rank."""
+    return trace_step(workload(run), run.extents, busiest(run.extents), "cuda")
+
+
+def cost(run: Run, machine: Machine) -> StepCost:
+    return step_cost(trace(run), machine, run.gpus)
+
+
+def speed(run: Run, machine: Machine) -> float:
+    """[samples/s]"""
+    return run.samples / cost(run, machine).seconds.total
+
+
+def local_kernels(run: Run, layers: str, machine: Machine) -> float:
+    """Of a rank's own blocks, without halos and without repeated work [s].
+
+    The main kernel of each layer and stage; of a map that is gathered, this rank's share of it.
+    """
+    setting = machine.setting(run.gpus)
+    longest: dict[tuple[str, str], tuple[int, float]] = {}
+    for operator in trace(run).operators:
+        if operator.call.name.startswith("aten.convolution") and operator.layer.startswith(layers):
+            key = (operator.layer, operator.stage)
+            found = (operator.total_flops, setting.estimate(operator).seconds)
+            longest[key] = max(longest.get(key, (0, 0.0)), found)
+    whole = _flops_of_layers(replace(run, gpus=1, ways=1))
+    return sum(
+        seconds * min(1.0, whole[key] / run.ways / flops)
+        for key, (flops, seconds) in longest.items()
+    )
+
+
+def _flops_of_layers(run: Run) -> dict[tuple[str, str], int]:
+    total: dict[tuple[str, str], int] = {}
+    for operator in trace(run).operators:
+        key = (operator.layer, operator.stage)
+        total[key] = total.get(key, 0) + operator.total_flops
+    return total
+
+
+def kept_by_table_1(run: Run) -> int:
+    """As Table I counts [B]: every layer's output and its gradient, and the input twice."""
+    channels = 4 if run.network == "cosmoflow" else 1
+    forward = (operator for operator in trace(run).operators if operator.stage == "forward")
+    outputs = sum(operator.written for operator in forward)
+    return 2 * (outputs + 2 * 4 * channels * run.width**3)
+
+
+def memory(run: Run, machine: Machine) -> int:
+    """Of the busiest GPU [B]."""
+    return rank_memory(trace(run), machine, run.gpus, HostMemory()).total
+
+
+def with_nothing_hidden(machine: Machine) -> Machine:
+    """Every message is waited for."""
+    return machine.model_copy(update={"hidden": Hidden(halos=0.0, gradients=0.0)})
+
+
+def with_one_rate(machine: Machine) -> Machine:
+    """Convolutions on thinner blocks are no faster than on those of 8 GPUs a sample."""
+    setting = machine.settings[0]
+    slowest = {}
+    for rate in setting.rates:
+        slowest.setdefault(rate.channels, rate)  # the 8-way one stands first
+    rates = tuple(slowest.values())
+    return machine.with_setting(setting.model_copy(update={"rates": rates}))
+
+
+def with_latency(machine: Machine, seconds: float) -> Machine:
+    """Every message takes so much longer; the machine file has no latencies."""
+    links = {
+        name: tuple(piece.model_copy(update={"latency": seconds}) for piece in pieces)
+        for name, pieces in machine.links.items()
+    }
+    return machine.model_copy(update={"links": links})
