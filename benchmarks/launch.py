@@ -14,34 +14,41 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hyperslab.comm.bootstrap import GLOO_ON_CUDA
+
 T = TypeVar("T")
 
 TIME_LIMIT = timedelta(minutes=5)  # for one message, so that a failed rank ends the others
 
 
-def run_ranks(n: int, fn: Callable[..., T], *args: Any) -> list[T]:
+def run_ranks(n: int, fn: Callable[..., T], *args: Any, share_devices: bool = False) -> list[T]:
     """Call ``fn(*args)`` on ``n`` ranks with one thread each; what they return, by rank.
 
-    NCCL where the machine has a GPU for every rank, otherwise gloo on the CPU.
+    NCCL where the machine has a GPU for every rank, otherwise gloo on the CPU; gloo on the GPUs
+    that there are where ranks are to share them.
     """
+    backend = "nccl" if torch.cuda.device_count() >= n else "gloo"
+    if share_devices:
+        backend = GLOO_ON_CUDA
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(n, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
         store = Path(folder, "store").as_uri()
-        futures = [pool.submit(_rank, rank, n, store, fn, args) for rank in range(n)]
+        futures = [pool.submit(_rank, rank, n, store, backend, fn, args) for rank in range(n)]
         return [future.result() for future in futures]
 
 
-def _rank(rank: int, n: int, store: str, fn: Callable[..., T], args: tuple[Any, ...]) -> T:
+def _rank(
+    rank: int, n: int, store: str, backend: str, fn: Callable[..., T], args: tuple[Any, ...]
+) -> T:
     torch.set_num_threads(1)
     # All ranks are on this machine: gloo must not look for an address of it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    cuda = torch.cuda.device_count() >= n
-    if cuda:
-        torch.cuda.set_device(rank)
+    if backend != "gloo":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
-        "nccl" if cuda else "gloo",
+        backend,
         init_method=store,
         rank=rank,
         world_size=n,

@@ -102,19 +102,21 @@ class Pending:
         self._what = what
         self._shared = shared = shared_channels()
         far = [(peer, b) for peer, b in receives if shared is None or not shared.fits(b)]
-        ops = [dist.P2POp(dist.irecv, buffer, peer, group) for peer, buffer in far]
         self._sends = []  # kept alive until the messages have left
         for peer, piece in sends:
             if shared is not None and shared.fits(piece):
                 shared.send(piece, peer, what)
             else:
                 self._sends.append((peer, _packed(piece)))
-        ops += [dist.P2POp(dist.isend, buffer, peer, group) for peer, buffer in self._sends]
         self._peers = [peer for peer, _ in (*far, *self._sends)]
         try:
+            ops = [dist.P2POp(dist.irecv, buffer, peer, group) for peer, buffer in far]
+            ops += [dist.P2POp(dist.isend, buffer, peer, group) for peer, buffer in self._sends]
             self._works = dist.batch_isend_irecv(ops) if ops else []
         except RuntimeError as error:
             raise self._lost(self._peers, error) from error
+        except ValueError as error:
+            raise _ended(what) from error
 
     def wait(self) -> list[torch.Tensor]:
         """The received buffers, in the order of the plan.
@@ -135,6 +137,13 @@ class Pending:
 
     def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
         return lost_contact(dist.get_rank(), peers, self._what, error)
+
+
+def _ended(what: str) -> CommError:
+    return CommError(
+        f"{what}: the process group of this grid has ended\n"
+        "    make a new hyperslab.Grid after torch.distributed.init_process_group"
+    )
 
 
 def _packed(piece: torch.Tensor) -> torch.Tensor:
