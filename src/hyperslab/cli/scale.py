@@ -13,6 +13,8 @@ from rich.console import Console
 from hyperslab.cli.rank import exit_when_stopped, is_started
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError
+from hyperslab.plan.auto import machine_for, planned_device
+from hyperslab.plan.limits import process_bytes
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.scaling.points import (
@@ -22,6 +24,10 @@ from hyperslab.scaling.points import (
     strong_points,
     weak_points,
 )
+from hyperslab.scaling.predict import Predictor
+
+AUTO = "auto"
+"""The axis that means: the plan chooses the grids."""
 
 
 def scale_command(
@@ -36,22 +42,34 @@ def scale_command(
     ranks: Annotated[str, typer.Option(help="How many, each a point, such as 1,2,4.")] = "",
     axis: Annotated[
         str | None,
-        typer.Option(help=f"What grows in strong scaling: {', '.join(AXES)}. Default: depth."),
+        typer.Option(
+            help=f"What grows in strong scaling: {', '.join(AXES)}, or auto for the plan's best "
+            "grids. Default: depth, or the recipe's auto."
+        ),
     ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(help="A point of your own, such as depth=2,height=2; may be repeated."),
+    ] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Run nothing: the ranks need not be there.")
+    ] = False,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose times are predicted: shipped, or a calibrated file. Default: the usual one."
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(min=2, help="Of each run; the first is left out.")] = 4,
     output: Annotated[
         Path | None, typer.Option(help="For runs, tables, figure. Default: beside the recipe's.")
     ] = None,
 ) -> None:
-    """Measure how training scales, as Oyama et al. 2020: throughput, speed-up, efficiency.
+    """Measure or predict how training scales: throughput, speed-up, efficiency.
 
-    Every point is a training of 4 epochs on this machine, into a folder of its own; the median step
-    counts, without the first epoch. A point that is there already is not run again. study.csv,
-    study.json and study.png show all of them. Synthetic data (data.path=null
+    As in Oyama et al. 2020 every point is a training of 4 epochs on this machine, into a folder of
+    its own; the median step counts, without the first epoch. A point that is there already is not
+    run again. With a machine its prediction stands beside each. Synthetic data (data.path=null
     data.synthetic.width=128) take no files.
     """
     from hyperslab.scaling.run import StudyRequest, run_study
@@ -63,7 +81,8 @@ def scale_command(
             "by torchrun, mpirun or srun"
         )
     config = load_recipe(recipe, overrides or [])
-    points = points_of(kind, config, ranks=ranks, axis=axis, grids=grid or [])
+    predictor = _predictor(machine, config) if predict or machine is not None else None
+    points = points_of(kind, config, ranks=ranks, axis=axis, grids=grid or [], predictor=predictor)
     request = StudyRequest(
         kind=kind,
         name=recipe.stem,
@@ -71,10 +90,11 @@ def scale_command(
         points=tuple(points),
         output=output or config.output.with_name(f"{config.output.name}-{kind}"),
         epochs=epochs,
+        trains=not predict,
     )
     logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
     with exit_when_stopped():
-        study = run_study(request, None)
+        study = run_study(request, predictor)
     console = Console(soft_wrap=True)
     console.print(short_table(study))
     for words in remarks(study):
@@ -83,19 +103,35 @@ def scale_command(
 
 
 def points_of(
-    kind: ScalingKind, recipe: Recipe, *, ranks: str, axis: str | None, grids: list[str]
+    kind: ScalingKind,
+    recipe: Recipe,
+    *,
+    ranks: str,
+    axis: str | None,
+    grids: list[str],
+    predictor: Predictor | None,
 ) -> list[ScalingPoint]:
-    """The points that the options ask for, by ranks; a grid that is given comes before the rule."""
-    if axis is not None and (kind is ScalingKind.WEAK or axis not in AXES):
-        raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}")
+    """The points that the options ask for, by ranks; a grid that is given comes before the rule.
+
+    The plan's grids are those for the predictor's machine, or for the usual one of the device.
+    """
+    if axis is not None and (kind is ScalingKind.WEAK or axis not in (*AXES, AUTO)):
+        raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}, auto")
     points = own_points(kind, recipe, [parse_grid(words) for words in grids])
     counts = parse_ranks(ranks) if ranks or not grids else []
     rest = [count for count in counts if count not in {point.ranks for point in points}]
-    if kind is ScalingKind.STRONG:
-        points += strong_points(recipe, rest, axis or "depth")
-    elif rest:
+    if kind is ScalingKind.WEAK and rest:
         points += weak_points(recipe, rest)
+    elif axis == AUTO or (axis is None and recipe.grid.auto):
+        points += (predictor or _predictor(None, recipe)).best_points(recipe, rest)
+    else:
+        points += strong_points(recipe, rest, axis or "depth")
     return sorted(points, key=lambda point: point.ranks)
+
+
+def _predictor(machine: str | None, recipe: Recipe) -> Predictor:
+    found = machine_for(machine, planned_device(recipe))
+    return Predictor(found, process_bytes() if found.device == "cpu" else 0)
 
 
 def parse_ranks(words: str) -> list[int]:

@@ -21,6 +21,8 @@ MEASURED = "#0072b2"
 
 PREDICTED = "#b84a00"
 
+DAGGER = "\N{DAGGER}"
+
 PARTS = {
     "forward": ("#56b4e9", ("forward",)),
     "backward": ("#e69f00", ("backward_data", "backward_filter")),
@@ -73,6 +75,8 @@ def _title(study: Study) -> str:
         words += f"\npredicted for {study.machine}"
     if any(row.measured and row.measured.crowded for row in study.rows):
         words += "\n* more ranks than cores or GPUs: meaningless as a measure of scaling"
+    if any(row.predicted and not row.predicted.fits for row in study.rows):
+        words += f"\n{DAGGER} does not fit into a rank's memory"
     return words
 
 
@@ -89,8 +93,8 @@ def _bars(axes: Axes, study: Study) -> None:
             _measured_bar(axes, place - shift, width, row, measured)
             top = max(top, row.measured.upper)
         if row.predicted is not None and predicted is not None:
-            _predicted_bar(axes, place + shift, width, row.predicted, predicted)
-            top = max(top, row.predicted.total)
+            _predicted_bar(axes, place + shift, width, row.predicted.parts, predicted)
+            top = max(top, row.predicted.seconds)
     axes.set_xticks(range(len(study.rows)), [_words(row) for row in study.rows])
     axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * top), xlim=(-0.6, len(study.rows) - 0.4))
     _once(axes)
@@ -196,7 +200,8 @@ def _words(row: StudyRow) -> str:
     extents = row.point.grid.model_dump()
     cut = "\n".join(f"{axis} {n}" for axis, n in extents.items() if n > 1)
     plural = "s" * (row.point.ranks > 1)
-    return f"{row.point.ranks}{star} rank{plural}\n{cut}".rstrip()
+    dagger = DAGGER if row.predicted and not row.predicted.fits else ""
+    return f"{row.point.ranks}{star}{dagger} rank{plural}\n{cut}".rstrip()
 
 
 def _once(axes: Axes) -> None:

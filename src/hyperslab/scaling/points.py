@@ -113,6 +113,11 @@ def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
 
 def _samples_each(recipe: Recipe) -> int:
     """Of a mini-batch, those of each replica on the recipe's own grid."""
+    if recipe.grid.auto:
+        raise LayoutError(
+            "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
+            "    give the ranks of a replica, such as grid.depth=8"
+        )
     return _checked(recipe.grid, recipe.data.batch_size).batch_size // recipe.grid.data
 
 

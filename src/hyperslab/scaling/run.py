@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperslab.cost.breakdown import Breakdown
-from hyperslab.errors import RecipeError, reason
+from hyperslab.errors import DataError, RecipeError, reason
+from hyperslab.plan.job import GridJob
 from hyperslab.recipe.schema import Recipe
 from hyperslab.scaling.figure import draw_study
 from hyperslab.scaling.measure import crowded, measure, measured
 from hyperslab.scaling.points import ScalingKind, ScalingPoint
+from hyperslab.scaling.predict import Predictor, jobs_of
 from hyperslab.scaling.study import Study, StudyRow
 from hyperslab.scaling.tables import write_tables
 
 log = logging.getLogger("hyperslab")
-
-
-@dataclass(frozen=True, slots=True)
-class Predictor:
-    """Says how long a step of a recipe takes on ``machine``."""
-
-    machine: str
-    predict: Callable[[Recipe], Breakdown]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +42,18 @@ def run_study(request: StudyRequest, predictor: Predictor | None) -> Study:
     A point that was measured before is not run again.
 
     Raises:
+        DataError, LayoutError: a point cannot be, see `jobs_of`.
         RecipeError: a point's folder holds another run, or ``output`` cannot be written.
         HyperslabError: what a training raised.
     """
-    rows = [_row(request, point, predictor) for point in request.points]
+    jobs = jobs_of(request.points, request.recipe)
+    if request.trains and jobs[0].assumed:
+        raise DataError(
+            f"{request.recipe.data.where} is not here\n    data.path=null data.synthetic.width=N "
+            "takes its place: volumes made in memory; or --predict"
+        )
+    pairs = zip(request.points, jobs, strict=True)
+    rows = [_row(request, point, job, predictor) for point, job in pairs]
     study = _written(request, rows, predictor)
     if not request.trains:
         return study
@@ -68,19 +68,18 @@ def run_study(request: StudyRequest, predictor: Predictor | None) -> Study:
     return study
 
 
-def _row(request: StudyRequest, point: ScalingPoint, predictor: Predictor | None) -> StudyRow:
+def _row(
+    request: StudyRequest, point: ScalingPoint, job: GridJob, predictor: Predictor | None
+) -> StudyRow:
     recipe = request.recipe
     found = measured(point, recipe, request.output, epochs=request.epochs)
-    predicted = None
-    if predictor is not None:
-        one = point.recipe(recipe, output=request.output / point.name, epochs=request.epochs)
-        predicted = predictor.predict(one)
+    predicted = None if predictor is None else predictor.predict(job)
     samples = point.batch_size * recipe.optimizer.accumulate
     return StudyRow(point, samples, found, predicted)
 
 
 def _written(request: StudyRequest, rows: list[StudyRow], predictor: Predictor | None) -> Study:
-    machine = "" if predictor is None else predictor.machine
+    machine = "" if predictor is None else predictor.machine.name
     study = Study(request.kind, request.name, tuple(rows), machine)
     if not any(row.measured or row.predicted for row in rows):
         return study

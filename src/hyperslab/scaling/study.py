@@ -29,6 +29,24 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """A step on a machine: its ``parts`` [s], and the ``memory`` of a rank of a ``limit`` [B]."""
+
+    parts: Breakdown
+    memory: int
+    limit: int
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.parts.total
+
+    @property
+    def fits(self) -> bool:
+        return self.memory <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
 class StudyRow:
     """A point with its measured and its predicted step, either of which may not be there.
 
@@ -38,7 +56,7 @@ class StudyRow:
     point: ScalingPoint
     samples: int
     measured: MeasuredStep | None = None
-    predicted: Breakdown | None = None
+    predicted: PredictedStep | None = None
 
     @property
     def measured_seconds(self) -> float | None:
@@ -46,14 +64,14 @@ class StudyRow:
 
     @property
     def predicted_seconds(self) -> float | None:
-        return None if self.predicted is None else self.predicted.total
+        return None if self.predicted is None else self.predicted.seconds
 
     @property
     def deviation(self) -> float | None:
         """Of the prediction: predicted / measured - 1."""
         if self.measured is None or self.predicted is None:
             return None
-        return self.predicted.total / self.measured.seconds - 1
+        return self.predicted.seconds / self.measured.seconds - 1
 
 
 @dataclass(frozen=True, slots=True)

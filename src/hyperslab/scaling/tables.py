@@ -71,12 +71,22 @@ def short_table(study: Study) -> Table:
 def remarks(study: Study) -> list[str]:
     """What a reader of the numbers has to know."""
     words = []
-    crowds = [row.measured.crowded for row in study.rows if row.measured and row.measured.crowded]
-    if crowds:
-        words.append(f"meaningless as a measure of scaling: {'; '.join(crowds)}")
+    for row in study.rows:
+        words += remarks_on(row)
     memory = [row.measured.memory for row in study.rows if row.measured]
     if memory:
         words.append(f"a rank held at most {size(max(memory))}")
+    return words
+
+
+def remarks_on(row: StudyRow) -> list[str]:
+    """Why a time of a row means less than it seems."""
+    words = []
+    if row.measured is not None and row.measured.crowded:
+        words.append(f"{row.measured.crowded}: meaningless as a measure of scaling")
+    if row.predicted is not None and not row.predicted.fits:
+        need = f"{size(row.predicted.memory)}, and it has {size(row.predicted.limit)}"
+        words.append(f"{row.point.ranks} ranks do not fit: a rank needs {need}")
     return words
 
 
@@ -91,10 +101,11 @@ def _cells(row: StudyRow, measured: Speed | None, predicted: Speed | None) -> di
     cells |= _named("measured", MeasuredStep, row.measured)
     cells |= _named("measured", Speed, measured)
     cells["predicted_seconds"] = row.predicted_seconds
-    cells |= _named("predicted", Breakdown, row.predicted)
+    cells |= _named("predicted", Breakdown, row.predicted and row.predicted.parts)
     cells |= _named("predicted", Speed, predicted)
+    cells["predicted_memory"] = None if row.predicted is None else row.predicted.memory
     cells["deviation"] = row.deviation
-    cells["remark"] = row.measured.crowded if row.measured else ""
+    cells["remark"] = "; ".join(remarks_on(row))
     return cells
 
 

@@ -1,0 +1,93 @@
+"""What a study's points would take, from the plan's traces: for ranks that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hyperslab.errors import DataError, LayoutError
+from hyperslab.machine import Machine
+from hyperslab.plan.grids import refusal
+from hyperslab.plan.job import GridJob, job_of
+from hyperslab.plan.limits import Bounds, Limit
+from hyperslab.plan.search import make_plan, trace_one
+from hyperslab.recipe.schema import Recipe
+from hyperslab.scaling.points import ScalingPoint
+from hyperslab.scaling.study import PredictedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predicts for ``machine``; ``process`` [B] is what a rank takes there that holds nothing."""
+
+    machine: Machine
+    process: int = 0
+
+    @property
+    def bounds(self) -> Bounds:
+        """A rank may have all the memory that the machine's file says."""
+        limit = Limit(self.machine.memory, f"that of {self.machine.name}")
+        return Bounds(limit, self.process)
+
+    def predict(self, job: GridJob) -> PredictedStep:
+        """A step of the job on the grid of its recipe.
+
+        Raises:
+            UnsupportedOp: the network has an operator that cannot be traced or cut.
+        """
+        found = trace_one(job, job.recipe.grid, self.machine, self.bounds)
+        return PredictedStep(found.seconds, found.memory.total, self.machine.memory)
+
+    def best_points(self, recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
+        """The recipe's mini-batch on the grid that the plan likes best for each number of ranks.
+
+        Where none fits into memory, on that which needs least of it.
+
+        Raises:
+            LayoutError: no grid of so many ranks can be.
+        """
+        job = _described(recipe)
+        points = []
+        for count in ranks:
+            plan = make_plan(job, self.machine, count, self.bounds)
+            best = plan.best or plan.smallest
+            assert best is not None
+            points.append(ScalingPoint(best.grid, recipe.data.batch_size))
+        return points
+
+
+def jobs_of(points: Sequence[ScalingPoint], base: Recipe) -> list[GridJob]:
+    """What every point asks of its ranks.
+
+    Raises:
+        DataError: there are no data, or fewer samples than a mini-batch has.
+        LayoutError: a grid cannot be; names the ranks.
+    """
+    described = _described(base)
+    jobs = []
+    for point in points:
+        recipe = point.recipe(base, output=base.output, epochs=base.epochs)
+        made = recipe.data.synthetic is not None or described.assumed
+        job = _described(recipe) if made else replace(described, recipe=recipe)
+        if job.batch < point.batch_size:
+            raise DataError(
+                f"{base.data.where} has {job.samples} samples to train on, fewer than a mini-batch "
+                f"of {point.batch_size} for {point.ranks} ranks\n"
+                "    use fewer ranks, or data.path=null data.synthetic.width=N"
+            )
+        if reason := refusal(point.grid, job):
+            raise LayoutError(f"{point.ranks} ranks ({point.cut}): {reason}")
+        jobs.append(job)
+    return jobs
+
+
+def _described(recipe: Recipe) -> GridJob:
+    try:
+        return job_of(recipe)
+    except DataError as error:
+        if recipe.data.path is None or recipe.data.path.exists():
+            raise
+        raise DataError(
+            f"{recipe.data.where} is not here\n"
+            "    data.path=null data.synthetic.width=N takes its place: volumes made in memory"
+        ) from error
