@@ -95,3 +95,25 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     shown = [(event.step, event.value) for event in events.Scalars("step/loss")]
     assert shown == [(1, 0.25), (2, 0.5)]
+
+
+def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    old = STEP_COLUMNS[: STEP_COLUMNS.index("flops_per_second")]
+    table = HistoryFile(path, old, before=1)
+    for step in (1, 2):
+        table.add(dict.fromkeys(old, step))
+    table.close()
+    table = HistoryFile(path, STEP_COLUMNS, before=2)
+    table.add(dict.fromkeys(STEP_COLUMNS, 2))
+    table.close()
+    first, second = rows(path)
+    assert (first["step"], first["memory_bytes"], first["peak_share"]) == ("1", "1", "")
+    assert (second["step"], second["peak_share"]) == ("2", "2")
+
+
+def test_what_is_not_known_is_an_empty_cell(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, measures=MEASURES, step=0, epoch=0, total_steps=4)
+    reporter.step({**row(1), "peak_share": None})
+    reporter.close()
+    assert rows(tmp_path / "steps.csv")[0]["peak_share"] == ""

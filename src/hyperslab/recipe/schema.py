@@ -261,6 +261,7 @@ class Recipe(Section):
     output: Path  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
+    peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it
 
     @model_validator(mode="after")
     def _loss_of_the_network(self) -> Recipe:

@@ -17,7 +17,11 @@ STEP_COLUMNS = (
     "wait_seconds",
     "samples_per_second",
     "memory_bytes",
+    "flops_per_second",
+    "peak_share",
 )
+LATER = {"flops_per_second", "peak_share"}
+"""Columns that files of earlier versions do not have; their cells are empty."""
 
 
 def epochs_columns(measures: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,7 +40,7 @@ class HistoryFile:
         """
         self.columns = columns
         kept = [row for row in _rows(path, columns) if int(row[columns[0]]) < before]
-        write_csv(path, columns, ([row[name] for name in columns] for row in kept))
+        write_csv(path, columns, ([row.get(name, "") for name in columns] for row in kept))
         self.file = path.open("a", newline="", buffering=1)  # a row is on disk when it is written
         self.writer = csv.DictWriter(self.file, columns, lineterminator="\n")
 
@@ -54,4 +58,9 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
         return []
     complete = path.read_text().rpartition("\n")[0]
     rows = csv.DictReader(complete.splitlines())
-    return [row for row in rows if set(row) == set(columns) and None not in row.values()]
+    expected = set(columns)
+    return [
+        row
+        for row in rows
+        if set(row) <= expected and expected - set(row) <= LATER and None not in row.values()
+    ]

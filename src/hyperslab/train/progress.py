@@ -14,6 +14,7 @@ from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
+from hyperslab.train.flops import StepFlops
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.step import PendingStep, StepClock, StepResult
 from hyperslab.train.step_vote import Verdict, Vote
@@ -45,6 +46,7 @@ class Progress:
         self.at = at
         self.reporter = reporter
         self.stop = StopRequest()
+        self.flops = StepFlops(grid.size, recipe.peak)
         self.pending: PendingStep | None = None
 
     @property
@@ -63,8 +65,16 @@ class Progress:
         seconds, waited = clock.lap()
         vote = Vote(self.grid, done.loss, done.prediction, stop=self.stop.signal, wait=waited)
         before = self.pending
+        speed = self.flops.speed(done.samples, seconds)
         self.pending = PendingStep(
-            vote, self.at.step, self.at.epoch, rate, done.samples, seconds=seconds
+            vote,
+            self.at.step,
+            self.at.epoch,
+            rate,
+            done.samples,
+            seconds=seconds,
+            flops_per_second=speed,
+            peak_share=self.flops.share(speed),
         )
         self._leave_if(self._finish(before))
         every = self.recipe.checkpoint.every_steps

@@ -49,13 +49,15 @@ class Reporter:
         self.bar.start()
         self.logged = time.monotonic()
 
-    def step(self, row: dict[str, float]) -> None:
+    def step(self, row: dict[str, float | None]) -> None:
         """Record one step, counted from 1."""
         self.steps.add({name: _cell(row[name]) for name in STEP_COLUMNS})
-        step = int(row["step"])
+        known = {name: value for name, value in row.items() if value is not None}
+        step = int(known["step"])
         for name in STEP_COLUMNS[2:]:
-            self.board.add_scalar(f"step/{name}", row[name], step)
-        note = _note(row)
+            if name in known:
+                self.board.add_scalar(f"step/{name}", known[name], step)
+        note = _note(known)
         self.bar.update(self.task, completed=step, note=note)
         if not self.live and time.monotonic() - self.logged > LOG_EVERY:
             self._log(f"step {step}  {note}")

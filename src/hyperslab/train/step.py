@@ -34,8 +34,10 @@ class PendingStep:
     rate: float
     samples: int
     seconds: float
+    flops_per_second: float | None
+    peak_share: float | None
 
-    def row(self, verdict: Verdict) -> dict[str, float]:
+    def row(self, verdict: Verdict) -> dict[str, float | None]:
         """Its row of the history."""
         return {
             "step": self.step,
@@ -46,6 +48,8 @@ class PendingStep:
             "wait_seconds": verdict.wait_seconds,
             "samples_per_second": self.samples / self.seconds,
             "memory_bytes": verdict.memory_bytes,
+            "flops_per_second": self.flops_per_second,
+            "peak_share": self.peak_share,
         }
 
 

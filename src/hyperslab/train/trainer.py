@@ -13,6 +13,7 @@ from hyperslab.checkpoint.run_state import Position
 from hyperslab.comm import Grid
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
+from hyperslab.train.flops import FlopCount
 from hyperslab.train.objective import Objective
 from hyperslab.train.precision import autocast
 from hyperslab.train.progress import Progress
@@ -91,7 +92,8 @@ class Trainer:
         batches = iter(self.data.epoch(self.at.epoch, self.at.batch, onward=onward))
         while (batch := next(batches, None)) is not None:
             rate = self.progress.rate
-            done = self.train_step(batch, batches)
+            step = self.first_step if self.progress.flops.wanted else self.train_step
+            done = step(batch, batches)
             self.at.batch = self.data.at
             self.at.step += 1
             self.record(done, rate)
@@ -101,6 +103,13 @@ class Trainer:
     def record(self, done: StepResult, rate: float) -> None:
         """The step is done: vote, write, stop; as `Progress.record`."""
         self.progress.record(done, rate, self.clock)
+
+    def first_step(self, batch: MiniBatch, batches: Iterator[MiniBatch]) -> StepResult:
+        """`train_step`, with its floating-point operations counted."""
+        with FlopCount() as count:
+            done = self.train_step(batch, batches)
+        self.progress.flops.counted(count.flops, done.samples)
+        return done
 
     def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> StepResult:
         """One step of the optimizer over ``batch`` and those that are accumulated with it.

@@ -18,5 +18,7 @@ def speed(run: Run) -> Chapter:
     pictures = [timeline.throughput(run.steps)]
     if np.isfinite(run.steps.get("memory_bytes", np.array([]))).any():
         pictures.append(timeline.memory(run.steps))
+    if np.isfinite(run.steps.get("flops_per_second", np.array([]))).any():
+        pictures.append(timeline.arithmetic(run.steps))
     pictures.append(timeline.waiting(run.steps))
     return Chapter("speed", "Speed and memory", html.figures(pictures, size="medium"))

@@ -10,6 +10,8 @@ from hyperslab.report.figures.svg import FIRST, MUTED, SECOND, THIRD, Canvas, Pi
 from hyperslab.report.number_format import number, scale_of, size
 from hyperslab.report.run_folder import Table
 
+FLOPS = ((1e15, "Pflop"), (1e12, "Tflop"), (1e9, "Gflop"), (1e6, "Mflop"), (1.0, "flop"))
+
 
 def throughput(steps: Table) -> Picture:
     """Samples per second of each step, over all ranks together."""
@@ -24,6 +26,24 @@ def throughput(steps: Table) -> Picture:
         alt=f"Samples per second over {len(rate)} steps; the median is {number(median)}.",
         caption=f"All ranks together; median {number(median)} samples/s (dashed), "
         f"{number(pace)} s a step.",
+    )
+
+
+def arithmetic(steps: Table) -> Picture:
+    """Floating-point operations per second of each step, over all ranks together."""
+    rate = steps["flops_per_second"]
+    median = float(np.nanmedian(rate))
+    scale, unit = next((s, u) for s, u in FLOPS if median >= s or s == 1)
+    canvas = _over_steps("flops", steps["step"], rate / scale, color=THIRD)
+    canvas.axes.set(ylabel=f"{unit}/s")
+    shares = steps.get("peak_share", np.array([]))
+    known = np.isfinite(shares).any()
+    of_peak = f", {number(100 * float(np.nanmedian(shares)))} % of the peak" if known else ""
+    words = f"median {number(median / scale)} {unit}/s{of_peak}"
+    return canvas.picture(
+        title="Arithmetic",
+        alt=f"Floating-point operations per second over {len(rate)} steps; {words}.",
+        caption=f"Convolutions and products of matrices, all ranks together; {words}.",
     )
 
 

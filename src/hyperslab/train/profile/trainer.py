@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hyperslab.train.flops import measure_peak
 from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder, about_rank
 from hyperslab.train.profile.schema import profile_folder
 from hyperslab.train.step import StepResult
@@ -29,7 +30,9 @@ class ProfiledTrainer(Trainer):
             for old in profile_folder(run).glob("rank-*.json"):
                 old.unlink()
         self.grid.barrier()  # or it might remove what another rank has just written
-        about = about_rank(self.grid, self.recipe.precision, None)
+        peak = self.recipe.peak or measure_peak(self.grid.device, self.recipe.precision)
+        self.progress.flops.measured(peak)
+        about = about_rank(self.grid, self.recipe.precision, peak)
         self.recorder = StepRecorder(
             policy, about, run, model=self.model, settle=self.progress.await_vote
         )

@@ -1,0 +1,103 @@
+"""Floating-point operations of a step, and how near they come to what the devices can do."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from hyperslab.comm.agreement import from_all
+from hyperslab.trace.flops import FORMULAS
+
+
+class FlopCount(TorchDispatchMode):
+    """Counts those of convolutions and products of matrices within it, by torch's formulas.
+
+    A multiplication and an addition are two. ``flops`` is None once something ran that cannot be
+    counted: training goes on without.
+    """
+
+    supports_higher_order_operators = True  # or torch refuses to run them here
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops: int | None = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
+        result = operator(*args, **(kwargs or {}))
+        if self.flops is not None:
+            more = _flops(operator, args, kwargs or {}, result)
+            self.flops = None if more is None else self.flops + more
+        return result
+
+
+def _flops(operator: Any, args: Any, options: Any, result: Any) -> int | None:
+    if not isinstance(operator, torch._ops.OpOverload):
+        return None  # it runs operators of its own, out of sight
+    formula = FORMULAS.get(operator.overloadpacket)
+    if formula is None:
+        return 0
+    taken, given, out = _shapes((args, options, result))
+    try:
+        return int(formula(*taken, **given, out_val=out))
+    except Exception:  # a stranger's formula, or a use that the formula does not foresee
+        return None
+
+
+def _shapes(value: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.shape, value)
+
+
+class StepFlops:
+    """What all ranks do in a step [flop], counted in the first one, and their peak [flop/s].
+
+    ``peak`` is one rank's, where it is known. ``per_sample`` stays None where a rank could not
+    count.
+    """
+
+    def __init__(self, ranks: int, peak: float | None) -> None:
+        self.peak = None if peak is None else peak * ranks
+        self.per_sample: float | None = None
+        self.wanted = True
+
+    def counted(self, mine: int | None, samples: int) -> None:
+        """This rank has done ``mine`` in a step of so many samples; all ranks call this."""
+        self.wanted = False
+        found = from_all(mine)
+        known = [flops for flops in found if flops is not None]
+        if len(known) == len(found):
+            self.per_sample = sum(known) / samples
+
+    def measured(self, mine: float) -> None:
+        """This rank's peak is ``mine``; all ranks call this."""
+        self.peak = sum(from_all(mine))
+
+    def speed(self, samples: int, seconds: float) -> float | None:
+        """Of a step [flop/s], all ranks together."""
+        return None if self.per_sample is None else self.per_sample * samples / seconds
+
+    def share(self, speed: float | None) -> float | None:
+        """Of the peak, from 0 to 1."""
+        return None if self.peak is None or speed is None else speed / self.peak
+
+
+def measure_peak(device: torch.device, precision: str, *, extent: int = 1024) -> float:
+    """The speed [flop/s] of this rank's largest product of matrices of the precision.
+
+    All ranks measure at once: they share the machine's memory and its clock.
+    """
+    size = 8 * extent if device.type == "cuda" else extent
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    a = torch.ones(size, size, device=device, dtype=kind)
+    seconds = []
+    for _ in range(6):
+        began = time.perf_counter()
+        torch.mm(a, a)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / statistics.median(seconds[1:])
