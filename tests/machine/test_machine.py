@@ -185,6 +185,27 @@ def test_the_ranks_of_a_node_share_its_way_out() -> None:
     assert shared > free
 
 
+def test_sums_over_one_rank_of_each_node_share_its_way_out() -> None:
+    narrow = machine(node_bandwidth=1e8)
+    per_node = narrow.ranks_per_node
+    strided = range(0, 16 * per_node, per_node)
+    everybody = narrow.all_reduce_seconds(10**8, 16 * per_node)
+    assert math.isclose(narrow.sum_seconds(10**8, strided), per_node * 2 * 10**8 * 15 / 16 / 1e8)
+    assert narrow.sum_seconds(10**8, strided) > everybody
+    assert narrow.sum_seconds(10**8, range(8)) == narrow.all_reduce_seconds(10**8, 8)
+
+
+def test_messages_share_the_way_out_with_those_that_send_as_far() -> None:
+    narrow = machine(node_bandwidth=1e8)
+    per_node = narrow.ranks_per_node
+    edge = per_node - 1
+    assert narrow.send_seconds(10**8, 0, 1) == machine().send_seconds(10**8, 0, 1)
+    assert math.isclose(narrow.send_seconds(10**8, edge, edge + 1), 1e-4 + 1)
+    for far in (per_node, 40 * per_node):
+        assert math.isclose(narrow.send_seconds(10**8, far, 0), 1e-4 + per_node)
+    assert machine().send_seconds(10**8, 0, per_node) == machine().message_seconds(10**8, "network")
+
+
 def test_measured_sums_are_a_power_of_bytes() -> None:
     sums = [{"ranks": 2, "pieces": [{"scale": 1e-6, "exponent": 0.5}]}]
     measured = machine(sums=sums)

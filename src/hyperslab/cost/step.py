@@ -116,12 +116,12 @@ class _Walk:
 
     def _sum(self, event: Sum) -> None:
         """The all-reduce of a batch norm's per-channel sums (section III-C)."""
-        seconds = self.machine.all_reduce_seconds(event.nbytes, len(event.ranks))
+        seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
         self._pass_time("statistics", event, seconds)
 
     def _reduce(self, event: Sum) -> None:
         """AR of section III-C, of one bucket, from when it is full."""
-        seconds = self.machine.all_reduce_seconds(event.nbytes, len(event.ranks))
+        seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
         self.gradients.send(self.now, seconds)
         self.reduced += seconds
 
@@ -189,9 +189,7 @@ def exchange_seconds(event: Exchange, rank: int, machine: Machine) -> float:
     sent = _by_peer(event.sends)
     received = _by_peer(event.receives)
     return sum(
-        machine.message_seconds(
-            max(sent.get(peer, 0), received.get(peer, 0)), machine.link(rank, peer)
-        )
+        machine.send_seconds(max(sent.get(peer, 0), received.get(peer, 0)), rank, peer)
         for peer in sorted({*sent, *received})
     )
 

@@ -6,7 +6,9 @@ setting.estimate(operator)                   # -> Estimate(seconds, how), of a L
 setting.estimate_pass(operator, "backward-data")    # of a convolution's backward, alone
 machine.link(0, 5)                           # -> "device", "node" or "network"
 machine.message_seconds(nbytes, link)        # SR of Oyama et al. 2020
+machine.send_seconds(nbytes, 0, 5)           # the same, of ranks that share their node's way out
 machine.all_reduce_seconds(nbytes, ranks)    # AR
+machine.sum_seconds(nbytes, (0, 4, 8))       # the same, of these ranks
 machine.read_seconds(nbytes_of_each, ranks)
 machine.hidden.halos                         # the share of a halo's time that work hides
 setting.overhead.operator, .step             # [s] of Python and launch, beside the operators

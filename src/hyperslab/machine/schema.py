@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from datetime import date as Date
 from typing import Annotated
 
@@ -119,20 +121,37 @@ class Machine(Part):
         pieces = self._pieces(link)
         return piece_for(nbytes, pieces).seconds(nbytes) if pieces else 0.0
 
+    def send_seconds(self, nbytes: int, rank: int, peer: int) -> float:
+        """A message from one rank to another, while all others send as far [s]; SR as well.
+
+        Of a node's ranks as many send out of it as the peer's number is away, and share
+        `node_bandwidth`.
+        """
+        link = self.link(rank, peer)
+        leaving = min(abs(peer - rank), self.ranks_per_node) if link == "network" else 0
+        shared = nbytes * leaving / (self.node_bandwidth or math.inf)
+        return max(self.message_seconds(nbytes, link), self.message_seconds(0, link) + shared)
+
     def all_reduce_seconds(self, nbytes: int, ranks: int) -> float:
-        """A sum over the first ``ranks`` ranks, all of them waiting [s]; AR of the same.
+        """A sum over the first ``ranks`` ranks, all of them waiting [s]; AR of the same."""
+        return self.sum_seconds(nbytes, range(ranks))
+
+    def sum_seconds(self, nbytes: int, ranks: Sequence[int]) -> float:
+        """A sum over these ranks, while all others sum over such groups [s]; AR of the same.
 
         Over several nodes: within each, then over the nodes on the network, where every rank of a
         node has its share of the bytes, and of `node_bandwidth`.
         """
-        together = min(ranks, self.ranks_per_node)
-        nodes = -(-ranks // self.ranks_per_node)
+        on_node = Counter(rank // self.ranks_per_node for rank in ranks)
+        together = max(on_node.values())
+        nodes = len(on_node)
         seconds = self._sum_in_node(nbytes, together)
         pieces = self._pieces("network")
         if nodes > 1 and pieces:
             share = nbytes / together
             across = ring_or_tree(share, nodes, piece_for(share, pieces))
-            shared = 2 * nbytes * (nodes - 1) / nodes / (self.node_bandwidth or math.inf)
+            leaving = share * self.ranks_per_node
+            shared = 2 * leaving * (nodes - 1) / nodes / (self.node_bandwidth or math.inf)
             seconds += max(across, shared)
         return seconds
 

@@ -86,9 +86,9 @@ class Rough:
             parts = _parts(window.extents[dim], getattr(grid, axis))
             if parts > 1 and window.planes[dim]:
                 face = math.prod(local) / local[dim] * window.planes[dim]
-                link = self.machine.link(0, _stride(grid, axis))
+                peer = _stride(grid, axis)
                 nbytes = int(samples * face * window.voxel)
-                yield min(2, parts - 1) * self.machine.message_seconds(nbytes, link)
+                yield min(2, parts - 1) * self.machine.send_seconds(nbytes, 0, peer)
 
 
 def rough(job: GridJob, machine: Machine, ranks: int) -> Rough:
