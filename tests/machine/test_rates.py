@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from hyperslab.machine import load_machine
 from hyperslab.machine.rates import Rate, published_rate
+from hyperslab.trace.records import TensorSpec
 from tests.machine.test_machine import convolution, gradients, machine
 
 RATES = [
@@ -30,6 +32,15 @@ def test_between_blocks_it_is_interpolated(width: int, rate: float) -> None:
 def test_the_nearest_channels_count() -> None:
     assert published_rate(convolution(64, channels=2).call, RATES) == pytest.approx(1e9)
     assert published_rate(convolution(64, channels=300).call, RATES) == pytest.approx(1e12)
+
+
+def test_all_samples_of_a_rank_count() -> None:
+    one = convolution(8).call
+    x, *others = one.arguments
+    assert isinstance(x, TensorSpec)
+    batch = replace(x, shape=(64, *x.shape[1:]))
+    assert published_rate(one, RATES) == pytest.approx(1e10)
+    assert published_rate(replace(one, arguments=(batch, *others)), RATES) == pytest.approx(1e12)
 
 
 def test_other_operators_have_none() -> None:

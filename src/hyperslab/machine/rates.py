@@ -19,7 +19,10 @@ INPUT = {
 
 
 class Rate(Part):
-    """Of a rank's convolutions from so many channels on a block of so many voxels."""
+    """Of a rank's convolutions from so many channels on so many voxels, of all its samples.
+
+    Oyama et al. 2020, section V-B: less work on a GPU leaves memory for faster algorithms.
+    """
 
     channels: PositiveInt
     voxels: PositiveInt
@@ -38,7 +41,7 @@ def published_rate(call: Call, rates: Sequence[Rate]) -> float | None:
     x = call.arguments[at]
     assert isinstance(x, TensorSpec)
     channels = min((rate.channels for rate in rates), key=lambda n: abs(math.log(n / x.shape[1])))
-    voxels = math.log(max(math.prod(x.shape[2:]), 1))
+    voxels = math.log(max(x.shape[0] * math.prod(x.shape[2:]), 1))
     same = [(math.log(r.voxels), math.log(r.rate)) for r in rates if r.channels == channels]
     below = max((p for p in same if p[0] <= voxels), default=min(same))
     above = min((p for p in same if p[0] >= voxels), default=max(same))
