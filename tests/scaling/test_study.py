@@ -15,7 +15,7 @@ from rich.console import Console
 from hyperslab.scaling.figure import PARTS, draw_study
 from hyperslab.scaling.points import ScalingKind
 from hyperslab.scaling.study import Study
-from hyperslab.scaling.tables import remarks, short_table, table_of_study, write_tables
+from hyperslab.scaling.tables import short_table, study_remarks, table_of_study, write_tables
 from tests.scaling.studies import breakdown, study
 
 RANKS = [8, 16, 32, 2048]
@@ -72,7 +72,7 @@ def test_a_terminal_of_80_columns_shows_it(both: Study) -> None:
     assert text.count("measured") == 2
     assert text.count("predicted") == 3
     assert "-9.1%" in text
-    first, second, *_ = remarks(both)
+    first, second, *_ = study_remarks(both)
     assert first == "too many: meaningless as a measure of scaling"
     assert second == "2048 ranks do not fit: a rank needs 16.0 GiB, and it has 8.00 GiB"
 

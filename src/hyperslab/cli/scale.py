@@ -73,7 +73,7 @@ def scale_command(
     data.synthetic.width=128) take no files.
     """
     from hyperslab.scaling.run import StudyRequest, run_study
-    from hyperslab.scaling.tables import remarks, short_table
+    from hyperslab.scaling.tables import short_table, study_remarks
 
     if is_started():
         raise LayoutError(
@@ -97,7 +97,7 @@ def scale_command(
         study = run_study(request, predictor)
     console = Console(soft_wrap=True)
     console.print(short_table(study))
-    for words in remarks(study):
+    for words in study_remarks(study):
         console.print(words, highlight=False)
     console.print(f"all numbers are in {request.output}: study.csv, study.json, study.png")
 

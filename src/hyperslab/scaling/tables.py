@@ -68,7 +68,7 @@ def short_table(study: Study) -> Table:
     return table
 
 
-def remarks(study: Study) -> list[str]:
+def study_remarks(study: Study) -> list[str]:
     """What a reader of the numbers has to know."""
     words = []
     for row in study.rows:
