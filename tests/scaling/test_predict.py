@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from hyperslab.machine import load_machine
 from hyperslab.plan.job import job_of
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
+from hyperslab.scaling import predict as predicting
 from hyperslab.scaling.points import ScalingPoint
-from hyperslab.scaling.predict import Predictor
+from hyperslab.scaling.predict import Predictor, jobs_of
 
 MACHINE = "lassen-v100"
 
@@ -89,15 +91,38 @@ def test_data_that_are_not_here_are_as_wide_as_the_network(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", [(), ("--predict", "--machine", MACHINE)])
-def test_a_grid_that_cannot_be_is_an_error_before_anything_runs(
-    recipe: Path, how: tuple[str, ...]
-) -> None:
-    done = run("strong", recipe, *how, ranks="1,256")
+def test_a_study_of_which_no_point_can_be_is_an_error(recipe: Path, how: tuple[str, ...]) -> None:
+    done = run("strong", recipe, *how, ranks="256,512")
     assert isinstance(done.exception, LayoutError)
     assert str(done.exception).startswith("256 ranks (depth 256): ")
     assert not list(recipe.parent.glob("small-strong/*"))
     done = run("weak", recipe, "grid=auto", *how)
     assert "weak scaling takes more and more replicas" in str(done.exception)
+
+
+def test_points_that_cannot_be_are_named_and_left_out(recipe: Path) -> None:
+    rows = predict("strong", recipe, "grid.height=2", ranks="2,3,256,1024")
+    assert [row["ranks"] for row in rows] == [2, 3, 256, 1024]
+    assert [row["predicted_seconds"] is not None for row in rows] == [True, False, True, False]
+    assert rows[1]["remark"].startswith("3 ranks cannot be made by more places along depth")
+    assert rows[3]["remark"].startswith("1024 ranks (depth 512 x height 2): ")
+    done = run("strong", recipe, "--predict", "--machine", MACHINE, ranks="1,256")
+    assert done.exit_code == 0
+    assert "left out: 256 ranks (depth 256): " in done.output
+
+
+def test_data_have_to_be_enough_for_a_mini_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = load_recipe(write(tmp_path, model={"width": 128}, data={"path": "there", "batch_size": 8}))
+    found = replace(job_of(base), samples=4, assumed="")
+    monkeypatch.setattr(predicting, "job_of", lambda _: found)
+    points = [ScalingPoint(GridSection(data=count), count) for count in (4, 8)]
+    jobs, refused = jobs_of(points, base)
+    assert list(jobs) == points[:1]
+    words = "data.path there has 4 samples to train on, fewer than a mini-batch of 8 for 8 ranks"
+    assert [one.ranks for one in refused] == [8]
+    assert refused[0].reason.startswith(words)
 
 
 def test_what_does_not_fit_is_said(recipe: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.errors import DataError, RecipeError
+from hyperslab.errors import CommError, DataError, RecipeError
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from hyperslab.scaling import measure as measuring
@@ -115,6 +116,26 @@ def test_a_training_that_fails_leaves_no_point(
     assert dict(os.environ) == before
     assert started == [tmp_path / f".{point.name}.partial"] * 2
     assert measured(point, base, tmp_path, epochs=4) is None
+
+
+def test_a_grid_on_which_training_fails_does_not_stop_the_study(
+    study: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise CommError("rank 0 was killed by SIGKILL\n    memory")
+
+    copy = tmp_path / "copy"
+    shutil.copytree(study, copy)
+    monkeypatch.setattr(measuring, "launch", fail)
+    words = ["--ranks", "1", "--grid", "height=2", "--epochs", "2", "--output"]
+    done = run("strong", recipe, *words, str(copy))
+    assert done.exit_code == 0, done.output
+    assert "2 ranks: the training failed: rank 0 was killed by SIGKILL" in done.output
+    rows = list(csv.DictReader((copy / "study.csv").read_text().splitlines()))
+    assert [bool(row["measured_seconds"]) for row in rows] == [True, False]
+    assert rows[1]["remark"] == "the training failed: rank 0 was killed by SIGKILL"
+    done = run("strong", recipe, *words, str(tmp_path / "other"))
+    assert isinstance(done.exception, CommError)
 
 
 def test_what_was_not_finished_is_no_measurement(study: Path, recipe: Path) -> None:

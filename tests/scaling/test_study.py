@@ -59,7 +59,7 @@ def test_tables_hold_every_number(both: Study, tmp_path: Path) -> None:
     total = sum(float(rows[1][key]) for key in parts)
     assert total == pytest.approx(float(rows[1]["predicted_seconds"]))
     assert rows[1]["remark"].startswith("too many: ")
-    assert (rows[3]["predicted_memory"], rows[3]["remark"][:8]) == (str(2**34), "2048 ran")
+    assert (rows[3]["predicted_memory"], rows[3]["remark"][:12]) == (str(2**34), "does not fit")
     assert (document["kind"], document["machine"]) == (both.kind, "some-machine")
     assert document["rows"] == table_of_study(both)
 
@@ -73,8 +73,8 @@ def test_a_terminal_of_80_columns_shows_it(both: Study) -> None:
     assert text.count("predicted") == 3
     assert "-9.1%" in text
     first, second, *_ = study_remarks(both)
-    assert first == "too many: meaningless as a measure of scaling"
-    assert second == "2048 ranks do not fit: a rank needs 16.0 GiB, and it has 8.00 GiB"
+    assert first == "16 ranks: too many: meaningless as a measure of scaling"
+    assert second == "2048 ranks: does not fit: a rank needs 16.0 GiB, and it has 8.00 GiB"
 
 
 @pytest.mark.parametrize(("measured", "predicted"), [(2, 3), (1, 0), (0, 4)])

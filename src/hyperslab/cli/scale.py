@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +19,11 @@ from hyperslab.plan.limits import process_bytes
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.scaling.points import (
+    RefusedPoint,
     ScalingKind,
     ScalingPoint,
     own_points,
+    points_or_refusals,
     strong_points,
     weak_points,
 )
@@ -82,7 +85,9 @@ def scale_command(
         )
     config = load_recipe(recipe, overrides or [])
     predictor = _predictor(machine, config) if predict or machine is not None else None
-    points = points_of(kind, config, ranks=ranks, axis=axis, grids=grid or [], predictor=predictor)
+    points, refused = points_of(
+        kind, config, ranks=ranks, axis=axis, grids=grid or [], predictor=predictor
+    )
     request = StudyRequest(
         kind=kind,
         name=recipe.stem,
@@ -91,6 +96,7 @@ def scale_command(
         output=output or config.output.with_name(f"{config.output.name}-{kind}"),
         epochs=epochs,
         trains=not predict,
+        refused=tuple(refused),
     )
     logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
     with exit_when_stopped():
@@ -110,8 +116,10 @@ def points_of(
     axis: str | None,
     grids: list[str],
     predictor: Predictor | None,
-) -> list[ScalingPoint]:
-    """The points that the options ask for, by ranks; a grid that is given comes before the rule.
+) -> tuple[list[ScalingPoint], list[RefusedPoint]]:
+    """The points that the options ask for, by ranks, and those that cannot be.
+
+    A grid that is given comes before the rule.
 
     The plan's grids are those for the predictor's machine, or for the usual one of the device.
     """
@@ -120,13 +128,15 @@ def points_of(
     points = own_points(kind, recipe, [parse_grid(words) for words in grids])
     counts = parse_ranks(ranks) if ranks or not grids else []
     rest = [count for count in counts if count not in {point.ranks for point in points}]
-    if kind is ScalingKind.WEAK and rest:
-        points += weak_points(recipe, rest)
-    elif axis == AUTO or (axis is None and recipe.grid.auto):
-        points += (predictor or _predictor(None, recipe)).best_points(recipe, rest)
+    chooses = axis == AUTO or (axis is None and recipe.grid.auto)
+    if kind is ScalingKind.WEAK:
+        rule = partial(weak_points, recipe)
+    elif chooses and rest:
+        rule = partial((predictor or _predictor(None, recipe)).best_points, recipe)
     else:
-        points += strong_points(recipe, rest, axis or "depth")
-    return sorted(points, key=lambda point: point.ranks)
+        rule = partial(strong_points, recipe, axis=axis or "depth")
+    more, refused = points_or_refusals(rest, rule)
+    return sorted([*points, *more], key=lambda point: point.ranks), refused
 
 
 def _predictor(machine: str | None, recipe: Recipe) -> Predictor:

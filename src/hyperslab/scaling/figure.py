@@ -59,7 +59,7 @@ def draw_study(study: Study, path: Path) -> None:
         axes.set_title(_title(study), loc="left", fontsize=10)
         handles, _ = axes.get_legend_handles_labels()
         if handles:
-            figure.legend(loc="outside lower left", ncols=3, fontsize=9)
+            figure.legend(loc="outside lower left", ncols=2, fontsize=9)
         with written_aside(path, ending=".png") as partial:
             figure.savefig(partial, dpi=150)
 
@@ -77,6 +77,8 @@ def _title(study: Study) -> str:
         words += "\n* more ranks than cores or GPUs: meaningless as a measure of scaling"
     if any(row.predicted and not row.predicted.fits for row in study.rows):
         words += f"\n{DAGGER} does not fit into a rank's memory"
+    if study.refused:
+        words += f"\ncannot be: {', '.join(str(one.ranks) for one in study.refused)} ranks"
     return words
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hyperslab.errors import LayoutError
+from hyperslab.errors import HyperslabError, LayoutError
 from hyperslab.recipe.schema import GridSection, Recipe
 
 
@@ -69,6 +69,33 @@ class ScalingPoint:
                 "output": output,
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPoint:
+    """A number of ranks that a study cannot have, and the error that says why."""
+
+    ranks: int
+    error: HyperslabError
+
+    @property
+    def reason(self) -> str:
+        """In one line."""
+        return " ".join(str(self.error).split())
+
+
+def points_or_refusals(
+    ranks: Iterable[int], points: Callable[[list[int]], list[ScalingPoint]]
+) -> tuple[list[ScalingPoint], list[RefusedPoint]]:
+    """Those of ``points`` by numbers of ranks; one that cannot be does not stop the others."""
+    found = []
+    refused = []
+    for count in ranks:
+        try:
+            found += points([count])
+        except LayoutError as error:
+            refused.append(RefusedPoint(count, error))
+    return found, refused
 
 
 def own_points(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hyperslab.errors import DataError, LayoutError
+from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.machine import Machine
 from hyperslab.plan.grids import refusal
 from hyperslab.plan.job import GridJob, job_of
 from hyperslab.plan.limits import Bounds, Limit
 from hyperslab.plan.search import make_plan, trace_one
 from hyperslab.recipe.schema import Recipe
-from hyperslab.scaling.points import ScalingPoint
+from hyperslab.scaling.points import RefusedPoint, ScalingPoint
 from hyperslab.scaling.study import PredictedStep
 
 
@@ -56,29 +56,40 @@ class Predictor:
         return points
 
 
-def jobs_of(points: Sequence[ScalingPoint], base: Recipe) -> list[GridJob]:
-    """What every point asks of its ranks.
+def jobs_of(
+    points: Sequence[ScalingPoint], base: Recipe
+) -> tuple[dict[ScalingPoint, GridJob], list[RefusedPoint]]:
+    """What every point asks of its ranks, and the points that cannot be.
+
+    Those are the ones whose grid is none for such volumes, or whose mini-batch is more than there
+    are samples.
 
     Raises:
-        DataError: there are no data, or fewer samples than a mini-batch has.
-        LayoutError: a grid cannot be; names the ranks.
+        DataError: there are no data.
     """
     described = _described(base)
-    jobs = []
+    jobs = {}
+    refused = []
     for point in points:
         recipe = point.recipe(base, output=base.output, epochs=base.epochs)
         made = recipe.data.synthetic is not None or described.assumed
         job = _described(recipe) if made else replace(described, recipe=recipe)
-        if job.batch < point.batch_size:
-            raise DataError(
-                f"{base.data.where} has {job.samples} samples to train on, fewer than a mini-batch "
-                f"of {point.batch_size} for {point.ranks} ranks\n"
-                "    use fewer ranks, or data.path=null data.synthetic.width=N"
-            )
-        if reason := refusal(point.grid, job):
-            raise LayoutError(f"{point.ranks} ranks ({point.cut}): {reason}")
-        jobs.append(job)
-    return jobs
+        if error := _obstacle(point, job):
+            refused.append(RefusedPoint(point.ranks, error))
+        else:
+            jobs[point] = job
+    return jobs, refused
+
+
+def _obstacle(point: ScalingPoint, job: GridJob) -> HyperslabError | None:
+    if job.batch < point.batch_size:
+        return DataError(
+            f"{job.recipe.data.where} has {job.samples} samples to train on, fewer than a "
+            f"mini-batch of {point.batch_size} for {point.ranks} ranks\n"
+            "    use fewer ranks, or data.path=null data.synthetic.width=N"
+        )
+    reason = refusal(point.grid, job)
+    return LayoutError(f"{point.ranks} ranks ({point.cut}): {reason}") if reason else None
 
 
 def _described(recipe: Recipe) -> GridJob:

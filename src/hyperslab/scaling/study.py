@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hyperslab.cost.breakdown import Breakdown
-from hyperslab.scaling.points import ScalingKind, ScalingPoint
+from hyperslab.scaling.points import RefusedPoint, ScalingKind, ScalingPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,14 @@ class StudyRow:
     """A point with its measured and its predicted step, either of which may not be there.
 
     ``samples`` are those of a step: of more than one mini-batch where gradients are accumulated.
+    ``failure`` says why a training of it failed, if one did.
     """
 
     point: ScalingPoint
     samples: int
     measured: MeasuredStep | None = None
     predicted: PredictedStep | None = None
+    failure: str = ""
 
     @property
     def measured_seconds(self) -> float | None:
@@ -90,12 +92,16 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A strong or weak scaling study, its rows by ranks; ``machine`` is that of the predictions."""
+    """A strong or weak scaling study, its rows by ranks; ``machine`` is that of the predictions.
+
+    ``refused`` are the points that were asked for and cannot be.
+    """
 
     kind: ScalingKind
     recipe: str
     rows: tuple[StudyRow, ...]
     machine: str = ""
+    refused: tuple[RefusedPoint, ...] = ()
 
     def measured(self) -> list[Speed | None]:
         """By row; None where nothing was measured."""

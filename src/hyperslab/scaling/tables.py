@@ -43,9 +43,12 @@ def write_tables(study: Study, folder: Path) -> None:
 
 
 def table_of_study(study: Study) -> list[dict[str, Cell]]:
-    """By row, every number by its name."""
+    """By row, every number by its name; of a point that cannot be, the ranks and why."""
     speeds = zip(study.rows, study.measured(), study.predicted(), strict=True)
-    return [_cells(row, measured, predicted) for row, measured, predicted in speeds]
+    rows = [_cells(row, measured, predicted) for row, measured, predicted in speeds]
+    nothing = dict.fromkeys(rows[0])
+    rows += [{**nothing, "ranks": one.ranks, "remark": one.reason} for one in study.refused]
+    return sorted(rows, key=lambda cells: int(cells["ranks"] or 0))
 
 
 def short_table(study: Study) -> Table:
@@ -70,9 +73,9 @@ def short_table(study: Study) -> Table:
 
 def study_remarks(study: Study) -> list[str]:
     """What a reader of the numbers has to know."""
-    words = []
-    for row in study.rows:
-        words += remarks_on(row)
+    words = [f"left out: {one.reason}" for one in study.refused]
+    words += [_shared(remark, study) for row in study.rows for remark in remarks_on(row)]
+    words = list(dict.fromkeys(words))
     memory = [row.measured.memory for row in study.rows if row.measured]
     if memory:
         words.append(f"a rank held at most {size(max(memory))}")
@@ -84,10 +87,18 @@ def remarks_on(row: StudyRow) -> list[str]:
     words = []
     if row.measured is not None and row.measured.crowded:
         words.append(f"{row.measured.crowded}: meaningless as a measure of scaling")
+    if row.failure:
+        words.append(f"the training failed: {row.failure}")
     if row.predicted is not None and not row.predicted.fits:
         need = f"{size(row.predicted.memory)}, and it has {size(row.predicted.limit)}"
-        words.append(f"{row.point.ranks} ranks do not fit: a rank needs {need}")
+        words.append(f"does not fit: a rank needs {need}")
     return words
+
+
+def _shared(remark: str, study: Study) -> str:
+    """A remark once, with the ranks of all rows that it is made on."""
+    ranks = [str(row.point.ranks) for row in study.rows if remark in remarks_on(row)]
+    return f"{', '.join(ranks)} rank{'s' * (ranks != ['1'])}: {remark}"
 
 
 def _merits(seconds: float | None, speed: Speed) -> list[str]:
