@@ -193,6 +193,8 @@ def test_sums_over_one_rank_of_each_node_share_its_way_out() -> None:
     assert math.isclose(narrow.sum_seconds(10**8, strided), per_node * 2 * 10**8 * 15 / 16 / 1e8)
     assert narrow.sum_seconds(10**8, strided) > everybody
     assert narrow.sum_seconds(10**8, range(8)) == narrow.all_reduce_seconds(10**8, 8)
+    # On the edge of two nodes, two ranks on each: the way out takes longer than of four on one.
+    assert narrow.sum_seconds(10**8, range(2, 6)) > narrow.all_reduce_seconds(10**8, 4)
 
 
 def test_messages_share_the_way_out_with_those_that_send_as_far() -> None:

@@ -142,9 +142,7 @@ class Machine(Part):
         Over several nodes: within each, then over the nodes on the network, where every rank of a
         node has its share of the bytes, and of `node_bandwidth`.
         """
-        on_node = Counter(rank // self.ranks_per_node for rank in ranks)
-        together = max(on_node.values())
-        nodes = len(on_node)
+        together, nodes = _spread(ranks, self.ranks_per_node)
         seconds = self._sum_in_node(nbytes, together)
         pieces = self._pieces("network")
         if nodes > 1 and pieces:
@@ -178,3 +176,12 @@ class Machine(Part):
         seconds = power_for(nbytes, nearest.pieces).seconds(nbytes)
         # What each rank moves of a sum is 2 (n - 1) / n of its bytes.
         return seconds * ((ranks - 1) / ranks) / ((nearest.ranks - 1) / nearest.ranks)
+
+
+def _spread(ranks: Sequence[int], per_node: int) -> tuple[int, int]:
+    """How many of some ranks are on one node at most, and on how many nodes they are."""
+    count = len(ranks)
+    if ranks[0] % per_node == 0 and ranks[-1] - ranks[0] == count - 1:  # thousands, quickly
+        return min(count, per_node), -(-count // per_node)
+    on_node = Counter(rank // per_node for rank in ranks)
+    return max(on_node.values()), len(on_node)
