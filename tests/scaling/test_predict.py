@@ -114,7 +114,9 @@ def test_points_that_cannot_be_are_named_and_left_out(recipe: Path) -> None:
 def test_data_have_to_be_enough_for_a_mini_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = load_recipe(write(tmp_path, model={"width": 128}, data={"path": "there", "batch_size": 8}))
+    base = load_recipe(
+        write(tmp_path, model={"width": 128}, data={"path": "there", "batch_size": 8})
+    )
     found = replace(job_of(base), samples=4, assumed="")
     monkeypatch.setattr(predicting, "job_of", lambda _: found)
     points = [ScalingPoint(GridSection(data=count), count) for count in (4, 8)]

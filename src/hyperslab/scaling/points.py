@@ -81,7 +81,7 @@ class RefusedPoint:
     @property
     def reason(self) -> str:
         """In one line."""
-        return " ".join(str(self.error).split())
+        return "; ".join(line.strip() for line in str(self.error).splitlines())
 
 
 def points_or_refusals(

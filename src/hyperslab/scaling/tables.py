@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from rich import box
+from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -55,7 +56,8 @@ def short_table(study: Study) -> Table:
     """What one looks for first, in 80 columns; a prediction stands below its measurement."""
     table = Table(box=box.SIMPLE_HEAD, padding=0)
     for head in ("ranks", "grid", "batch", ""):
-        table.add_column(head, justify="left" if head in ("grid", "") else "right", no_wrap=True)
+        justify: JustifyMethod = "left" if head in ("grid", "") else "right"
+        table.add_column(head, justify=justify, no_wrap=head != "grid")  # a grid of 3 axes is long
     for head in ("step\n[s]", "samples\n/s", "speed-\nup", "effi-\nciency", "devi-\nation"):
         table.add_column(escape(head), justify="right", no_wrap=True)
     for row, measured, predicted in zip(
