@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from clock import stopwatch
 from torch import nn
 
 import hyperslab as hs
@@ -48,3 +49,30 @@ def make_case(network: str, width: int, batch_norm: bool, device: torch.device) 
 
 NETWORKS = {"cosmoflow": 128, "unet3d": 64}
 """The names, and the width at which each is measured."""
+
+PARTS = ("forward", "backward", "optimiser")
+
+
+class Step:
+    """One training step, in its parts."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        self.case = case
+        self.dtype = dtype
+        self.optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
+        self.device = case.y.device
+
+    def forward(self) -> None:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            self.loss = self.case.loss(self.case.model(self.case.x).float(), self.case.y)
+
+    def backward(self) -> None:
+        self.loss.backward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def run(self) -> list[float]:
+        torch.manual_seed(1)  # the same dropout on both sides
+        return stopwatch(self.device, [self.forward, self.backward, self.update])

@@ -33,8 +33,7 @@ import torch
 import torch.distributed as dist
 from clock import machine, slowest, stopwatch, summary
 from launch import run_ranks
-from networks import NETWORKS, make_case
-from step import Step
+from networks import NETWORKS, Step, make_case
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 

@@ -1,13 +1,16 @@
 """The distributed step against the serial one on the same cores, in turn, in one process group.
 
-    python benchmarks/step.py [--network cosmoflow unet3d] [--width W] [--steps 15]
-                              [--dtype float32 bfloat16] [--json OUT]
+    python benchmarks/step.py [--what steps passes parts time] [--network cosmoflow unet3d]
+                              [--width W] [--steps 15] [--dtype float32 bfloat16] [--json OUT]
 
 1. A training step on R ranks of one thread against the same step on one rank of R threads (rank 0,
    while the others sleep in a barrier). On GPUs: R GPUs against one.
 2. Layer by layer for CosmoFlow, the distributed convolution against the plain one of the same
    block without communication, on all ranks at once: the share of the kernel's speed that is
    reached (Oyama et al. 2020, table II).
+3. ``--what passes``: every convolution of a whole sample, pass by pass (Mathuriya et al. 2018,
+   table I). ``--what parts``: table II at 2, 8 and 32 parts, by one rank's block where there are
+   fewer ranks. ``--what time``: a step's time by what it is spent on (their figure 3).
 """
 
 from __future__ import annotations
@@ -19,42 +22,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from categories import measure_categories, print_categories
 from clock import machine, slowest, stopwatch, summary
 from launch import run_ranks
-from networks import NETWORKS, Case, make_case
+from networks import NETWORKS, PARTS, Step, make_case
+from passes import measure_parts, measure_passes, print_parts, print_passes
 from torch import nn
 
 import hyperslab as hs
 from hyperslab.geometry import Partition
 
-PARTS = ("forward", "backward", "optimiser")
 WARM_UP = 3
-
-
-class Step:
-    """One training step, in its parts."""
-
-    def __init__(self, case: Case, dtype: torch.dtype) -> None:
-        self.case = case
-        self.dtype = dtype
-        self.optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
-        self.device = case.y.device
-
-    def forward(self) -> None:
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            self.loss = self.case.loss(self.case.model(self.case.x).float(), self.case.y)
-
-    def backward(self) -> None:
-        self.loss.backward()
-
-    def update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def run(self) -> list[float]:
-        torch.manual_seed(1)  # the same dropout on both sides
-        return stopwatch(self.device, [self.forward, self.backward, self.update])
+WIDTH_OF_PARTS = {2: 256, 8: 512, 32: 512}
+"""Voxels along each side of the sample; 512, cut 8 and 32 ways along depth, is the paper's."""
+SHORT = 3
+"""Turns of what takes seconds."""
 
 
 def compare_steps(
@@ -191,6 +175,13 @@ class Convolution:
 
 
 def on_ranks(options: argparse.Namespace) -> dict[str, Any]:
+    """Whatever is asked for."""
+    results: dict[str, Any] = steps_of(options) if "steps" in options.what else {}
+    found = [tables_of(name, options) for name in options.dtype]
+    return results | {"tables": [table for tables in found for table in tables]}
+
+
+def steps_of(options: argparse.Namespace) -> dict[str, Any]:
     """Every network in every dtype."""
     results: dict[str, Any] = {}
     for network in options.network:
@@ -202,6 +193,35 @@ def on_ranks(options: argparse.Namespace) -> dict[str, Any]:
             if network == "cosmoflow":
                 results[network][name]["convolutions"] = compare_convolutions(*common)
     return results
+
+
+def tables_of(dtype_name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The papers' tables in a dtype, each with a title and its rows."""
+    dtype = getattr(torch, dtype_name)
+    ranks = options.ranks
+    tables = []
+    for variant in ("sc18", "paper2020") if "passes" in options.what else ():
+        width = NETWORKS["cosmoflow"]  # the only one that sc18 takes
+        title = f"{variant}-{width}, {dtype_name}: plain convolutions, {ranks} threads"
+        alone = dist.get_rank() == 0
+        rows = measure_passes(width, variant, options.steps, dtype, ranks) if alone else []
+        tables.append({"what": "passes", "title": title, "rows": rows})
+        dist.barrier()
+    for parts, usual in WIDTH_OF_PARTS.items() if "parts" in options.what else ():
+        width = options.width or usual
+        with_whom = "all there" if parts == ranks else f"one rank's block on each of {ranks} ranks"
+        title = f"CosmoFlow-{width}, {dtype_name}: {parts} parts of depth, {with_whom}"
+        rows = measure_parts(parts, width, SHORT, dtype, ranks)
+        tables.append({"what": "parts", "title": title, "rows": rows})
+    for network in options.network if "time" in options.what else ():
+        width = options.width or NETWORKS[network]
+        title = f"{network}-{width}, {dtype_name}: a step of rank 0 of {ranks}, by category"
+        rows = measure_categories(network, width, ranks, options.steps, dtype)
+        tables.append({"what": "time", "title": title, "rows": rows})
+    return tables
+
+
+PRINTERS = {"passes": print_passes, "parts": print_parts, "time": print_categories}
 
 
 def print_step(name: str, result: dict[str, Any], ranks: int) -> None:
@@ -249,6 +269,8 @@ def print_shares(label: str, times: dict[tuple[str, str], float], paired: float)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     names = list(NETWORKS)
+    kinds = ("steps", *PRINTERS)
+    parser.add_argument("--what", nargs="+", choices=kinds, default=["steps"])
     parser.add_argument("--network", nargs="+", choices=names, default=names)
     parser.add_argument("--width", type=int, help="voxels along each side")
     parser.add_argument("--ranks", type=int, default=2)
@@ -259,12 +281,15 @@ def main() -> None:
     where = machine()
     results = run_ranks(options.ranks, on_ranks, options)[0]
     print(", ".join(f"{key} {value}" for key, value in where.items()))
-    for network, result in results.items():
+    for network in options.network if "steps" in options.what else ():
+        result = results[network]
         for name in options.dtype:
             title = f"{network}-{result['width']}, {name}"
             print_step(title, result[name]["step"], options.ranks)
             if "convolutions" in result[name]:
                 print_convolutions(title, result[name]["convolutions"], options.ranks)
+    for table in results["tables"]:
+        PRINTERS[table["what"]](table["title"], table["rows"])
     if options.json:
         what = {key: str(value) for key, value in vars(options).items() if key != "json"}
         options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
