@@ -70,7 +70,8 @@ def _title(study: Study) -> str:
     if study.kind is ScalingKind.STRONG:
         words += f", mini-batch {first.batch_size}"
     else:
-        words += f", {first.batch_size // first.grid.data} samples a replica"
+        each = first.batch_size // first.grid.data
+        words += f", {each} sample{'s' * (each > 1)} a replica"
     if study.machine:
         words += f"\npredicted for {study.machine}"
     if any(row.measured and row.measured.crowded for row in study.rows):
