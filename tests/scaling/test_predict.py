@@ -60,6 +60,7 @@ def test_a_prediction_is_that_of_the_plan(recipe: Path) -> None:
         assert row["predicted_seconds"] == pytest.approx(alone.seconds)
         assert row["predicted_memory"] == alone.memory
         assert row["measured_seconds"] is None
+    assert "of the operators' time was not measured for these shapes" in rows[0]["remark"]
     assert rows[0]["predicted_halos"] == 0 < rows[2]["predicted_halos"]
     assert 1 < rows[1]["predicted_speedup"] < 2 * 1.05
     assert not list(recipe.parent.glob("small-strong/*batch*"))  # nothing was run

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.machine import Machine
+from hyperslab.plan.candidate import Candidate
 from hyperslab.plan.grids import refusal
 from hyperslab.plan.job import GridJob, job_of
 from hyperslab.plan.limits import Bounds, Limit
@@ -36,7 +37,8 @@ class Predictor:
             UnsupportedOp: the network has an operator that cannot be traced or cut.
         """
         found = trace_one(job, job.recipe.grid, self.machine, self.bounds)
-        return PredictedStep(found.seconds, found.memory.total, self.machine.memory)
+        doubts = tuple(_doubts(found, self.machine))
+        return PredictedStep(found.seconds, found.memory.total, self.machine.memory, doubts)
 
     def best_points(self, recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
         """The recipe's mini-batch on the grid that the plan likes best for each number of ranks.
@@ -54,6 +56,17 @@ class Predictor:
             assert best is not None
             points.append(ScalingPoint(best.grid, recipe.data.batch_size))
         return points
+
+
+def _doubts(found: Candidate, machine: Machine) -> Iterator[str]:
+    if machine.note:
+        yield f"{machine.name} says of itself: {machine.note}"
+    cost = found.cost
+    if cost.guessed >= 0.005:
+        yield f"{cost.guessed:.0%} of the operators' time was not measured for these shapes"
+    if cost.left_out:
+        share = f"about {cost.left_out_share:.1%} of the step"
+        yield f"{', '.join(cost.left_out)}: not predicted, for want of a meta form; {share}"
 
 
 def jobs_of(

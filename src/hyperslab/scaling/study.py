@@ -30,11 +30,15 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """A step on a machine: its ``parts`` [s], and the ``memory`` of a rank of a ``limit`` [B]."""
+    """A step on a machine: its ``parts`` [s], and the ``memory`` of a rank of a ``limit`` [B].
+
+    ``doubts`` say how far its times are to be trusted.
+    """
 
     parts: Breakdown
     memory: int
     limit: int
+    doubts: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:

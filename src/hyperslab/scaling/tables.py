@@ -94,6 +94,7 @@ def remarks_on(row: StudyRow) -> list[str]:
     if row.predicted is not None and not row.predicted.fits:
         need = f"{size(row.predicted.memory)}, and it has {size(row.predicted.limit)}"
         words.append(f"does not fit: a rank needs {need}")
+    words += row.predicted.doubts if row.predicted else ()
     return words
 
 
