@@ -12,7 +12,7 @@ from hyperslab.plan.advice import changes, least_ranks
 from hyperslab.plan.candidate import efficiency
 from hyperslab.plan.document import binds, document
 from hyperslab.plan.job import job_of
-from hyperslab.plan.rough import rough
+from hyperslab.plan.rough import Rough, rough
 from hyperslab.plan.search import make_plan
 from hyperslab.recipe.load import load_recipe
 from tests.plan.small import bounds, recipe_file, small_job, v100
@@ -58,6 +58,22 @@ def test_the_rough_estimate_chooses_what_is_traced(
     assert all(one.seconds >= slowest for one in plan.untraced)
     again = make_plan(job, v100(), 8, bounds())
     assert [one.grid for one in again.traced] == [one.grid for one in plan.traced]
+
+
+def test_where_the_fastest_do_not_fit_those_that_need_least_are_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rough estimate is no bound: what it takes for small may be too large."""
+    job = small_job(tmp_path)
+    least = make_plan(job, v100(), 8, bounds(everything=True)).smallest
+    assert least is not None
+    monkeypatch.setattr(search, "TRACED", 1)
+    monkeypatch.setattr(Rough, "memory", lambda _, grid: int(grid != least.grid))
+    fastest = make_plan(job, v100(), 8, bounds()).traced[0]
+    assert fastest.memory.total > least.memory.total
+    tight = make_plan(job, v100(), 8, bounds(least.memory.total))
+    assert tight.best is not None
+    assert tight.best.grid == least.grid
 
 
 def test_the_rough_estimate_is_near_the_trace(tmp_path: Path) -> None:

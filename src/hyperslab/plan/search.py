@@ -68,9 +68,10 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> Gri
 
     1. Every grid is tried for its partition. 2. One sample is traced on one rank, from which the
     rough time and memory of every grid follow. 3. The `TRACED` grids that seem fastest are traced
-    as they are, of those that seem to fit first; with ``everything`` all. The result depends on
-    nothing but the arguments: no clock is read. No grid stands for another one, for turning a
-    grid turns blocks, and kernels are not as fast along every dim.
+    as they are, of those that seem to fit first; with ``everything`` all. Where none of them fits,
+    those are traced that seem to need least, until one fits or as many have been tried. The result
+    depends on nothing but the arguments: no clock is read. No grid stands for another one, for
+    turning a grid turns blocks, and kernels are not as fast along every dim.
 
     Raises:
         LayoutError: no grid of so many ranks can be.
@@ -89,19 +90,16 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> Gri
             f"no grid of {ranks} ranks is possible; one of the reasons:\n    {refused[-1].reason}"
         )
     first = rough(job, machine, ranks)
-    ordered = sorted(legal, key=lambda grid: _promise(grid, first, bounds))
+    pending = sorted(legal, key=lambda grid: _promise(grid, first, bounds))
     traced: list[Candidate] = []
-    untraced = []
-    for grid in ordered:
-        if len(traced) < TRACED or bounds.everything:
-            try:
-                traces = trace_grid(job, grid, machine)
-            except (LayoutError, UnsupportedOp) as error:
-                refused.append(RefusedGrid(grid, str(error)))
-                continue
-            traced.append(weigh(job, grid, machine, traces, bounds))
-        else:
-            untraced.append(UntracedGrid(grid, first.seconds(grid), first.memory(grid)))
+    while pending and not _enough(traced, bounds):
+        if len(traced) == TRACED and not bounds.everything:  # none of them fits
+            pending.sort(key=lambda grid: (first.memory(grid), words_of(grid)))
+        grid = pending.pop(0)
+        try:
+            traced.append(trace_one(job, grid, machine, bounds))
+        except (LayoutError, UnsupportedOp) as error:
+            refused.append(RefusedGrid(grid, str(error)))
     if not traced:
         raise UnsupportedOp(refused[-1].reason)
     return GridPlan(
@@ -110,7 +108,7 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> Gri
         ranks,
         bounds.limit,
         tuple(sorted(traced, key=lambda one: _rank(one, bounds.limit))),
-        tuple(untraced),
+        tuple(UntracedGrid(grid, first.seconds(grid), first.memory(grid)) for grid in pending),
         tuple(refused),
         first,
     )
@@ -121,9 +119,16 @@ def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: Bounds)
     return weigh(job, grid, machine, trace_grid(job, grid, machine), bounds)
 
 
+def _enough(traced: list[Candidate], bounds: Bounds) -> bool:
+    """Whether no more grids have to be traced."""
+    if bounds.everything or len(traced) < TRACED:
+        return False
+    return len(traced) >= 2 * TRACED or any(one.fits(bounds.limit.nbytes) for one in traced)
+
+
 def _promise(grid: GridSection, first: Rough, bounds: Bounds) -> tuple[bool, float, str]:
     """Lower is better; grids that need clearly too much memory come last."""
-    too_large = first.memory(grid) > 1.2 * bounds.limit.nbytes
+    too_large = bounds.process + first.memory(grid) > 1.2 * bounds.limit.nbytes
     return too_large, first.seconds(grid), words_of(grid)
 
 
