@@ -44,6 +44,12 @@ def test_overrides_count(tmp_path: Path) -> None:
     assert "illegal    data=2: a mini-batch of 1 is not cut over 2 replicas" in output
 
 
+def test_one_rank_is_no_ranks(tmp_path: Path) -> None:
+    output = run("plan", recipe_file(tmp_path), "--ranks", 1, *V100).output
+    assert output.startswith("1 rank of lassen-v100: ")
+    assert "least      1 rank: data=1" in output
+
+
 def test_nothing_fits(tmp_path: Path) -> None:
     result = run("plan", recipe_file(tmp_path), "--ranks", 2, *V100, "--memory", "1MiB")
     assert result.exit_code == 1
@@ -55,6 +61,9 @@ def test_nothing_fits(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--memory", "much"], "give a size, such as 16GiB"),
+        (["--memory", "0"], "give a size, such as 16GiB"),
+        (["--figure", "plan.txt"], "give a name that ends with .png"),
+        (["grid=auto"], "give --ranks"),
         (["--shape", "4,x"], "give C,D,H,W"),
         (["--machine", "nowhere"], "there is no machine file nowhere"),
         (["--ranks", "17", *V100], "no grid of 17 ranks is possible"),

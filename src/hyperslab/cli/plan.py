@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 
 from hyperslab.atomic_files import write_text
@@ -26,6 +26,9 @@ from hyperslab.recipe.load import load_recipe
 
 _WIDTH = 120
 """Columns where the output is no terminal."""
+
+
+_Room = Annotated[ByteSize, Field(gt=0)]
 
 
 def plan_command(
@@ -54,7 +57,11 @@ def plan_command(
     figure: Annotated[Path | None, typer.Option(help="Draw the plan into this PNG.")] = None,
 ) -> None:
     """Rank the grids of so many ranks by the time of a step; nothing is run."""
+    if figure is not None and figure.suffix.lower() != ".png":
+        raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")
     config = load_recipe(recipe, overrides or [])
+    if config.grid.auto and ranks is None:
+        raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
     job = job_of(config, _shape(shape))
     chosen = machine_for(machine, planned_device(config))
     count = ranks or config.grid.size
@@ -91,7 +98,7 @@ def _limit(text: str | None, named: Machine | None, ranks: int, device: str) -> 
     """What is asked for, else what the machine that was named has, else what this host has."""
     if text is not None:
         try:
-            return Limit(TypeAdapter(ByteSize).validate_python(text), "--memory")
+            return Limit(TypeAdapter(_Room).validate_python(text), "--memory")
         except ValidationError:
             raise typer.BadParameter(f"--memory {text}: give a size, such as 16GiB") from None
     if named is not None:

@@ -15,7 +15,7 @@ from hyperslab.plan.grids import words_of
 from hyperslab.plan.job import job_of
 from hyperslab.plan.limits import Bounds, host_limit, process_bytes
 from hyperslab.plan.search import GridPlan, make_plan
-from hyperslab.plan.show import bytes_text, time_text
+from hyperslab.plan.show import bytes_text, ranks_text, time_text
 from hyperslab.recipe.schema import Recipe
 
 USUAL = {"cpu": "laptop-2core", "cuda": "lassen-v100"}
@@ -82,7 +82,7 @@ def _words(plan: GridPlan, recipe: Recipe) -> str:
     best = plan.best
     assert best is not None
     words = (
-        f"grid=auto: {words_of(best.grid)} is the best of {plan.ranks} ranks by the plan for "
+        f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(plan.ranks)} by the plan for "
         f"{plan.machine.name}: {time_text(best.seconds.total)} a step, "
         f"{bytes_text(best.memory.total)} of {bytes_text(plan.limit.nbytes)} a rank"
     )
@@ -96,13 +96,13 @@ def _nothing(plan: GridPlan, bounds: Bounds) -> str:
     assert smallest is not None
     least = least_ranks(plan.job, plan.machine, bounds, plan.first)
     remedy = (
-        f"{least.grid.size} ranks would do: {words_of(least.grid)}, "
+        f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "
         f"{bytes_text(least.memory.total)} each"
         if least is not None
         else "no number of ranks was found that does: take smaller mini-batches or more memory"
     )
     return (
-        f"no grid of {plan.ranks} ranks fits into {bytes_text(plan.limit.nbytes)} a rank "
+        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank "
         f"({plan.limit.reason}); {words_of(smallest.grid)} needs least, "
         f"{bytes_text(smallest.memory.total)}\n    {remedy}"
     )

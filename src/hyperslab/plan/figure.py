@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from hyperslab.plan.grids import words_of
 from hyperslab.plan.search import GridPlan
-from hyperslab.plan.show import GRIDS_SHOWN
+from hyperslab.plan.show import GRIDS_SHOWN, ranks_text
 
 CAUSES = {
     "forward": "#2a5d9f",
@@ -52,7 +52,7 @@ def draw_plan(plan: GridPlan, path: Path) -> None:
     for axes in (times, memory):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        f"{plan.ranks} ranks of {plan.machine.name}, "
+        f"{ranks_text(plan.ranks)} of {plan.machine.name}, "
         f"{plan.job.batch * plan.job.accumulated} samples a step"
     )
     figure.legend(loc="outside lower center", ncols=5)

@@ -44,8 +44,8 @@ def opening(plan: GridPlan) -> str:
     job = plan.job
     volume = " x ".join(map(str, job.about.shape))
     return (
-        f"{plan.ranks} ranks of {plan.machine.name}: {job.batch * job.accumulated} samples of "
-        f"{volume} a step, {bytes_text(plan.limit.nbytes)} a rank ({plan.limit.reason})"
+        f"{ranks_text(plan.ranks)} of {plan.machine.name}: {job.batch * job.accumulated} samples "
+        f"of {volume} a step, {bytes_text(plan.limit.nbytes)} a rank ({plan.limit.reason})"
     )
 
 
@@ -59,7 +59,7 @@ def plan_remarks(plan: GridPlan, changes: list[Change], least: Candidate | None)
         yield _nothing_fits(plan)
     if least is not None:
         yield (
-            f"least      {least.grid.size} ranks fit: {words_of(least.grid)}, "
+            f"least      {ranks_text(least.grid.size)}: {words_of(least.grid)}, "
             f"{bytes_text(least.memory.total)} a rank"
         )
     else:
@@ -117,7 +117,7 @@ def _nothing_fits(plan: GridPlan) -> str:
     smallest = plan.smallest
     assert smallest is not None
     return (
-        f"no grid of {plan.ranks} ranks fits into {bytes_text(plan.limit.nbytes)} a rank; "
+        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank; "
         f"{words_of(smallest.grid)} needs least, {bytes_text(smallest.memory.total)}"
     )
 
@@ -158,6 +158,14 @@ def time_text(seconds: float) -> str:
     ('12.3 ms', '2.5 s')
     """
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def ranks_text(count: int) -> str:
+    """
+    >>> ranks_text(1), ranks_text(8)
+    ('1 rank', '8 ranks')
+    """
+    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def bytes_text(nbytes: int) -> str:
