@@ -58,6 +58,12 @@ def test_a_folder_that_is_not_there(recipe: Path) -> None:
     assert "cannot write --out nowhere/machine.yaml" in str(result.exception)
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that root cannot write")
+def test_a_folder_that_takes_no_files(recipe: Path) -> None:
+    result = invoke(recipe, "--out", "/proc/machine.yaml")
+    assert "cannot write --out /proc/machine.yaml: " in str(result.exception)
+
+
 def test_a_bad_recipe_is_refused_before_measuring(recipe: Path) -> None:
     result = invoke(recipe, "--out", recipe.with_name("m.yaml"), "model.levels=0")
     assert "'model.levels'" in str(result.exception)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from hyperslab.scaling.figure import PARTS, draw_study
-from hyperslab.scaling.points import ScalingKind
-from hyperslab.scaling.study import Study
+from hyperslab.recipe.schema import GridSection
+from hyperslab.report.number_format import TIMES
+from hyperslab.scaling.figure import PARTS, draw_study, figure_of
+from hyperslab.scaling.points import ScalingKind, ScalingPoint
+from hyperslab.scaling.study import Study, StudyRow
 from hyperslab.scaling.tables import short_table, study_remarks, table_of_study, write_tables
-from tests.scaling.studies import breakdown, study
+from tests.scaling.studies import breakdown, predicted_step, study
 
 RANKS = [8, 16, 32, 2048]
 
@@ -75,6 +78,37 @@ def test_a_terminal_of_80_columns_shows_it(both: Study) -> None:
     first, second, *_ = study_remarks(both)
     assert first == "16 ranks: too many: meaningless as a measure of scaling"
     assert second == "2048 ranks: does not fit: a rank needs 16.0 GiB, and it has 8.00 GiB"
+
+
+def test_no_number_is_cut_off_by_a_long_grid() -> None:
+    grids = [GridSection(), GridSection(data=16, depth=8, height=8, width=16)]
+    times = [predicted_step(70.0, fits=False), predicted_step(0.0335, fits=True)]
+    rows = [StudyRow(ScalingPoint(g, 128), 128, None, t) for g, t in zip(grids, times, strict=True)]
+    wide = Study(ScalingKind.STRONG, "hand", tuple(rows), "some-machine")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(short_table(wide))
+    text = console.export_text()
+    assert "…" not in text
+    assert f"{70 / 0.0335:.2f}{TIMES}" in text
+
+
+def test_bars_too_short_to_be_seen_are_lines() -> None:
+    far = study(ScalingKind.STRONG, [8, 2048], measured=0, predicted=2)
+    near = study(ScalingKind.STRONG, [8, 16], measured=0, predicted=2)
+    assert figure_of(near).axes[0].get_yscale() == "linear"
+    rows = (replace(near.rows[0], predicted=predicted_step(200.0, fits=True)), far.rows[1])
+    assert figure_of(replace(far, rows=rows)).axes[0].get_yscale() == "log"
+
+
+@pytest.mark.parametrize("recipe", ["hand", "a-recipe-with-a-name-that-is-rather-long-for-a-title"])
+def test_the_legend_is_within_the_figure(recipe: str) -> None:
+    figure = figure_of(
+        replace(study(ScalingKind.STRONG, RANKS, measured=2, predicted=3), recipe=recipe)
+    )
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
 
 
 @pytest.mark.parametrize(("measured", "predicted"), [(2, 3), (1, 0), (0, 4)])

@@ -118,12 +118,19 @@ def _check(recipes: Sequence[Path], overrides: Sequence[str], out: Path) -> None
         load_recipe(recipe, overrides)
     if out.is_file():
         load_machine(out)
-    folder = out.absolute().parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)) or out.is_dir():
-        raise MachineError(f"cannot write --out {out}\n    give a file in a folder that is there")
+    refusal = f"cannot write --out {out}"
+    if out.is_dir():
+        raise MachineError(f"{refusal}: it is a folder\n    give a file")
+    try:
+        tempfile.TemporaryFile(dir=out.absolute().parent).close()
+    except OSError as error:
+        raise MachineError(
+            f"{refusal}: {error.strerror}\n    give a file in a folder that is there"
+        ) from None
 
 
 def _summary(result: Calibration, ranks: int, out: Path) -> str:
-    lines = [f"{out}: {ranks} ranks, {result.measured} calls measured"]
+    plural = "s" * (ranks > 1)
+    lines = [f"{out}: {ranks} rank{plural}, {result.measured} calls measured"]
     lines += [f"    not measured: {name}: {why}" for name, why in sorted(result.failed.items())]
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from hyperslab.cli.rank import (
     is_started,
     launch_command,
 )
-from hyperslab.errors import HyperslabError, RecipeError, Stopped
+from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.plan.auto import GridChooser, settled
 from hyperslab.plan.predicted import write_prediction
 from hyperslab.recipe.load import load_recipe
@@ -116,6 +116,8 @@ def _predict(run: Path, machine: str | None) -> None:
         write_prediction(load_recipe(run / RECIPE), machine)
     except HyperslabError as error:
         log.warning("the profile has no prediction beside it: %s", error)
+    except OSError as error:
+        log.warning("the prediction beside the profile cannot be written: %s", reason(error))
 
 
 def _log_to_terminal(*, is_main: bool) -> None:

@@ -31,6 +31,9 @@ PARTS = {
 }
 """What is told apart of a predicted step: its colour, and the parts of its `Breakdown`."""
 
+COMPARABLE = 40
+"""A bar that is shorter than the longest by more than that cannot be seen: lines take its place."""
+
 FIGURE_STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -51,17 +54,27 @@ def draw_study(study: Study, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with mpl.rc_context(FIGURE_STYLE):
-        wide = max(6.4, 1.6 + 0.95 * len(study.rows))
-        figure = Figure(figsize=(wide, 4.6), layout="constrained")
-        axes = figure.subplots()
-        (_bars if study.kind is ScalingKind.STRONG else _lines)(axes, study)
-        axes.set_title(_title(study), loc="left", fontsize=10)
-        handles, _ = axes.get_legend_handles_labels()
-        if handles:
-            figure.legend(loc="outside lower left", ncols=2, fontsize=9)
-        with written_aside(path, ending=".png") as partial:
-            figure.savefig(partial, dpi=150)
+    with mpl.rc_context(FIGURE_STYLE), written_aside(path, ending=".png") as partial:
+        figure_of(study).savefig(partial, dpi=150)
+
+
+def figure_of(study: Study) -> Figure:
+    """Bars where they can be compared by eye, else lines."""
+    wide = max(6.4, 1.6 + 0.95 * len(study.rows))
+    figure = Figure(figsize=(wide, 4.6), layout="constrained")
+    axes = figure.subplots()
+    (_bars if _comparable(study) else _lines)(axes, study)
+    axes.set_title(_title(study), loc="left", fontsize=10)
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+    return figure
+
+
+def _comparable(study: Study) -> bool:
+    """Whether the times of a strong scaling study are near enough to each other for bars."""
+    seconds = [s for row in study.rows for s in (row.measured_seconds, row.predicted_seconds) if s]
+    return study.kind is ScalingKind.STRONG and max(seconds) <= COMPARABLE * min(seconds)
 
 
 def _title(study: Study) -> str:

@@ -16,7 +16,7 @@ from hyperslab.comm.communicator import Pending
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder
-from hyperslab.train.profile.schema import Profile, profile_path, read_profiles
+from hyperslab.train.profile.schema import Profile, predicted_path, profile_path, read_profiles
 from hyperslab.train.run import train
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
@@ -199,10 +199,13 @@ def test_a_profile_that_cannot_be_written_ends_no_training(
     assert f"the profile {profile_path(out, 0)} cannot be written" in caplog.text
 
 
-def test_profiles_of_other_ranks_are_removed(tmp_path: Path, universes: Path) -> None:
+def test_profiles_of_an_earlier_start_are_removed(tmp_path: Path, universes: Path) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes)
     stale = profile_path(recipe.with_suffix(""), 5)
     stale.parent.mkdir(parents=True)
     stale.write_text("{")
+    expected_then = predicted_path(recipe.with_suffix(""))  # perhaps for another grid
+    expected_then.write_text("{")
     profiled(recipe)
+    assert not expected_then.exists()
     assert [p.rank for p in read_profiles(recipe.with_suffix(""))] == [0]

@@ -143,11 +143,17 @@ def evenly(count: int) -> NDArray[np.int64]:
 
 
 def running_median(values: FloatArray) -> FloatArray:
-    """The median of the values around each one; the window is a twentieth of all, at least 5."""
+    """The median of the values around each one; the window is a twentieth of all, at least 5.
+
+    NaN where there is no value around.
+    """
     half = max(2, len(values) // 40)
     padded = np.pad(values, half, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    return np.asarray(np.nanmedian(windows, axis=1), dtype=np.float64)
+    medians = np.full(len(values), np.nan)
+    known = np.isfinite(windows).any(axis=1)
+    medians[known] = np.nanmedian(windows[known], axis=1)
+    return medians
 
 
 def _reach(*values: FloatArray) -> float:

@@ -7,7 +7,8 @@ Legend: a *mark* is a range that `hyperslab.train.profile.ranges` opened; its na
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,18 @@ def events_of(profiler: torch.profiler.profile) -> list[Recorded]:
     known: dict[int, Recorded] = {}
     found = [_event(e, known) for e in profiler.events() or ()]
     return sorted(found, key=lambda event: (event.begin, -event.end))
+
+
+def by_range(ranges: Sequence[Recorded], events: Sequence[Recorded]) -> list[list[Recorded]]:
+    """For each of ``ranges``, which come one after the other, the events that overlap with it."""
+    ends = [r.end for r in ranges]
+    found: list[list[Recorded]] = [[] for _ in ranges]
+    for event in events:
+        at = bisect_right(ends, event.begin)
+        while at < len(ranges) and ranges[at].begin < event.end:
+            found[at].append(event)
+            at += 1
+    return found
 
 
 def _event(raw: FunctionEvent, known: dict[int, Recorded]) -> Recorded:

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from hyperslab.comm import Grid
 from hyperslab.errors import reason
-from hyperslab.train.profile.events import STEP, Recorded, events_of
+from hyperslab.train.profile.events import STEP, Recorded, by_range, events_of
 from hyperslab.train.profile.layers import layer_times
 from hyperslab.train.profile.ranges import marks
 from hyperslab.train.profile.rows import step_times
@@ -176,9 +176,11 @@ def _measured(
     chosen = [(wanted[e.name], e) for e in events if e.name in wanted and not e.on_device]
     if not chosen:
         return {"steps": [], "layers": [], "labels": labels}
-    steps = [step_times(number, step, events, labels) for number, step in chosen]
-    inside = [e for e in events if any(s.begin <= e.begin < s.end for _, s in chosen)]
-    return {"steps": steps, "layers": layer_times(inside, len(chosen)), "labels": labels}
+    by_step = by_range([step for _, step in chosen], events)
+    pairs = list(zip(chosen, by_step, strict=True))
+    steps = [step_times(number, step, inside, labels) for (number, step), inside in pairs]
+    begun = [e for (_, step), inside in pairs for e in inside if e.begin >= step.begin]
+    return {"steps": steps, "layers": layer_times(begun, len(chosen)), "labels": labels}
 
 
 def words(profile: Profile, path: Path) -> str:

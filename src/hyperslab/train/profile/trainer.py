@@ -15,7 +15,7 @@ class ProfiledTrainer(Trainer):
     def __init__(self, trainer: Trainer, policy: ProfilePolicy) -> None:
         """Takes the place of ``trainer``, which has not begun; every rank makes one.
 
-        Profiles of an earlier start of the run are removed.
+        Profiles of an earlier start of the run are removed, with what was predicted for it.
         """
         super().__init__(
             trainer.recipe,
@@ -27,7 +27,7 @@ class ProfiledTrainer(Trainer):
         )
         run = self.recipe.output
         if self.grid.is_main:
-            for old in profile_folder(run).glob("rank-*.json"):
+            for old in profile_folder(run).glob("*.json"):
                 old.unlink()
         self.grid.barrier()  # or it might remove what another rank has just written
         peak = self.recipe.peak or measure_peak(self.grid.device, self.recipe.precision)
