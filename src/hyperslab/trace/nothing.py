@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 
 from hyperslab.errors import HyperslabError
+from hyperslab.trace.heap import ALIGNMENT, Heap
 
 ADDRESSES = 1 << 44  # [B] of addresses; an operating system may give less
 ENOUGH = 1 << 30
-ALIGNMENT = 64
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has no name for it before 3.14
 
 
@@ -25,14 +25,14 @@ class Nothing:
     """A range of addresses from which tensors without memory are made, and a count of their bytes.
 
     ``live`` [B] is what those tensors hold whose storage somebody still refers to, ``peak`` [B] the
-    most that it has been.
+    most that it has been. ``heap`` says how far the C library's heap would have grown.
     """
 
     def __init__(self) -> None:
         self._memory, self.size = _reserve()
         self._view = memoryview(self._memory)
         self.begin = torch.frombuffer(self._view, dtype=torch.uint8, count=1).data_ptr()
-        self._next = 0
+        self.heap = Heap()
         self.live = 0
         self.peak = 0
 
@@ -48,8 +48,12 @@ class Nothing:
         nbytes = max(1, 0 if 0 in shape else elements) * dtype.itemsize
         buffer = self._take(nbytes)
         flat = torch.frombuffer(buffer, dtype=dtype)
-        weakref.finalize(buffer, self._freed, nbytes).atexit = False
         return flat.as_strided(tuple(shape), tuple(strides))
+
+    def borrow(self, nbytes: int) -> None:
+        """Take so much for the time of one operator."""
+        if nbytes:
+            self._take(nbytes)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage is one of these."""
@@ -62,16 +66,17 @@ class Nothing:
                 f"more than {self.size / 2**30:.0f} GiB of addresses\n    trace where the limit of "
                 "its address space is higher (ulimit -v)"
             )
-        if self._next + nbytes > self.size:
-            self._next = 0  # tensors may overlap: nobody reads or writes them
-        buffer = self._view[self._next : self._next + nbytes]
-        self._next += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        begin, size = self.heap.take(nbytes)
         self.live += nbytes
         self.peak = max(self.peak, self.live)
+        at = begin % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
+        buffer = self._view[at : at + nbytes]  # some may overlap: nobody reads or writes them
+        weakref.finalize(buffer, self._freed, nbytes, begin, size).atexit = False
         return buffer
 
-    def _freed(self, nbytes: int) -> None:
+    def _freed(self, nbytes: int, begin: int, size: int) -> None:
         self.live -= nbytes
+        self.heap.give(begin, size)
 
 
 def _reserve() -> tuple[mmap.mmap, int]:

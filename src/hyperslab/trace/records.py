@@ -121,7 +121,8 @@ class Trace:
 
     ``saved`` [B] is what autograd keeps between forward and backward, each storage once, without
     parameters; ``parameters``, ``gradients`` and ``optimizer_state`` [B] are this rank's;
-    ``peak`` [B] is the most that all tensors took at a time, those three included;
+    ``peak`` [B] is the most that all tensors took at a time, those three included, and ``heap`` [B]
+    how far the C library's heap grows for them, see `hyperslab.trace.heap`;
     ``not_traced`` names operators without a meta form, and how often they were called; ``notes``
     is what the rules log: where a map became too thin and was gathered, say.
     """
@@ -133,6 +134,7 @@ class Trace:
     gradients: int = 0
     optimizer_state: int = 0
     peak: int = 0
+    heap: int = 0
     not_traced: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

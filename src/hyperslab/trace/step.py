@@ -52,7 +52,7 @@ class Workload:
 def trace_step(
     workload: Workload, extents: Extents, rank: int = 0, device: Device = "cpu"
 ) -> Trace:
-    """What ``rank`` does in one step on a grid with these extents, without data and other ranks.
+    """What ``rank`` does in a step, not its first, on a grid with these extents, without data and other ranks.
 
     The rules that run are those of a real step, on tensors without memory. ``device`` chooses the
     kernels: what runs on a GPU is traced without one.
@@ -72,7 +72,9 @@ def trace_step(
         stack.enter_context(as_if_on(device))
         step = _Step(workload, grid, nothing, layers)
         step.build(stack)
-        trace = Trace(rank, optimizer_state=step.optimizer_state)
+        first = Trace(rank)
+        step.run(first, recorder)  # the optimizer makes its state, freed memory is cut into holes
+        trace = Trace(rank, optimizer_state=first.optimizer_state)
         recorder.trace = trace
         journal.trace = trace
         step.run(trace, recorder)
@@ -104,25 +106,10 @@ class _Step:
         if self.grid.size > 1:
             self.buckets = Buckets(self.model, self.grid.size, self.grid.journal)
             self.buckets.watch(stack)
-        self.optimizer_state = self._make_optimizer_state()
         self.x = self._cut(work.inputs, torch.float32)
         self.y = None
         if work.target is not None:
             self.y = self._cut(work.target, work.target_dtype, channels=work.target_channels)
-
-    def _make_optimizer_state(self) -> int:
-        """An optimizer makes its state in the first step; this one stands for all others [B]."""
-        if self.optimizer is None:
-            return 0
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.empty_like(parameter)
-        before = self.nothing.live
-        self.optimizer.step()
-        state = self.nothing.live - before
-        self.optimizer.zero_grad()
-        self.nothing.peak = self.nothing.live
-        return state
 
     def _forget_values(self) -> None:
         """Small parameters have values, which would let operators run."""
@@ -151,10 +138,14 @@ class _Step:
         if self.buckets is not None:
             self.buckets.flush()
         if self.optimizer is not None:
+            before = self.nothing.live
             recorder.optimizing = True
             self.optimizer.step()
             recorder.optimizing = False
+            trace.optimizer_state += self.nothing.live - before
+            self.optimizer.zero_grad()
         trace.peak = self.nothing.peak
+        trace.heap = self.nothing.heap.top
 
     def _forward(self) -> torch.Tensor:
         work = self.workload
