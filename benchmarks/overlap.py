@@ -150,6 +150,9 @@ class Variants:
         ddp = case.model.no_sync.__self__  # type: ignore[union-attr]
         self.gradients = Gradients(ddp, self.grid.gradients.group)
         self.step = Step(case, dtype)
+        self.step.forward()  # the last layer's weight begins at zero, and so do gradients before it
+        self.step.backward()
+        self.step.update()
 
     def seconds(self, name: str) -> float:
         """Of one step, by the slowest rank; all ranks call this."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from hyperslab.comm.shared_memory.channels import shared_bytes
 from hyperslab.cost.memory import HostMemory, rank_memory
-from hyperslab.trace.records import Call, LocalOperator, TensorSpec
 from tests.cost.made import exchange, operator, round_machine, trace
 
 SIZES = {
@@ -15,6 +12,7 @@ SIZES = {
     "gradients": 100,
     "optimizer_state": 200,
     "peak": 1700,
+    "heap": 1700,
 }
 HOST = HostMemory(ahead=10, store=20, process=30)
 
@@ -41,12 +39,6 @@ def test_one_rank_shares_nothing() -> None:
     assert rank_memory(trace(**SIZES), round_machine(), 1, HOST).communication == 0
 
 
-def test_a_convolution_is_copied_into_another_order_on_a_cpu() -> None:
-    strides = {"contiguous": (64, 64, 16, 4, 1), "channels_last_3d": (64, 1, 16, 4, 1)}
-    found = {}
-    for name, order in strides.items():
-        volume = TensorSpec((1, 8, 4, 4, 4), order, torch.float32)
-        call = Call("aten.convolution.default", (volume,))
-        step = trace(LocalOperator(call, "", "forward", (), 0, 4096), **SIZES)
-        found[name] = rank_memory(step, round_machine(), 1, HOST).workspace
-    assert found == {"contiguous": 300 + 4096, "channels_last_3d": 300}
+def test_a_cpu_has_the_holes_of_its_heap() -> None:
+    sizes = {**SIZES, "heap": 2000}
+    assert rank_memory(trace(**sizes), round_machine(), 1, HOST).workspace == 600

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hyperslab.comm.shared_memory.channels import shared_bytes
 from hyperslab.machine import Machine
-from hyperslab.trace.records import Exchange, LocalOperator, Trace
+from hyperslab.trace.records import Exchange, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +75,12 @@ def rank_memory(trace: Trace, machine: Machine, ranks: int, host: HostMemory) ->
     together = min(ranks, machine.ranks_per_node)
     return dataclasses.replace(
         step,
-        workspace=step.workspace + _reordered(trace),
+        workspace=max(0, trace.heap - kept - trace.saved),
         communication=shared_bytes(together) // together,
         ahead=host.ahead,
         store=host.store,
         process=host.process,
     )
-
-
-def _reordered(trace: Trace) -> int:
-    """What oneDNN copies of the largest volume of a convolution into its own order [B].
-
-    It need not where the volume is `channels_last_3d`.
-    """
-    return max(map(_copied, trace.operators), default=0)
-
-
-def _copied(operator: LocalOperator) -> int:
-    volume = next(operator.call.tensors(), None)
-    if "convolution" not in operator.call.name or volume is None or len(volume.shape) != 5:
-        return 0
-    return 0 if volume.strides[1] == 1 else max(operator.written, volume.nbytes)
 
 
 def _received(trace: Trace) -> int:

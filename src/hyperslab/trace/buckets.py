@@ -34,8 +34,12 @@ class Buckets:
             hook = parameter.register_post_accumulate_grad_hook(self._ready)
             stack.callback(hook.remove)
 
-    def flush(self) -> None:
-        """At the end of the backward pass the last bucket leaves as it is."""
+    def finish(self) -> None:
+        """At the end of a backward pass the last bucket leaves as it is."""
+        self._leave()
+        self.limit = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+
+    def _leave(self) -> None:
         if self.filled:
             self.journal.sum(self.ranks, self.filled, "gradients", "the average of the gradients")
         self.filled = 0
@@ -49,4 +53,4 @@ class Buckets:
             parameter.grad = view
         self.filled += parameter.nbytes
         if self.filled >= self.limit:
-            self.flush()
+            self._leave()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from hyperslab.errors import HyperslabError
-from hyperslab.trace.heap import ALIGNMENT, Heap
+from hyperslab.trace.heap import ALIGNMENT, HeapBounds
 
 ADDRESSES = 1 << 44  # [B] of addresses; an operating system may give less
 ENOUGH = 1 << 30
@@ -32,7 +32,7 @@ class Nothing:
         self._memory, self.size = _reserve()
         self._view = memoryview(self._memory)
         self.begin = torch.frombuffer(self._view, dtype=torch.uint8, count=1).data_ptr()
-        self.heap = Heap()
+        self.heap = HeapBounds()
         self.live = 0
         self.peak = 0
 
@@ -66,17 +66,17 @@ class Nothing:
                 f"more than {self.size / 2**30:.0f} GiB of addresses\n    trace where the limit of "
                 "its address space is higher (ulimit -v)"
             )
-        begin, size = self.heap.take(nbytes)
+        blocks = self.heap.take(nbytes)
         self.live += nbytes
         self.peak = max(self.peak, self.live)
-        at = begin % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
+        at = blocks[0][0] % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
         buffer = self._view[at : at + nbytes]  # some may overlap: nobody reads or writes them
-        weakref.finalize(buffer, self._freed, nbytes, begin, size).atexit = False
+        weakref.finalize(buffer, self._freed, nbytes, blocks).atexit = False
         return buffer
 
-    def _freed(self, nbytes: int, begin: int, size: int) -> None:
+    def _freed(self, nbytes: int, blocks: tuple[tuple[int, int], tuple[int, int]]) -> None:
         self.live -= nbytes
-        self.heap.give(begin, size)
+        self.heap.give(blocks)
 
 
 def _reserve() -> tuple[mmap.mmap, int]:

@@ -17,6 +17,7 @@ from hyperslab.trace.flops import flops_of
 from hyperslab.trace.layers import Layers
 from hyperslab.trace.nothing import Nothing
 from hyperslab.trace.records import Call, LocalOperator, Stage, TensorSpec, Trace
+from hyperslab.trace.scratch import scratch_of
 
 _aten = torch.ops.aten
 
@@ -69,10 +70,13 @@ class TraceMode(TorchDispatchMode):
     While ``trace`` is None nothing is recorded: a network is built so.
     """
 
-    def __init__(self, nothing: Nothing, layers: Layers) -> None:
+    def __init__(self, nothing: Nothing, layers: Layers, *, scratch: bool) -> None:
+        """With ``scratch``, what the CPU's convolutions take while they run is counted, too."""
         super().__init__()
         self.nothing = nothing
         self.layers = layers
+        self.scratch = scratch
+        self._for_onednn: torch.Tensor | None = None  # the last one in its format
         self.trace: Trace | None = None
         self.optimizing = False
         self._known: dict[Call, CallCosts] = {}
@@ -121,7 +125,18 @@ class TraceMode(TorchDispatchMode):
         if not tensors and sum(math.prod(form.shape) for form in forms) <= WITH_VALUES:
             return self._run(operator, args, kwargs, tensors)
         self._note(operator, call, known)
-        return tree_map_only(TensorSpec, self._new, known.result)
+        result = tree_map_only(TensorSpec, self._new, known.result)
+        if self.scratch:
+            self._borrow(operator, call, args, result)
+        return result
+
+    def _borrow(self, operator: OpOverload, call: Call, args: Any, result: Any) -> None:
+        """Take the memory that the operator has while it runs."""
+        if operator.overloadpacket is _aten.to_mkldnn:
+            self._for_onednn = result
+        elif "convolution" in call.name:
+            self.nothing.borrow(scratch_of(call, to_onednn=args[1] is self._for_onednn))
+            self._for_onednn = None
 
     def _run(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
         """An operator on small tensors with values."""

@@ -52,7 +52,9 @@ class Workload:
 def trace_step(
     workload: Workload, extents: Extents, rank: int = 0, device: Device = "cpu"
 ) -> Trace:
-    """What ``rank`` does in a step, not its first, on a grid with these extents, without data and other ranks.
+    """What ``rank`` does in a step on a grid with these extents, without data and other ranks.
+
+    It is a later step than the first, in which the optimizer makes its state.
 
     The rules that run are those of a real step, on tensors without memory. ``device`` chooses the
     kernels: what runs on a GPU is traced without one.
@@ -63,7 +65,7 @@ def trace_step(
     """
     nothing = Nothing()
     layers = Layers()
-    recorder = TraceMode(nothing, layers)
+    recorder = TraceMode(nothing, layers, scratch=device == "cpu")
     journal = Messages(layers, lambda: recorder.stage)
     grid = VirtualGrid(extents, rank, journal)
     with ExitStack() as stack:
@@ -136,16 +138,16 @@ class _Step:
         if loss.requires_grad:
             loss.backward()
         if self.buckets is not None:
-            self.buckets.flush()
+            self.buckets.finish()
         if self.optimizer is not None:
             before = self.nothing.live
             recorder.optimizing = True
             self.optimizer.step()
             recorder.optimizing = False
             trace.optimizer_state += self.nothing.live - before
-            self.optimizer.zero_grad()
+        self.model.zero_grad()
         trace.peak = self.nothing.peak
-        trace.heap = self.nothing.heap.top
+        trace.heap = self.nothing.heap.expected
 
     def _forward(self) -> torch.Tensor:
         work = self.workload
