@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.trace.flops import flops_of
+from hyperslab.trace.forms import (
+    bytes_of,
+    call_of,
+    form_of,
+    meta_of,
+    shapes_of,
+    target_of,
+    tensors_in,
+    written_operands,
+    zeros_of,
+)
 from hyperslab.trace.layers import Layers
 from hyperslab.trace.nothing import Nothing
 from hyperslab.trace.records import Call, LocalOperator, Stage, TensorSpec, Trace
@@ -100,7 +111,7 @@ class TraceMode(TorchDispatchMode):
                 return operator(*args, **kwargs)
             if operator.overloadpacket in (_aten._unsafe_view, _aten.set_):
                 return operator(*args, **kwargs)
-            tensors = _tensors((args, kwargs))
+            tensors = tensors_in((args, kwargs))
             if tensors and all(map(self._has_values, tensors)):
                 return self._run(operator, args, kwargs, tensors)
             if torch.Tag.data_dependent_output in operator.tags:
@@ -117,7 +128,7 @@ class TraceMode(TorchDispatchMode):
 
     def _compute(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
         """An operator that returns new tensors."""
-        call = _call(operator, args, kwargs)
+        call = call_of(operator, args, kwargs)
         known = self._known.get(call)
         if known is None:
             known = self._known[call] = self._look_up(operator, args, kwargs, tensors)
@@ -142,27 +153,27 @@ class TraceMode(TorchDispatchMode):
         """An operator on small tensors with values."""
         result = operator(*args, **kwargs)
         if self.trace is not None:
-            forms = tree_map_only(torch.Tensor, _form, result)
-            read = _bytes(tensors)
-            known = CallCosts(forms, read, _bytes(_tensors(result)), True, {})
-            self._note(operator, _call(operator, args, kwargs), known)
+            forms = tree_map_only(torch.Tensor, form_of, result)
+            read = bytes_of(tensors)
+            known = CallCosts(forms, read, bytes_of(tensors_in(result)), True, {})
+            self._note(operator, call_of(operator, args, kwargs), known)
         return result
 
     def _write(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
         """An operator that writes into its operands; what it would write is nowhere."""
-        call = _call(operator, args, kwargs)
-        written = _written(operator, args, kwargs)
-        for tensor in _tensors([value for _, value in written]):
+        call = call_of(operator, args, kwargs)
+        written = written_operands(operator, args, kwargs)
+        for tensor in tensors_in([value for _, value in written]):
             if not self.nothing.has(tensor):
                 self._overwritten.append(tensor.untyped_storage())
         known = self._known.get(call)
-        results = [_target(result.alias_info, written) for result in operator._schema.returns]
+        results = [target_of(result.alias_info, written) for result in operator._schema.returns]
         if known is None:
             new = None
             if any(result is None for result in results):
                 new = self._look_up(operator, args, kwargs, tensors).result
-            nbytes = _bytes(_tensors([value for _, value in written]))
-            known = self._known[call] = CallCosts(new, _bytes(tensors), nbytes, True, {})
+            nbytes = bytes_of(tensors_in([value for _, value in written]))
+            known = self._known[call] = CallCosts(new, bytes_of(tensors), nbytes, True, {})
         self._note(operator, call, known)
         if None in results:
             made = known.result if len(results) > 1 else [known.result]
@@ -181,7 +192,7 @@ class TraceMode(TorchDispatchMode):
         traced = True
         options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
         try:
-            metas = tree_map_only(torch.Tensor, _meta, (args, options))
+            metas = tree_map_only(torch.Tensor, meta_of, (args, options))
             result = form(*metas[0], **metas[1])
         except (NotImplementedError, RuntimeError) as error:
             if torch.Tag.dynamic_output_shape in operator.tags:
@@ -191,9 +202,9 @@ class TraceMode(TorchDispatchMode):
                 raise
             traced = False
             result = _on_zeros(operator, args, kwargs, tensors)
-        forms = tree_map_only(torch.Tensor, _form, result)
+        forms = tree_map_only(torch.Tensor, form_of, result)
         new = [v for v in tree_leaves(forms) if isinstance(v, TensorSpec)]
-        return CallCosts(forms, _bytes(tensors), sum(v.nbytes for v in new), traced, {})
+        return CallCosts(forms, bytes_of(tensors), sum(v.nbytes for v in new), traced, {})
 
     def _new(self, form: TensorSpec) -> torch.Tensor:
         return self.nothing.empty(form.shape, form.strides, form.dtype)
@@ -220,83 +231,21 @@ class TraceMode(TorchDispatchMode):
 
 
 def _on_zeros(operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
-    taken = _bytes(tensors)
+    taken = bytes_of(tensors)
     if taken > AFFORDABLE:
         raise UnsupportedOp(
-            f"{operator} has no meta form, so what it returns for {_shapes(tensors)} is not known "
-            f"without running it on {taken / 2**30:.1f} GiB\n    register one "
+            f"{operator} has no meta form, so what it returns for {shapes_of(tensors)} is not "
+            f"known without running it on {taken / 2**30:.1f} GiB\n    register one "
             "(torch.library.register_fake), or trace smaller volumes"
         )
-    zeros = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+    zeros = tree_map_only(torch.Tensor, zeros_of, (args, kwargs))
     return operator(*zeros[0], **zeros[1])
-
-
-def _call(operator: OpOverload, args: Any, kwargs: Any) -> Call:
-    return Call(
-        str(operator), _forms(args), tuple((name, _forms(value)) for name, value in kwargs.items())
-    )
-
-
-def _forms(value: Any) -> Any:
-    """Tensors as their forms, lists as tuples."""
-    if isinstance(value, torch.Tensor):
-        return _form(value)
-    if isinstance(value, list | tuple):
-        return tuple(map(_forms, value))
-    return value
-
-
-# The methods of `torch.Tensor` itself: those of a `Sharded` speak globally.
-
-
-def _form(tensor: torch.Tensor) -> TensorSpec:
-    shape = tuple(torch.Tensor.size(tensor))
-    return TensorSpec(shape, torch.Tensor.stride(tensor), tensor.dtype)
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    form = _form(tensor)
-    return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
-
-
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(torch.Tensor.size(tensor), dtype=tensor.dtype)
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(_form(tensor).nbytes for tensor in tensors)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def _shapes(tensors: list[torch.Tensor]) -> str:
-    return ", ".join(str(_form(tensor).shape) for tensor in tensors)
-
-
-def _written(operator: OpOverload, args: Any, kwargs: Any) -> list[tuple[frozenset[str], Any]]:
-    """The operands into which an operator writes, by the names that its schema gives them."""
-    names = (argument.name for argument in operator._schema.arguments)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return [
-        (frozenset(argument.alias_info.before_set), given.get(argument.name))
-        for argument in operator._schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-
-
-def _target(alias: Any, written: list[tuple[frozenset[str], Any]]) -> Any:
-    """The operand that a result is; None: a new tensor."""
-    if alias is None:
-        return None
-    return next((value for names, value in written if names == alias.before_set), None)
 
 
 def _reads_values(operator: OpOverload, tensors: list[torch.Tensor], layer: str) -> str:
     where = f" in {layer}" if layer else ""
     return (
-        f"{operator} of {_shapes(tensors)}{where} reads values, and a step that is traced has none"
-        "\n    what depends on values (.item(), an if on a tensor, nonzero) cannot be planned: "
+        f"{operator} of {shapes_of(tensors)}{where} reads values, and a step that is traced has "
+        "none\n    what depends on values (.item(), an if on a tensor, nonzero) cannot be planned: "
         "leave it out of the network that is traced"
     )
