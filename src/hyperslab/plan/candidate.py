@@ -15,9 +15,10 @@ from hyperslab.machine import Machine
 from hyperslab.plan.grids import box_extents, samples_each
 from hyperslab.plan.job import GridJob
 from hyperslab.plan.limits import Bounds
+from hyperslab.plan.placed import slowest_rank
 from hyperslab.plan.rough import device_of_machine
 from hyperslab.recipe.schema import GridSection
-from hyperslab.trace import Trace, busiest, trace_step
+from hyperslab.trace import Trace, trace_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Candidate:
 def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]:
     """The steps of the ranks that decide.
 
-    That is the busiest; where the shards of an axis differ, also the first, whose are largest.
+    That is the busiest, on the longest way to its neighbours; where the shards of an axis differ,
+    also the first, whose are largest.
     Raises what `trace_step` does.
     """
     work = job.workload()
@@ -72,7 +74,8 @@ def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]
         extent % extents[axis] == 0
         for extent, axis in zip(job.about.shape[1:], SPATIAL_AXES, strict=True)
     )
-    ranks = sorted({busiest(extents)} if even else {0, busiest(extents)})
+    slowest = slowest_rank(extents, job.inputs, machine)
+    ranks = sorted({slowest} if even else {0, slowest})
     return [trace_step(work, extents, rank, device_of_machine(machine)) for rank in ranks]
 
 
