@@ -100,6 +100,11 @@ def test_layers_are_compared_with_a_prediction(run: Path) -> None:
     assert cells == ["250", "125", "375", "300", "1.25"]
     row = page.partition("conv1 <small>backward</small>")[2].partition("</tr>")[0]
     assert "500" in row, "predicted and not measured"
+    layers_table = page.partition("time by layer and pass")[2].partition("</table>")[0]
+    last = layers_table.rpartition("<tr>")[2]
+    # 0.25 + 0.125 + 0.1 s measured, 0.3 + 0.5 s predicted
+    cells = [cell.partition("<")[0] for cell in last.split("<td>")[1:]]
+    assert cells == ["350", "125", "475", "800", "0.594"]
 
 
 def test_two_runs_on_one_scale(run: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hyperslab.report.figures.step_rows import timeline_of
 from hyperslab.report.number_format import DASH, number, times
@@ -22,7 +22,7 @@ CATEGORIES: dict[str, tuple[TimelineRow, ...]] = {
     "agreement on the step": ("vote",),
     "Python and torch between operators": ("framework",),
 }
-"""As Table I of Mathuriya et al. 2018; what is left of a step is named beside them."""
+"""As figure 3 of Mathuriya et al. 2018; what is left of a step is named beside them."""
 
 
 def timelines(run: Run) -> Chapter:
@@ -132,6 +132,8 @@ def _layers(name: str, main: Profile, predicted: Profile | None) -> str:
         for stage in stages
         if (layer, stage) in measured or (layer, stage) in expected
     ]
+    whole = _cells(_sum(main.layers), _sum(expected.values()), predicted)
+    rows.append([html.row_name("all", ""), *whole])
     head = ["layer", "compute [ms]", "held up [ms]", "together [ms]"]
     head += [] if predicted is None else ["predicted [ms]", "measured / predicted"]
     return html.table(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
@@ -142,12 +144,29 @@ def _last(layer: str) -> bool:
     return not layer
 
 
+def _sum(layers: Iterable[LayerTime]) -> LayerTime | None:
+    """Of all layers and stages; None without any."""
+    known = list(layers)
+    if not known:
+        return None
+    compute = sum(time.compute for time in known)
+    communication = sum(time.communication for time in known)
+    return known[0].model_copy(update={"compute": compute, "communication": communication})
+
+
 def _layer(
     layer: str,
     stage: Stage,
     measured: LayerTime | None,
     expected: LayerTime | None,
     predicted: Profile | None,
+) -> list[str]:
+    name = html.row_name(layer or "outside of layers", stage)
+    return [name, *_cells(measured, expected, predicted)]
+
+
+def _cells(
+    measured: LayerTime | None, expected: LayerTime | None, predicted: Profile | None
 ) -> list[str]:
     cells = [DASH, DASH, DASH]
     if measured is not None:
@@ -158,4 +177,4 @@ def _layer(
         known = measured is not None and expected is not None and expected.seconds > 0
         ratio = measured.seconds / expected.seconds if known and measured and expected else None
         cells.append(number(ratio))
-    return [html.row_name(layer or "outside of layers", stage), *cells]
+    return cells
