@@ -40,15 +40,15 @@ class CutConvolution:
 
 def convolutions(width: int, parts: int, variant: str = "paper2020") -> list[CutConvolution]:
     """Those of CosmoFlow whose sample is cut into so many along depth, as a trace finds them."""
-    found: list[CutConvolution] = []
+    found: dict[str, CutConvolution] = {}  # a trace may run more than one step
 
     def build() -> nn.Module:
         features = hs.models.CosmoFlow(width, variant=variant).features
         for name, module in features.named_children():
             if isinstance(module, nn.Conv3d):
                 module.register_forward_pre_hook(
-                    lambda layer, args, name=name: found.append(
-                        CutConvolution(name, layer, args[0].partition)
+                    lambda layer, args, name=name: found.update(
+                        {name: CutConvolution(name, layer, args[0].partition)}
                     )
                 )
         return features
@@ -56,7 +56,7 @@ def convolutions(width: int, parts: int, variant: str = "paper2020") -> list[Cut
     channels = 1 if variant == "sc18" else 4
     extents = {"depth": parts}
     trace_step(Workload(build, (1, channels, width, width, width)), extents, busiest(extents))
-    return found
+    return list(found.values())
 
 
 class EchoCommunicator(VirtualCommunicator):
