@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from hyperslab.comm import Grid
 from hyperslab.machine import Overhead
 from hyperslab.machine.links import Residual
 from hyperslab.parallel import parallelize
+from hyperslab.trace.records import Exchange
 from hyperslab.trace.step import Device, Workload, trace_step
 
 DEPTHS = (1, 2, 4, 8)  # blocks of the networks that are compared
@@ -36,7 +36,8 @@ class _Point:
 def measure_overhead(clock: Clock) -> Overhead:
     """For each operator and for each step, from steps of small networks of several depths.
 
-    All ranks call this, each with a sample of its own.
+    All ranks call this. They cut the volume along its depth, so that rules and halos are in it;
+    the time of the messages themselves is not.
     """
     clock = clock.least  # a small difference of large numbers
     points = [_measure(blocks, clock) for blocks in DEPTHS]
@@ -51,29 +52,45 @@ def measure_overhead(clock: Clock) -> Overhead:
 
 
 def _measure(blocks: int, clock: Clock) -> _Point:
-    grid = Grid(data=clock.grid.size)
-    shape = (grid.size, FEATURE_MAPS, WIDTH, WIDTH, WIDTH)
+    grid = Grid(depth=clock.grid.size)
+    shape = (1, FEATURE_MAPS, WIDTH * grid.size, WIDTH, WIDTH)
     workload = Workload(
-        build=lambda: _network(blocks),
+        build=lambda: _network(blocks, grid.size),
         inputs=shape,
-        target=(grid.size, OUTPUTS),
+        target=(1, OUTPUTS),
         loss=F.mse_loss,
         optimizer=torch.optim.Adam,
     )
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
-    operators = trace_step(workload, grid.extents, grid.rank, device).operators
-    entries, _ = measure_operators(distinct_operators(operators), clock, lambda: None)
+    traces = [trace_step(workload, grid.extents, rank, device) for rank in range(grid.size)]
+    mine = traces[grid.rank]
+    every = [operator for trace in traces for operator in trace.operators]
+    entries, _ = measure_operators(distinct_operators(every), clock, lambda: None)
     times = {entry.parsed: entry.seconds for entry in entries}
-    compute = sum(times.get(operator.call, 0.0) for operator in operators)
-    return _Point(len(operators), _step_seconds(blocks, grid, clock) - compute)
+    compute = sum(times.get(operator.call, 0.0) for operator in mine.operators)
+    exchanges = [event for event in mine.events if isinstance(event, Exchange)]
+    messages = sum(_exchange_seconds(event, grid, clock) for event in exchanges)
+    step = _step_seconds(blocks, shape, grid, clock)
+    return _Point(len(mine.operators), step - compute - messages)
 
 
-def _step_seconds(blocks: int, grid: Grid, clock: Clock) -> float:
+def _exchange_seconds(event: Exchange, grid: Grid, clock: Clock) -> float:
+    """The same messages alone; every rank has as many."""
+    sends = [
+        (peer, torch.zeros(n, dtype=torch.uint8, device=grid.device)) for peer, n in event.sends
+    ]
+    buffers = [
+        (peer, torch.empty(n, dtype=torch.uint8, device=grid.device)) for peer, n in event.receives
+    ]
+    return clock.seconds(lambda: grid.halos.exchange(sends, buffers, "a measurement").wait())
+
+
+def _step_seconds(blocks: int, shape: tuple[int, ...], grid: Grid, clock: Clock) -> float:
     """A step, without the time of the gradients' sum."""
-    model = parallelize(_network(blocks), grid)
+    model = parallelize(_network(blocks, grid.size), grid)
     optimizer = torch.optim.Adam(model.parameters())
-    x = hs.shard(torch.rand(grid.size, FEATURE_MAPS, WIDTH, WIDTH, WIDTH, device=grid.device), grid)
-    y = hs.shard(torch.rand(grid.size, OUTPUTS, device=grid.device), grid)
+    x = hs.shard(torch.rand(shape, device=grid.device), grid)
+    y = hs.shard(torch.rand(1, OUTPUTS, device=grid.device), grid)
 
     def step() -> None:
         F.mse_loss(model(x), y).backward()
@@ -90,9 +107,9 @@ def _sum_seconds(model: nn.Module, grid: Grid, clock: Clock) -> float:
     return clock.seconds(lambda: grid.gradients.sum_in_place(gradients, "a measurement"))
 
 
-def _network(blocks: int) -> nn.Module:
+def _network(blocks: int, ranks: int) -> nn.Module:
     layers: list[nn.Module] = []
     for _ in range(blocks):
         layers += [nn.Conv3d(FEATURE_MAPS, FEATURE_MAPS, 3, padding=1), nn.LeakyReLU()]
-    features = math.prod([FEATURE_MAPS, *[WIDTH // 2] * 3])
+    features = FEATURE_MAPS * ranks * (WIDTH // 2) ** 3
     return nn.Sequential(*layers, nn.AvgPool3d(2), nn.Flatten(), nn.Linear(features, OUTPUTS))

@@ -131,7 +131,7 @@ def entry_of(operator: LocalOperator, seconds: float) -> Measured:
     """What a machine file keeps of a measured operator."""
     return Measured(
         call=write_call(operator.call),
-        seconds=seconds,
+        seconds=float(f"{seconds:.5g}"),  # as many digits as a measurement has
         flops=operator.total_flops,
         bytes=operator.read + operator.written,
     )

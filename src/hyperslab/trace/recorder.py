@@ -213,6 +213,8 @@ class TraceMode(TorchDispatchMode):
         trace = self.trace
         if trace is None or operator.overloadpacket in WITHOUT_WORK:
             return
+        if not known.read and not known.written:  # it asks for a type, say
+            return
         stage = self.stage
         if stage not in known.flops:
             known.flops[stage] = flops_of(operator, call, known.result, stage)
