@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
+from hyperslab.machine import load_machine, save_machine
 from tests.plan.small import recipe_file
 
 V100 = ("--machine", "lassen-v100")
@@ -48,6 +49,19 @@ def test_one_rank_is_no_ranks(tmp_path: Path) -> None:
     output = run("plan", recipe_file(tmp_path), "--ranks", 1, *V100).output
     assert output.startswith("1 rank of lassen-v100: ")
     assert "least      1 rank: data=1" in output
+
+
+def test_what_a_machine_does_not_know_is_said(tmp_path: Path) -> None:
+    machine = load_machine("lassen-v100")
+    links = {name: link for name, link in machine.links.items() if name != "network"}
+    path = tmp_path / "one-node.yaml"
+    save_machine(machine.model_copy(update={"links": links, "note": "a guess"}), path)
+    recipe = recipe_file(tmp_path)
+    within = run("plan", recipe, "--ranks", 4, "--machine", path).output
+    assert "says of itself: a guess" in within
+    assert "'network'" not in within
+    beyond = run("plan", recipe, "--ranks", 8, "--machine", path).output
+    assert "no numbers of links of the class 'network', which 8 ranks need" in beyond
 
 
 def test_nothing_fits(tmp_path: Path) -> None:

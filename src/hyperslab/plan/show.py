@@ -53,6 +53,7 @@ def plan_remarks(plan: GridPlan, changes: list[Change], least: Candidate | None)
     """All that the table does not say, line by line."""
     if plan.job.assumed:
         yield f"assumed    {plan.job.assumed}"
+    yield from _doubts(plan)
     if plan.best is not None:
         yield from _about(plan, plan.best)
     else:
@@ -67,6 +68,19 @@ def plan_remarks(plan: GridPlan, changes: list[Change], least: Candidate | None)
     for change in changes:
         yield _changed(plan, change)
     yield from _others(plan)
+
+
+def _doubts(plan: GridPlan) -> Iterator[str]:
+    """What the machine's numbers cannot say."""
+    machine = plan.machine
+    if machine.note:
+        yield f"machine    {machine.name} says of itself: {machine.note}"
+    farthest = machine.link(0, plan.ranks - 1)
+    if plan.ranks > 1 and farthest in machine.missing_links:
+        yield (
+            f"machine    {machine.name} has no numbers of links of the class {farthest!r}, which "
+            f"{plan.ranks} ranks need; those of another class stand in for them"
+        )
 
 
 def _about(plan: GridPlan, best: Candidate) -> Iterator[str]:
