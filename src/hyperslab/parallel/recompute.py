@@ -21,17 +21,17 @@ def recompute_stages(module: nn.Module) -> int:
     """Let a network keep the inputs of its stages only; in place, returns how many it has.
 
     A stage is an `nn.Sequential` that holds convolutions, or its part from one pooling to the
-    next. In the backward pass each stage runs forward again, through torch's own checkpointing, so
-    that the gradients are the same numbers; it draws the same random numbers, and running
-    statistics are updated once. Names in the state dict do not change. Call it before
-    `parallelize`.
+    next, with the layers that work in place behind that pooling. In the backward pass each stage
+    runs forward again, through torch's own checkpointing, so that the gradients are the same
+    numbers; it draws the same random numbers, and running statistics are updated once. Names in
+    the state dict do not change. Call it before `parallelize`.
     """
     count = 0
     for part in module.modules():
         if isinstance(part, nn.Sequential) and any(isinstance(m, _CONVOLUTIONS) for m in part):
             run = _Stages(part)
             part.forward = run  # type: ignore[method-assign]
-            count += len(run.stages)
+            count += sum(isinstance(stage, _Stage) for stage in run.stages)
     return count
 
 
@@ -99,12 +99,26 @@ def _statistics_stay(norms: Sequence[_BatchNorm]) -> Iterator[None]:
             norm.num_batches_tracked = count
 
 
-def _stages(layers: nn.Sequential) -> Iterator[_Stage]:
+def _stages(layers: nn.Sequential) -> Iterator[_Stage | nn.Module]:
+    """No stage begins with a layer that works in place: it would overwrite what is kept."""
     stage: list[nn.Module] = []
+    ended = False
     for layer in layers:
-        stage.append(layer)
-        if isinstance(layer, _POOLINGS):
+        in_place = _begins_in_place(layer)
+        if not stage and in_place:
+            yield layer
+            continue
+        if ended and not in_place:
             yield _Stage(stage)
             stage = []
+            ended = False
+        stage.append(layer)
+        ended = ended or isinstance(layer, _POOLINGS)
     if stage:
         yield _Stage(stage)
+
+
+def _begins_in_place(layer: nn.Module) -> bool:
+    while isinstance(layer, nn.Sequential) and len(layer):
+        layer = layer[0]
+    return bool(getattr(layer, "inplace", False))
