@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,19 @@ def test_the_least_number_of_ranks(tmp_path: Path) -> None:
     assert least.grid.size <= 4
     assert least.fits(smallest.memory.total)
     assert least_ranks(job, v100(), bounds(1000), plan.first) is None
+
+
+def test_the_least_number_of_ranks_is_no_more_than_fit_already(tmp_path: Path) -> None:
+    """However little the rough estimate promises."""
+    job = small_job(tmp_path)
+    plan = make_plan(job, v100(), 2, bounds())
+    best = plan.best
+    assert best is not None
+    tight = bounds(best.memory.total)
+    careful = replace(plan.first, kept=10 * plan.first.kept)
+    unaware = least_ranks(job, v100(), tight, careful)
+    assert unaware is None or unaware.grid.size > 2
+    assert least_ranks(job, v100(), tight, careful, best) is best
 
 
 def test_recomputation_and_half_precision_are_traced(tmp_path: Path) -> None:

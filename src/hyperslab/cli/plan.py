@@ -70,7 +70,7 @@ def plan_command(
     bounds = Bounds(limit, process, everything)
     plan = make_plan(job, chosen, count, bounds)
     found = changes(plan, bounds)
-    least = least_ranks(job, chosen, bounds, plan.first)
+    least = least_ranks(job, chosen, bounds, plan.first, plan.best)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     console.print(opening(plan), markup=False, soft_wrap=True)
     console.print(ranking(plan))

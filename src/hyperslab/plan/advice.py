@@ -50,18 +50,22 @@ def changes(plan: GridPlan, bounds: Bounds) -> list[Change]:
     ]
 
 
-def least_ranks(job: GridJob, machine: Machine, bounds: Bounds, first: Rough) -> Candidate | None:
+def least_ranks(
+    job: GridJob, machine: Machine, bounds: Bounds, first: Rough, known: Candidate | None = None
+) -> Candidate | None:
     """The grid of the fewest ranks that fits; None if none is found up to `MOST_RANKS` ranks.
 
     In the order of their numbers of ranks, those grids are traced that take least of so many, and
-    of which ``first``, the rough estimate, says that they may fit.
+    of which ``first``, the rough estimate, says that they may fit; it is ``known``, a grid that
+    fits, if there are none of fewer ranks.
     """
     room = UNSURE * (bounds.limit.nbytes - bounds.process)
     if room <= first.held:
-        return None
+        return known
     ranks = math.floor((first.memory(GridSection()) - first.held) / (room - first.held))
     tried = 0
-    for count in range(max(1, ranks), MOST_RANKS + 1):
+    most = MOST_RANKS if known is None else known.grid.size - 1
+    for count in range(max(1, ranks), most + 1):
         possible = [grid for grid in grids(count) if not refusal(grid, job)]
         grid = min(possible, key=first.memory, default=None)
         if grid is None or first.memory(grid) > room:
@@ -72,4 +76,4 @@ def least_ranks(job: GridJob, machine: Machine, bounds: Bounds, first: Rough) ->
         tried += 1
         if tried == _TRIES:
             break
-    return None
+    return known
