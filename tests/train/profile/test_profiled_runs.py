@@ -18,6 +18,7 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder
 from hyperslab.train.profile.schema import Profile, predicted_path, profile_path, read_profiles
 from hyperslab.train.run import train
+from hyperslab.train.step import StepClock
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.universes import losses, narrow_network, run, write_recipe
@@ -209,3 +210,21 @@ def test_profiles_of_an_earlier_start_are_removed(tmp_path: Path, universes: Pat
     profiled(recipe)
     assert not expected_then.exists()
     assert [p.rank for p in read_profiles(recipe.with_suffix(""))] == [0]
+
+
+def test_no_step_has_the_time_in_which_the_profile_is_written(
+    tmp_path: Path, universes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    calls: list[str] = []
+    for owner, name in ((StepRecorder, "finish"), (StepClock, "restart"), (StepClock, "lap")):
+        original = getattr(owner, name)
+
+        def noted(*args: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
+            calls.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, noted)
+    profiled(recipe, "epochs=1", policy=ProfilePolicy(warm_up=0, steps=1))
+    written = calls.index("finish")
+    assert calls[written : written + 3] == ["finish", "restart", "lap"]

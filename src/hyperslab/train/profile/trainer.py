@@ -54,7 +54,11 @@ class ProfiledTrainer(Trainer):
         """As `Trainer.record`; a step that wrote a checkpoint is not kept."""
         super().record(done, rate)
         every = self.recipe.checkpoint.every_steps
+        recording = self.recorder.recording
         self.recorder.end_step(self.at.step, keep=every is None or self.at.step % every != 0)
         if not self.recorder.done:
             self.recorder.begin_step()
-            self.clock.restart()  # to start the profiler is no part of a step
+        elif recording:
+            self.grid.barrier()  # the next step is not to wait for the profiles of others
+        if recording or not self.recorder.done:
+            self.clock.restart()  # neither to start the profiler nor to write is part of a step
