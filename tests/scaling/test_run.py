@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.errors import CommError, DataError, RecipeError
+from hyperslab.errors import CommError, DataError, RecipeError, Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from hyperslab.scaling import measure as measuring
@@ -179,3 +180,16 @@ def test_a_study_is_not_started_by_others(recipe: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("RANK", "0")
     done = run("weak", recipe, "--ranks", "1")
     assert "starts its ranks itself" in str(done.exception)
+
+
+def test_a_study_that_is_stopped_says_how_to_go_on(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stopped(*_: object) -> None:
+        raise Stopped(signal.SIGINT, "stopped by SIGINT")
+
+    monkeypatch.setattr(measuring, "launch", stopped)
+    done = run("strong", recipe, "--ranks", "1", "--output", str(tmp_path))
+    assert done.exit_code == 130
+    assert f"the same study again goes on here: {FOLDERS[0]} begins anew" in caplog.text
+    assert not (tmp_path / FOLDERS[0]).exists()

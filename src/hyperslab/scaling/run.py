@@ -28,7 +28,7 @@ from hyperslab.scaling.tables import write_tables
 
 log = logging.getLogger("hyperslab")
 
-EVERYWHERE = (CheckpointError, DataError, DivergedError, RecipeError, Stopped)
+EVERYWHERE = (CheckpointError, DataError, DivergedError, RecipeError)
 """What a training may raise that would stop the other points as well. The rest, memory that does
 not suffice above all, is a property of one point."""
 
@@ -109,6 +109,9 @@ def _measured(request: StudyRequest, study: Study) -> Study:
             log.warning("%s: its times say nothing about scaling", crowd)
         try:
             found = measure(point, request.recipe, request.output, epochs=request.epochs)
+        except Stopped:
+            log.warning("the same study again goes on here: %s begins anew", point.name)
+            raise
         except EVERYWHERE:
             raise
         except HyperslabError as error:
