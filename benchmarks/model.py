@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], choices=[1, 2])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--budget", type=float, default=0.2, help="[s] for each operator")
+    parser.add_argument("--minutes", type=float, default=60, help="begin no case after so many")
     parser.add_argument("--machine", type=Path, help="keep the machine file; goes on from it")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     options = parser.parse_args()
@@ -252,15 +253,19 @@ def main() -> None:
     print(", ".join(f"{key} {value}" for key, value in where.items()), flush=True)
     points = [
         Point(name, ranks, axis)
-        for ranks in options.ranks
         for name in options.cases
+        for ranks in options.ranks
         for axis in (AXES if ranks > 1 else AXES[:1])
     ]
     known = options.machine is not None and options.machine.exists()
     machine = load_machine(options.machine) if known else None
     found = {}
+    start = time.perf_counter()
     for point in points:
         began = time.perf_counter()
+        if began - start > 60 * options.minutes:
+            print(f"no time for {point.name} on {point.grid} and what follows")
+            break
         found[point] = run_ranks(
             point.ranks, measure, point, options.steps, machine, options.budget
         )

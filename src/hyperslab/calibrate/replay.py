@@ -14,8 +14,8 @@ import torch
 
 from hyperslab.trace.records import Call, TensorSpec
 
-ROTATED = 64 << 20  # [B] that all sets of operands take together
-MOST_SETS = 8
+ROTATED = 256 << 20  # [B] that all sets of operands take together: more than caches hold
+MOST_SETS = 64
 FRESH = 8  # times that an operand is written to before it gets new values
 
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def tensor_of(spec: TensorSpec, device: torch.device) -> torch.Tensor:
 def _fill(flat: torch.Tensor) -> None:
     if flat.is_floating_point() or flat.is_complex():
         real = torch.view_as_real(flat) if flat.is_complex() else flat
-        real.uniform_(0.1, 1)
+        real.fill_(0.5)
     else:
         flat.zero_()  # also a valid index, and a valid class
 
@@ -105,7 +105,7 @@ def _fill(flat: torch.Tensor) -> None:
 def _fill_all(operands: object) -> None:
     if isinstance(operands, torch.Tensor):
         if operands.layout == torch.strided and operands.is_floating_point():
-            operands.as_strided((_extent(operands),), (1,)).uniform_(0.1, 1)
+            operands.as_strided((_extent(operands),), (1,)).fill_(0.5)
     elif isinstance(operands, (list, tuple)):
         for part in operands:
             _fill_all(part)

@@ -75,7 +75,11 @@ def trace_step(
         step = _Step(workload, grid, nothing, layers)
         step.build(stack)
         first = Trace(rank)
-        step.run(first, recorder)  # the optimizer makes its state, freed memory is cut into holes
+        if device == "cpu":
+            step.run(first, recorder)  # which cuts the C library's heap into holes, too
+        else:
+            step.fill_gradients()
+            step.update(first, recorder)
         trace = Trace(rank, optimizer_state=first.optimizer_state)
         recorder.trace = trace
         journal.trace = trace
@@ -139,6 +143,18 @@ class _Step:
             loss.backward()
         if self.buckets is not None:
             self.buckets.finish()
+        self.update(trace, recorder)
+        trace.peak = self.nothing.peak
+        trace.heap = self.nothing.heap.expected
+
+    def fill_gradients(self) -> None:
+        """As after a backward pass, so that the optimizer makes its state."""
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+
+    def update(self, trace: Trace, recorder: TraceMode) -> None:
+        """The optimizer's part."""
         if self.optimizer is not None:
             before = self.nothing.live
             recorder.optimizing = True
@@ -146,8 +162,6 @@ class _Step:
             recorder.optimizing = False
             trace.optimizer_state += self.nothing.live - before
         self.model.zero_grad()
-        trace.peak = self.nothing.peak
-        trace.heap = self.nothing.heap.expected
 
     def _forward(self) -> torch.Tensor:
         work = self.workload
