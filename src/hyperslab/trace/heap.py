@@ -102,7 +102,7 @@ class HeapBounds:
     def expected(self) -> int:
         """Between the two heights [B], geometrically.
 
-        Of the heaps of 11 measured steps (CosmoFlow at 32, 64 and 128, with batch norm and
-        without, and the U-Net at 32, on one rank and on two) the median is 2 % off, the worst 13 %.
+        Of the memory of 32 measured steps (`benchmarks/model.py`: CosmoFlow and the U-Net, on one
+        rank and on two) the median is 4 % off, the worst 16 %.
         """
         return round(self.joined.top**JOINED * self.apart.top ** (1 - JOINED))
