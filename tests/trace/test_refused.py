@@ -66,7 +66,7 @@ def test_an_operator_without_a_rule_is_refused_as_in_a_run() -> None:
 
 
 def test_no_memory_is_taken_and_few_addresses_suffice() -> None:
-    """A 512³ network of 64 samples on one rank would take 3 TB; here it has 3 GiB of addresses."""
+    """The step has half a gigabyte of tensors, the process 3 GiB of addresses."""
     program = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_AS, ({3 << 30}, {3 << 30}))
