@@ -11,7 +11,8 @@ processes of their own:
    says how well a measurement repeats,
 3. the step is predicted from the machine file twice: with every operator measured; and as if this
    case had never been calibrated, from the shapes of all other cases,
-4. bytes that autograd saves are counted, and the rank's memory at its highest is read from the
+4. the three grids of two ranks take turns in one process group: is the plan's first the fastest?
+5. bytes that autograd saves are counted, and the rank's memory at its highest is read from the
    operating system, each beside the trace's.
 
 Nothing of the measured step goes into a prediction.
@@ -24,6 +25,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,8 @@ def _step_of_nothing(grid: hs.Grid) -> None:
     optimizer.step()
 
 
-def _measure_step(point: Point, grid: hs.Grid, steps: int) -> dict[str, Any]:
+def _make_step(point: Point, grid: hs.Grid) -> tuple[Any, Callable[[], None]]:
+    """The network on the grid, and its step."""
     case = point.case()
     if grid.size > 1:
         case.cut(grid)
@@ -128,18 +131,40 @@ def _measure_step(point: Point, grid: hs.Grid, steps: int) -> dict[str, Any]:
         hs.parallelize(case.model, grid)
         case.x = hs.shard(case.x, grid)
     optimizer = torch.optim.Adam(case.model.parameters())
-    saved: list[int] = []
 
     def step() -> None:
         case.loss(case.model(case.x), case.y).backward()
         optimizer.step()
         optimizer.zero_grad()
 
+    return case, step
+
+
+def rank_grids(name: str, steps: int) -> dict[str, list[float]]:
+    """Steps of the grids of two ranks in turn, in one process group: seconds by axis."""
+    torch.set_num_threads(1)
+    made = {}
+    for axis in AXES:
+        grid = hs.Grid(**{axis: 2})
+        made[axis] = grid, _make_step(Point(name, 2, axis), grid)[1]
+    seconds: dict[str, list[float]] = {axis: [] for axis in AXES}
+    for turn in range(WARM_UP + steps):
+        for axis in AXES[turn % 3 :] + AXES[: turn % 3]:
+            grid, step = made[axis]
+            grid.barrier()
+            seconds[axis].append(slowest(stopwatch(grid.device, [step]), grid.device)[0])
+    return {axis: times[WARM_UP:] for axis, times in seconds.items()}
+
+
+def _measure_step(point: Point, grid: hs.Grid, steps: int) -> dict[str, Any]:
+    case, step = _make_step(point, grid)
+    saved: list[int] = []
+
     with counting([*case.model.parameters(), *case.model.buffers()]) as storages:
         loss = case.loss(case.model(case.x), case.y)
     saved.append(sum(storages.values()))
     loss.backward()
-    optimizer.zero_grad()
+    case.model.zero_grad()
     del loss, storages
     seconds = []
     for _ in range(WARM_UP + steps):
@@ -222,21 +247,32 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     repeats = [row["repeats"] for row in rows]
     print(f"a measurement repeats within: median {100 * statistics.median(repeats):.1f} %, worst "
           f"{100 * max(repeats):.1f} %")  # fmt: skip
-    print_ranking(rows)
+
+
+def ranking(name: str, machine: Machine, steps: int) -> dict[str, Any]:
+    """Whether the fastest grid of two ranks is the one that the plan names first."""
+    turns = run_ranks(2, rank_grids, name, steps)[0]
+    measured = {axis: statistics.median(times) for axis, times in turns.items()}
+    predicted = {}
+    for axis in AXES:
+        point = Point(name, 2, axis)
+        traces = [trace_step(point.workload(), point.extents, rank) for rank in range(2)]
+        predicted[axis] = predict(point, traces, machine)["seconds"]
+    first = min(predicted, key=lambda axis: predicted[axis])
+    behind = measured[first] / min(measured.values()) - 1
+    return {"name": name, "measured": measured, "predicted": predicted, "behind": behind}
 
 
 def print_ranking(rows: list[dict[str, Any]]) -> None:
-    """Whether the fastest grid of two ranks is the one that the plan names first."""
-    for name in dict.fromkeys(row["name"] for row in rows):
-        cut = [row for row in rows if row["name"] == name and row["ranks"] == 2]
-        if len(cut) > 1:
-            fastest = min(cut, key=lambda row: row["measured"])
-            first = min(cut, key=lambda row: row["calibrated"]["seconds"])
-            behind = first["measured"] / fastest["measured"] - 1
-            print(
-                f"{name}: fastest along {fastest['axis']}, the plan's first along {first['axis']}, "
-                f"{100 * behind:.1f} % behind"
-            )
+    print(f"\n{'grids of two ranks, in turn':28}" + "".join(f"{axis:>20}" for axis in AXES))
+    for row in rows:
+        both = (f"{1e3 * row['measured'][a]:9.1f} /{1e3 * row['predicted'][a]:7.1f}" for a in AXES)
+        print(
+            f"{row['name']:28}"
+            + "".join(f"{pair:>20}" for pair in both)
+            + "   the plan's first is "
+            f"{100 * row['behind']:.1f} % behind the fastest"
+        )
 
 
 def main() -> None:
@@ -277,9 +313,15 @@ def main() -> None:
         print(f"{point.name} on {point.grid}: {time.perf_counter() - began:.0f} s", flush=True)
     rows = [compare(point, ranks, machine) for point, ranks in found.items()]
     print_table(rows)
+    ranked = []
+    if 2 in options.ranks and machine is not None:
+        ranked = [ranking(name, machine, 2 * options.steps) for name in options.cases]
+        print_ranking(ranked)
     if options.json:
         what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, "rows": rows}, indent=1))
+        options.json.write_text(
+            json.dumps({**where, "options": what, "rows": rows, "ranking": ranked}, indent=1)
+        )
 
 
 if __name__ == "__main__":
