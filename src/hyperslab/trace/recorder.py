@@ -194,7 +194,7 @@ class TraceMode(TorchDispatchMode):
         try:
             metas = tree_map_only(torch.Tensor, meta_of, (args, options))
             result = form(*metas[0], **metas[1])
-        except (NotImplementedError, RuntimeError) as error:
+        except RuntimeError as error:  # NotImplementedError is one
             if torch.Tag.dynamic_output_shape in operator.tags:
                 words = _reads_values(operator, tensors, self.layers.current)
                 raise UnsupportedOp(words) from error
