@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
+from hyperslab.errors import LayoutError
 
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors show the same storage."""
     with DisableTorchFunctionSubclass():
         return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
@@ -53,6 +56,15 @@ class TrackedTensor(torch.Tensor):
         with DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 
+    def _check_base_of_copy(self, what: object) -> None:
+        """Refuse the use of a copy whose base was changed since."""
+        if self._base_of_copy is not None and self._base_of_copy.changed:
+            raise LayoutError(
+                f"{what} is a copy where serial torch has a view, and the tensor that it was taken "
+                "from was changed in place since\n    use the operator that returns a new tensor "
+                "(inplace=False) there, or clone() what was taken before"
+            )
+
     def mark_as_copy(self, base: TrackedTensor) -> None:
         """Say that this is a copy of a part of ``base`` where serial torch would have a view.
 
@@ -74,6 +86,6 @@ class TrackedTensor(torch.Tensor):
 
     def _pass_on_to(self, other: TrackedTensor) -> None:
         """A view of a copy or of a crop is one as well."""
-        if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, other):
+        if (self._base_of_copy is not None or self.is_crop) and share_memory(self, other):
             other._base_of_copy = self._base_of_copy
             other.is_crop = self.is_crop

@@ -21,6 +21,8 @@ class Rule:
     family: str
     doc: str
     signature: Signature = field(default_factory=Signature)
+    lazy: bool = False
+    """It knows of operands whose block is pending; see the note in `hyperslab.tensor.lazy`."""
 
 
 RULES: dict[Callable[..., Any], Rule] = {}
@@ -32,6 +34,7 @@ def register(
     family: str = "user",
     doc: str | None = None,
     dims: Sequence[str] = (),
+    lazy: bool = False,
 ) -> Callable[..., Any]:
     """Decorator: the decorated function is the rule of these torch functions.
 
@@ -47,6 +50,7 @@ def register(
         doc: its line in the table of ops, by default the first of its docstring.
         dims: the rule's arguments that are dims of its first one. The rule gets them counted from
             the front, as numbers or tuples of numbers; one that does not exist is an IndexError.
+        lazy: the rule changes no operand, and takes care of those whose block is pending.
 
     Raises:
         ValueError: one of ``dims`` is no argument of the rule that could be given by name.
@@ -59,7 +63,7 @@ def register(
 
     def add(run: Callable[..., Any]) -> Callable[..., Any]:
         line = doc or (run.__doc__ or "").strip().split("\n")[0]
-        rule = Rule(run, family, line, Signature.of(run, dims))
+        rule = Rule(run, family, line, Signature.of(run, dims), lazy)
         for function in functions:
             RULES[function] = rule
         return run

@@ -24,8 +24,9 @@ from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
-from hyperslab.tensor.copies import TrackedTensor
+from hyperslab.memory_format import memory_format_of
 from hyperslab.tensor.dispatch import RULES, refuse
+from hyperslab.tensor.lazy import LazyTensor, Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def _block_shape(grid: Grid, partition: Partition) -> tuple[int, ...]:
     return partition.box(grid.coords).shape
 
 
-class Sharded(TrackedTensor):
+class Sharded(LazyTensor):
     """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
 
     Made by `hyperslab.shard`, by a data set, or by `from_local`. Operators run by the rules of
@@ -79,25 +80,64 @@ class Sharded(TrackedTensor):
         x._policy = policy
         return x
 
-    def like(self, local: torch.Tensor, partition: Partition | None = None) -> Sharded:
-        """Wrap a block on the same grid; ``partition`` defaults to this tensor's own."""
+    def like(
+        self,
+        local: torch.Tensor,
+        partition: Partition | None = None,
+        *,
+        fresh: bool = False,
+        reordered: bool | None = None,
+    ) -> Sharded:
+        """Wrap a block on the same grid; ``partition`` defaults to this tensor's own.
+
+        Args:
+            fresh: the rule has just made its memory, and nobody else sees it.
+            reordered: whether serial torch has it contiguous, if it lies channels last; by default
+                as this tensor.
+        """
         y = Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
-        self._pass_on_to(y)
+        if fresh:
+            y.private = True
+        else:
+            self._pass_on_to(y)
+            self._note_view(y)
+        if self.reordered if reordered is None else reordered:
+            y.reordered = memory_format_of(local) is not torch.contiguous_format
+        return y
+
+    def will_be(self, pending: Promise, partition: Partition) -> Sharded:
+        """A tensor on the same grid whose block is computed when somebody looks."""
+        with DisableTorchFunctionSubclass():
+            y = torch.empty(0, dtype=pending.dtype, device=self.device).as_subclass(Sharded)
+        y._partition = partition
+        y._grid = self._grid
+        y._policy = self._policy
+        y.reordered = self.reordered
+        y.defer(pending)
         return y
 
     @property
     def local(self) -> torch.Tensor:
         """This rank's block as an ordinary tensor: a differentiable view, see the notes.
 
+        In the memory format that serial torch would have.
+
         Raises:
             LayoutError: it is a copy where serial torch has a view, whose base was changed since.
         """
-        if self._base_of_copy is not None and self._base_of_copy.changed:
-            raise LayoutError(
-                f"{self._partition} is a copy where serial torch has a view, and the tensor that "
-                "it was taken from was changed in place since\n    use the operator that returns "
-                "a new tensor (inplace=False) there, or clone() what was taken before"
-            )
+        self.settle()
+        self.private = False
+        self._check_base_of_copy(self._partition)
+        return self._in_serial_order()
+
+    @property
+    def block(self) -> torch.Tensor:
+        """As ``local``, for rules, which change no operand: in any memory format.
+
+        Raises:
+            LayoutError: as ``local``.
+        """
+        self._check_base_of_copy(self._partition)
         return self._block
 
     @property
@@ -138,7 +178,7 @@ class Sharded(TrackedTensor):
             raise LayoutError(f"cannot cut {self._partition} as {partition}: another shape")
         plan = plan_exchange(self._partition, partition.cover, self._grid)
         with DisableTorchFunctionSubclass():
-            return self.like(fetch(self.local, plan, what=why), partition)
+            return self.like(fetch(self.block, plan, what=why), partition)
 
     def take_place_of(self, ordinary: torch.Tensor) -> Sharded:
         """Turn an ordinary tensor into this cut one, where torch would change it in place."""
@@ -237,16 +277,18 @@ class Sharded(TrackedTensor):
         if rule is None:
             raise refuse(func, args, kwargs or {})
         with DisableTorchFunctionSubclass():
-            grid = check_one_grid(args)
+            grid = check_operands(args, rule.lazy)
             if not kwargs and not rule.signature.dims:
                 return rule.run(*args)
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
-            check_one_grid(kwargs.values(), grid)
+            check_operands(kwargs.values(), rule.lazy, grid)
             return rule.run(*args, **kwargs)
 
 
-def check_one_grid(values: Iterable[Any], grid: Grid | None = None) -> Grid | None:
+def check_operands(values: Iterable[Any], lazy: bool, grid: Grid | None = None) -> Grid | None:
     """The grid of all cut tensors among the arguments of an operator; None if there are none.
+
+    Unless its rule is ``lazy``, what is pending is computed: see the note in `tensor.lazy`.
 
     Raises:
         LayoutError: they are on two grids.
@@ -254,8 +296,10 @@ def check_one_grid(values: Iterable[Any], grid: Grid | None = None) -> Grid | No
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
-            grid = check_one_grid(value, grid)
+            grid = check_operands(value, lazy, grid)
         elif kind is Sharded:
+            if not lazy and (value.pending is not None or value.readers):
+                value.settle()
             if grid is None:
                 grid = value._grid
             elif grid is not value._grid and grid.extents != value._grid.extents:

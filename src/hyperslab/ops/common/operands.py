@@ -42,7 +42,7 @@ def block_of(tensor: torch.Tensor, partition: Partition, grid: Grid, what: str) 
     """
     if isinstance(tensor, Sharded):
         # The block, not the cut tensor: autograd would save that one with its global shape.
-        return tensor.redistribute(partition, what).local
+        return tensor.redistribute(partition, what).block
     return tensor[partition.box(grid.coords).slices()]
 
 
@@ -71,7 +71,7 @@ def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
         return value
     if isinstance(value, Sharded):
         if value.partition == target:
-            return value.local
+            return value.block
     elif value.dim() == 0:
         return value
     shift = target.ndim - value.dim()
@@ -101,7 +101,7 @@ def aligned_but(
         if tensor.partition.cuts[dim] is not None:
             check_uncut(tensor, (dim,), f"{name} along")
     if len(cut) == len(tensors) and all(t.partition == like.partition for t in cut):
-        return [t.local for t in cut], like.partition.cuts, like  # nearly always
+        return [t.block for t in cut], like.partition.cuts, like  # nearly always
     if any(t.dim() != like.dim() or _without(t, dim) != _without(like, dim) for t in tensors):
         raise LayoutError(
             f"{name} along dim {dim}: the other dims of the global shapes differ\n"

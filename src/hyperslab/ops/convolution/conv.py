@@ -143,7 +143,7 @@ def convolve(
         groups,
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
-    block = cast_for_autocast(x.local)
+    block = cast_for_autocast(x.block)
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     if layout.spec is None:
@@ -152,7 +152,7 @@ def convolve(
         y = BufferConv.apply(block, weight, bias, layout.spec)
     else:
         y = SlabConv.apply(block, weight, bias, layout.spec, layout.slabs)
-    return x.like(y, layout.output)
+    return x.like(y, layout.output, fresh=True)
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

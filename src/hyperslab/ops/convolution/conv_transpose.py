@@ -176,10 +176,10 @@ def convolve_transposed(
         groups,
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
-    block = cast_for_autocast(x.local)
+    block = cast_for_autocast(x.block)
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     spec = layout.spec
     if spec.local:
-        return x.like(spec.forward(block, weight, bias), layout.output)
-    return x.like(BufferConv.apply(block, weight, bias, spec), layout.output)
+        return x.like(spec.forward(block, weight, bias), layout.output, fresh=True)
+    return x.like(BufferConv.apply(block, weight, bias, spec), layout.output, fresh=True)

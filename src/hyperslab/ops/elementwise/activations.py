@@ -20,12 +20,12 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
             f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
             "    use hyperslab.gather(x, axes) before it"
         )
-    return input.like(torch.prelu(input.local, weight))
+    return input.like(torch.prelu(input.block, weight))
 
 
 @register(F.glu, family="elementwise", dims=["dim"])
 def glu(input: Sharded, dim: int = -1) -> Sharded:
     """Halves of a dim that is not cut; otherwise refused."""
     check_uncut(input, (dim,), "glu needs all of")
-    block = F.glu(input.local, dim)
+    block = F.glu(input.block, dim)
     return input.like(block, input.partition.with_dim(dim, block.shape[dim], None))

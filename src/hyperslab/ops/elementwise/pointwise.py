@@ -81,14 +81,15 @@ def apply_pointwise(
             )
         target = like.partition
     local = partial(operand_block, target=target, like=like)
-    blocks = [like.local if in_place and value is like else local(value) for value in args]
+    blocks = [like.block if in_place and value is like else local(value) for value in args]
     result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
     if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
         raise refuse(function, args, kwargs)
     if in_place:
         like.note_change()
         return like
-    return like.like(result, target)
+    reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
+    return like.like(result, target, reordered=reordered)
 
 
 def _is_in_place(function: Operator) -> bool:
@@ -133,7 +134,7 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         kwargs = {}
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
-    return self.like(self.local.to(*args, **kwargs))
+    return self.like(self.block.to(*args, **kwargs))
 
 
 @register(torch.Tensor.contiguous, family="elementwise")

@@ -36,8 +36,8 @@ def batch_norm(
     x = input
     check_channels(x, "batch_norm")
     if not training:
-        kept = memory_format_of(x.local)
-        block = dense(x.local, kept)
+        kept = memory_format_of(x.block)
+        block = dense(x.block, kept)
         y = F.batch_norm(block, running_mean, running_var, weight, bias, False, momentum, eps)
         if y.requires_grad:
             y.register_hook(lambda gradient: dense(gradient, kept))
@@ -50,7 +50,7 @@ def batch_norm(
         axes = tuple(axis for axis in axes if axis != "data")
         for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
             if cut is not None and cut.axis == "data":
-                shape[dim] = x.local.shape[dim]
+                shape[dim] = x.block.shape[dim]
                 fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
     if math.prod(fewest) <= fewest[1]:
         raise ValueError(
@@ -58,7 +58,7 @@ def batch_norm(
         )
     count = math.prod(shape) // shape[1]
     group = x.grid.group(axes)
-    y, mean, var = Normalise.apply(x.local, widened(weight), widened(bias), eps, count, group)
+    y, mean, var = Normalise.apply(x.block, widened(weight), widened(bias), eps, count, group)
     if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
     return x.like(y)

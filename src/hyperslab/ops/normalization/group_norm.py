@@ -37,7 +37,7 @@ def instance_norm(
     x = without_empty_shards(x, range(x.dim()))
     if not use_input_stats:
         return x.like(
-            F.instance_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
+            F.instance_norm(x.block, running_mean, running_var, weight, bias, False, momentum, eps)
         )
     count = math.prod(x.shape[2:])
     if count == 1:
@@ -45,9 +45,9 @@ def instance_norm(
             f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
         )
     if group_over(x, range(2, x.dim())) is None and running_mean is None:
-        return x.like(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps))
-    dtype = F.instance_norm(x.local.new_zeros(1, 1, 2)).dtype  # autocast may choose another
-    y, mean, var = normalise_space(x, x.local.to(dtype), weight, bias, eps, 1)
+        return x.like(F.instance_norm(x.block, weight=weight, bias=bias, eps=eps))
+    dtype = F.instance_norm(x.block.new_zeros(1, 1, 2)).dtype  # autocast may choose another
+    y, mean, var = normalise_space(x, x.block.to(dtype), weight, bias, eps, 1)
     if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
     return x.like(y)
@@ -76,9 +76,9 @@ def group_norm(
         )
     if group_over(x, range(2, x.dim())) is None:
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
-        return x.like(torch.group_norm(x.local, num_groups, weight, bias, eps))
-    dtype = F.group_norm(x.local.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
-    block = x.local.to(dtype)
+        return x.like(torch.group_norm(x.block, num_groups, weight, bias, eps))
+    dtype = F.group_norm(x.block.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
+    block = x.block.to(dtype)
     y, _, _ = normalise_space(x, block, weight, bias, eps, x.shape[1] // num_groups)
     # In the input's memory format.
     return x.like(y if block.is_contiguous() else torch.empty_like(block).copy_(y))

@@ -49,7 +49,7 @@ class AdaptiveLayout:
     def fetch(self, x: Sharded, name: str) -> torch.Tensor:
         """This rank's windows, as far as it pools them."""
         x = x.redistribute(self.input, f"the gather before {name}")
-        return fetch(x.local, self.plan, what=f"the halo exchange of {name}")
+        return fetch(x.block, self.plan, what=f"the halo exchange of {name}")
 
     @property
     def held(self) -> Box:

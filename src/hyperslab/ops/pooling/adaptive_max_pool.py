@@ -98,7 +98,7 @@ def _beside(x: Sharded, block: torch.Tensor, layout: AdaptiveLayout, axis: str) 
     cut = Cut(axis, tuple(range(ranks + 1)))
     one = Partition((*shape[:2], ranks, *shape[2:]), (*cuts[:2], cut, *cuts[2:]))
     each = x.like(block.unsqueeze(2), one)
-    return each.redistribute(one.without([axis]), "the parts of adaptive_max_pool").local
+    return each.redistribute(one.without([axis]), "the parts of adaptive_max_pool").block
 
 
 @register_each(

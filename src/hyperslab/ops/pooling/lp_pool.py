@@ -32,12 +32,12 @@ def lp_pool(
     n = spatial_dims(operator)
     check_input(input, n, f"lp_pool{n}d")
     windows = pool_windows(n, kernel_size, stride)
-    block = input.local
+    block = input.block
     if math.isinf(norm_type):
         sign = math.copysign(1, norm_type)
         y = max_pool(input.like(block.abs() * sign), windows, ceil_mode)
-        return y.like(y.local * sign)
+        return y.like(y.block * sign)
     y = avg_pool(input.like(block.pow(norm_type)), windows, ceil_mode)
-    average = torch.sign(y.local) * F.relu(y.local.abs())
+    average = torch.sign(y.block) * F.relu(y.block.abs())
     elements = math.prod(window.kernel for window in windows)
     return y.like((average * elements).pow(1.0 / norm_type))

@@ -87,7 +87,7 @@ def max_unpool(
     layout = lay_out_unpool(x.grid, x.partition, windows, sizes, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
     at = operand_block(indices, target=layout.input, like=x)
-    values = fetch(x.local, layout.plan, what=f"the exchange of {name}")
+    values = fetch(x.block, layout.plan, what=f"the exchange of {name}")
     at = fetch(at, layout.plan, what=f"the exchange of {name}")
     if any(layout.cut):
         _check_indices(at, x, layout, sizes, name)

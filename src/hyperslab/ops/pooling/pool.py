@@ -74,7 +74,7 @@ class Pooled:
         covered = [cut is not None for cut in self.cuts]
         cover = read_cover(x.partition, windows, self.cuts, extents, covered)
         plan = plan_exchange(x.partition, cover, x.grid)
-        self.block = fetch(x.local, plan, fill=fill, what=f"the halo exchange of {name}")
+        self.block = fetch(x.block, plan, fill=fill, what=f"the halo exchange of {name}")
         self.first = plan.wanted.lo[2:]
         self.kernel = [w.kernel for w in windows]
         self.stride = [w.stride for w in windows]

@@ -32,7 +32,7 @@ def sum(
     """Over any dims; an ordinary tensor when the batch is summed too and nothing stays cut."""
     dims = reduced_dims(input, dim)
     whole = _sum_type(input, dtype)
-    block = torch.sum(input.local, dims, keepdim=keepdim, dtype=accumulator(whole))
+    block = torch.sum(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
     return total(input, block, dims, keepdim, whole)
 
 
@@ -43,7 +43,7 @@ def nansum(
     """Over any dims, NaN counting as zero."""
     dims = reduced_dims(input, dim)
     whole = _sum_type(input, dtype)
-    block = torch.nansum(input.local, dims, keepdim=keepdim, dtype=accumulator(whole))
+    block = torch.nansum(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
     return total(input, block, dims, keepdim, whole)
 
 
@@ -56,9 +56,9 @@ def mean(
     whole = dtype or input.dtype
     x = without_empty_shards(input, dims)
     # The local mean times the share of elements: sums of half precision would overflow.
-    block = torch.mean(x.local, dims, keepdim=keepdim, dtype=accumulator(whole))
+    block = torch.mean(x.block, dims, keepdim=keepdim, dtype=accumulator(whole))
     count = math.prod(x.shape[d] for d in dims)
-    share = math.prod(x.local.shape[d] for d in dims) / count if count else 1
+    share = math.prod(x.block.shape[d] for d in dims) / count if count else 1
     return total(x, block if share == 1 else block * share, dims, keepdim, whole)
 
 
@@ -69,8 +69,8 @@ def nanmean(
     """Over any dims, of what is not NaN."""
     dims = reduced_dims(input, dim)
     whole = dtype or input.dtype
-    block = torch.nansum(input.local, dims, keepdim=keepdim, dtype=accumulator(whole))
-    number = input.local.isnan().logical_not_().sum(dims, keepdim=keepdim)
+    block = torch.nansum(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
+    number = input.block.isnan().logical_not_().sum(dims, keepdim=keepdim)
     group = group_over(input, dims)
     sums = all_reduce_sum(block, group, "a mean over cut dims")
     numbers = all_reduce_sum(number, group, "a mean over cut dims")
@@ -87,8 +87,8 @@ def prod(
 ) -> torch.Tensor:
     """Over one dim or all: the product of all ranks' products."""
     dims = reduced_dims(input, dim)
-    whole = torch.prod(input.local.new_ones(1), dtype=dtype).dtype
-    block = wide(input.local.to(whole))
+    whole = torch.prod(input.block.new_ones(1), dtype=dtype).dtype
+    block = wide(input.block.to(whole))
     local = block.prod() if dim is None else block.prod(dims[0], keepdim)
     stack = stack_ranks(local, group_over(input, dims), "a product over cut dims")
     return finish(input, stack.prod(0).to(whole), dims, keepdim)
@@ -98,19 +98,19 @@ def prod(
 def count_nonzero(input: Sharded, dim: Dims = None) -> torch.Tensor:
     """Over any dims."""
     dims = reduced_dims(input, dim)
-    return total(input, torch.count_nonzero(input.local, dims), dims, False, torch.int64)
+    return total(input, torch.count_nonzero(input.block, dims), dims, False, torch.int64)
 
 
 @register(torch.any, torch.Tensor.any, family="reductions", dims=["dim"])
 def any_(input: Sharded, dim: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Over any dims; ``bool(x.any())`` is the same on all ranks where all dims are reduced."""
-    return _any(input, input.local != 0, dim, keepdim, negate=False)
+    return _any(input, input.block != 0, dim, keepdim, negate=False)
 
 
 @register(torch.all, torch.Tensor.all, family="reductions", dims=["dim"])
 def all_(input: Sharded, dim: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Over any dims; ``bool(x.all())`` is the same on all ranks where all dims are reduced."""
-    return _any(input, input.local == 0, dim, keepdim, negate=True)
+    return _any(input, input.block == 0, dim, keepdim, negate=True)
 
 
 def _any(x: Sharded, hits: torch.Tensor, dim: Dims, keepdim: bool, *, negate: bool) -> torch.Tensor:

@@ -92,10 +92,10 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     4. Along the other dims torch's own operator.
     """
     name = f"interpolate(mode={resize.mode!r})"
-    kind = Kind.of(x.local)
+    kind = Kind.of(x.block)
     layout = lay_out_interpolate(x.grid, x.partition, resize, kind, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
-    block = fetch(x.local, layout.plan, what=f"the halo exchange of {name}")
+    block = fetch(x.block, layout.plan, what=f"the halo exchange of {name}")
     dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
     if any(taps.weight is not None for _, taps in layout.weights):
         block = block.to(kind.dtype)

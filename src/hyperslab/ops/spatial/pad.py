@@ -90,12 +90,12 @@ def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
     x, partition = _place(x, windows)
     cover = Cover(partition.cover.axes, tuple(_sources(partition, windows)))
     plan = plan_exchange(x.partition, cover, x.grid)
-    return x.like(_fresh(fetch(x.local, plan, fill=value, what=WHAT), x), partition)
+    return x.like(_fresh(fetch(x.block, plan, fill=value, what=WHAT), x), partition)
 
 
 def _fresh(local: torch.Tensor, x: Sharded) -> torch.Tensor:
     """A copy where nothing was copied yet: torch's padding never gives a view."""
-    theirs = x.local.untyped_storage().data_ptr()
+    theirs = x.block.untyped_storage().data_ptr()
     return local.clone() if local.untyped_storage().data_ptr() == theirs else local
 
 
@@ -109,7 +109,7 @@ def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
         for choices, extent in zip(sources, x.shape, strict=True)
     ]
     wanted, held = (Cover(partition.cover.axes, tuple(c)) for c in (sources, hulls))
-    local = fetch(x.local, plan_exchange(x.partition, held, x.grid), what=WHAT)
+    local = fetch(x.block, plan_exchange(x.partition, held, x.grid), what=WHAT)
     mine = wanted.box(x.grid.coords)
     hull = held.box(x.grid.coords)
     first = [max(0, -lo) for lo in mine.lo]
@@ -148,7 +148,7 @@ def _circular(x: Sharded, pads: Sequence[int]) -> Sharded:
             y = _wrap(y, dim, window)
             windows[dim] = Window(1)
     sides = [side for window in windows for side in (window.after, window.before)][::-1]
-    local = F.pad(y.local, sides[: len(pads)], "circular") if any(sides) else y.local
+    local = F.pad(y.block, sides[: len(pads)], "circular") if any(sides) else y.block
     return y.like(_fresh(local, x), _place(y, windows)[1])
 
 
@@ -163,11 +163,11 @@ def _wrap(x: Sharded, dim: int, window: Window) -> Sharded:
     wider = window.outputs(extent)
     partition = x.partition.with_dim(dim, wider, window.cut_outputs(cut, wider))
     # Also on ranks that get nothing: those that send something get its gradient back.
-    return x.like(torch.cat([left, x.local, right], dim), partition)
+    return x.like(torch.cat([left, x.block, right], dim), partition)
 
 
 def _piece(x: Sharded, dim: int, intervals: tuple[Interval, ...]) -> torch.Tensor:
     """The part of one dim that each shard asks for."""
     cover = x.partition.cover
     chosen = (*cover.intervals[:dim], intervals, *cover.intervals[dim + 1 :])
-    return fetch(x.local, plan_exchange(x.partition, Cover(cover.axes, chosen), x.grid), what=WHAT)
+    return fetch(x.block, plan_exchange(x.partition, Cover(cover.axes, chosen), x.grid), what=WHAT)

@@ -42,7 +42,7 @@ def join(
         offset += section.interval[1] - section.interval[0]
         if isinstance(section.source, Sharded):
             plan = plan_exchange(section.source.partition, cover, like.grid)
-            parts.append(fetch(section.source.local, plan, what=what))
+            parts.append(fetch(section.source.block, plan, what=what))
         else:
             parts.append(section.source[cover.box(like.grid.coords).slices()])
     return like.like(torch.cat(parts, dim), target)
@@ -115,7 +115,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
-    return like.like(joined.local.to(dtype), target)
+    return like.like(joined.block.to(dtype), target)
 
 
 def _check(tensors: Sequence[torch.Tensor], dim: int, like: Sharded, name: str) -> None:
