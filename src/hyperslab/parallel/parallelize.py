@@ -19,7 +19,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.parallel.ddp_guard import Body, Guard, Watched
 from hyperslab.parallel.gather_before import Submodule, gather_before
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.sharded import Policy
+from hyperslab.tensor.policy import Policy
 
 STATISTICS = ("grid", "replica")
 # torch 2.13 renamed the option; the old name warns.

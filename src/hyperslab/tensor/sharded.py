@@ -14,7 +14,6 @@ parameter's gradients, which DistributedDataParallel takes, is the serial gradie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,17 +26,7 @@ from hyperslab.geometry import Box, Partition
 from hyperslab.memory_format import memory_format_of
 from hyperslab.tensor.dispatch import RULES, refuse
 from hyperslab.tensor.lazy import LazyTensor, Promise
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Choices that travel with a tensor through a network.
-
-    ``batch_norm``: statistics over the whole ``"grid"`` (the serial result) or per ``"replica"``.
-    """
-
-    batch_norm: str = "grid"
-
+from hyperslab.tensor.policy import Policy
 
 _GRAD: Any = torch.Tensor.grad
 

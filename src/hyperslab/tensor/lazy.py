@@ -1,0 +1,109 @@
+"""Blocks that are computed when somebody looks, or lie in memory in another order than serially.
+
+[Note: pending] A rule may return a tensor whose block is not there yet: its `pending` says what it
+will be. The next rule either takes that over, as a link of a chain, or is one that does not know of
+it: then the block is computed first. What it will be computed from must stay as it is meanwhile, so
+whoever else uses that tensor, its *source*, has the block computed before.
+
+[Note: order] Convolutions on the CPU like channels last. Rules keep a block in that order, and mark
+the tensor as `reordered`, where serial torch has it contiguous; whoever asks for ``local`` gets
+torch's order.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from hyperslab.tensor.copies import TrackedTensor, share_memory
+
+
+class Promise(Protocol):
+    """What a block will be."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the block."""
+
+    @property
+    def source(self) -> LazyTensor:
+        """The tensor that it is computed from."""
+
+    def value(self) -> torch.Tensor:
+        """The block, with its graph."""
+
+
+class LazyTensor(TrackedTensor):
+    """A tensor whose block may be pending or reordered; see the notes."""
+
+    pending: Promise | None = None
+    readers: tuple[weakref.ref[LazyTensor], ...] = ()
+    """The tensors that are pending and have this one for their source."""
+    private = False
+    """Nobody but the rules has seen its memory: it stays as it is until one of them changes it."""
+    reordered = False
+    _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
+    _computed: tuple[Promise, int] | None = None  # from what, and the version that it has since
+
+    @property
+    def _block(self) -> torch.Tensor:
+        if self.pending is not None:
+            self._compute()
+        if self._own is not None:
+            return self._own
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor)
+
+    def settle(self) -> None:
+        """Compute what is pending here, and what this tensor is the source of."""
+        readers, self.readers = self.readers, ()
+        for reader in readers:
+            pending = reader()
+            if pending is not None:
+                pending.settle()
+        if self.pending is not None:
+            self._compute()
+
+    def _compute(self) -> None:
+        """Become what is pending; the object stays the same, whoever refers to it."""
+        assert self.pending is not None
+        pending = self.pending
+        value = pending.value()
+        self.pending = None
+        with DisableTorchFunctionSubclass():
+            torch._C._swap_tensor_impl(self, value.as_subclass(type(self)))
+            self._computed = (pending, value._version)
+
+    @property
+    def recipe(self) -> Promise | None:
+        """What the block was computed from, or will be, if nobody has changed it since."""
+        if self.pending is not None:
+            return self.pending
+        if self._computed is None:
+            return None
+        pending, version = self._computed
+        with DisableTorchFunctionSubclass():
+            return pending if self._block._version == version else None
+
+    def defer(self, pending: Promise) -> None:
+        """Have this tensor's block computed later; it has no memory until then."""
+        source = pending.source
+        alive = tuple(reader for reader in source.readers if reader() is not None)
+        source.readers = (*alive, weakref.ref(self))
+        self.pending = pending
+        self.private = True
+
+    def _in_serial_order(self) -> torch.Tensor:
+        """The block as serial torch has it in memory; from now on this tensor's own, too."""
+        if self.reordered:
+            self._own = self._block.contiguous()
+            self.reordered = False
+        return self._block
+
+    def _note_view(self, other: LazyTensor) -> None:
+        """Memory that two tensors show can be changed through either."""
+        if self.private and share_memory(self._block, other._block):
+            self.private = False
