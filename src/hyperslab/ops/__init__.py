@@ -13,6 +13,7 @@ from hyperslab.ops import (
     spatial,
     views,
 )
+from hyperslab.ops.kernels import fused
 from hyperslab.tensor import attributes, item
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "autograd",
     "convolution",
     "elementwise",
+    "fused",
     "indexing",
     "item",
     "linalg",

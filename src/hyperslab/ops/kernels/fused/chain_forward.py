@@ -1,0 +1,66 @@
+"""Normalise, activate and pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hyperslab.ops.kernels.fused.layout import (
+    bit_bytes,
+    check_scales,
+    computed_in,
+    format_of,
+    per_channel,
+    pooled_shape,
+    winner_bytes,
+)
+from hyperslab.ops.kernels.fused.marks import bits_of, in_memory_order, passes
+from hyperslab.ops.kernels.fused.tiles import maximum_of_tiles, mean_of_tiles
+
+
+def reference(
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, differentiable, and the marks: see the schema."""
+    check_scales(x.shape, [scale, shift])
+    pooled_shape(x.shape, pool)
+    memory_format = format_of(x)
+    u = normalized(x, scale, shift)
+    y = activated(u, slope)
+    kept = []
+    if mark and bit_bytes(x.shape, slope, scale is not None):
+        kept.append(bits_of(in_memory_order(passes(u, slope), memory_format)))
+    if pool and maximum:
+        needs_winners = mark and winner_bytes(x.shape, pool, maximum)
+        y, winner = maximum_of_tiles(y, pool)
+        if needs_winners:
+            kept.append(in_memory_order(winner, memory_format))
+    elif pool:
+        y = mean_of_tiles(y, pool)
+    y = torch.empty_like(y, dtype=dtype, memory_format=memory_format).copy_(y)
+    return y, torch.cat(kept) if kept else x.new_empty(0, dtype=torch.uint8)
+
+
+def normalized(
+    x: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None
+) -> torch.Tensor:
+    """``u`` of the chain, in the type in which it is computed."""
+    u = x.to(computed_in(x))
+    if scale is not None:
+        u = u * per_channel(scale, x)
+    return u if shift is None else u + per_channel(shift, x)
+
+
+def activated(u: torch.Tensor, slope: float) -> torch.Tensor:
+    """``a`` of the chain."""
+    if slope == 1:
+        return u
+    return torch.relu(u) if slope == 0 else torch.where(u > 0, u, u * slope)

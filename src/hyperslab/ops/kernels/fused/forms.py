@@ -1,0 +1,75 @@
+"""What the operators return in shape, strides and type: their forms on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hyperslab.ops.kernels.fused.layout import (
+    bit_bytes,
+    format_of,
+    pooled_shape,
+    winner_bytes,
+)
+from hyperslab.ops.kernels.fused.reorder import wanted_format
+
+
+def channel_sums_form(x: torch.Tensor, groups: int) -> torch.Tensor:
+    slices = x.shape[0] * groups if groups else x.shape[1]
+    return x.new_empty((2, slices), dtype=torch.float64)
+
+
+def chain_forward_form(
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    nbytes = 0
+    if mark:
+        nbytes += bit_bytes(x.shape, slope, scale is not None)
+        nbytes += winner_bytes(x.shape, pool, maximum)
+    y = torch.empty(
+        pooled_shape(x.shape, pool), dtype=dtype, device=x.device, memory_format=format_of(x)
+    )
+    return y, x.new_empty(nbytes, dtype=torch.uint8)
+
+
+def chain_backward_sums_form(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+) -> torch.Tensor:
+    return x.new_empty((2, *scale.shape), dtype=torch.float64)
+
+
+def chain_backward_form(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    b: torch.Tensor | None,
+    c: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    memory_format = format_of(g if x is None else x)
+    return torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
+
+
+def reorder_form(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(x, dtype=dtype, memory_format=wanted_format(x, channels_last))

@@ -1,0 +1,207 @@
+"""The references of the fused kernels against torch's own operators (tier: no process)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hyperslab
+from hyperslab.ops.kernels.fused import (
+    chain_backward,
+    chain_backward_sums,
+    chain_forward,
+    channel_sums,
+    reorder,
+)
+from hyperslab.ops.kernels.fused.operators import FUSED_OPERATORS
+
+assert hyperslab.__name__  # importing it registers the operators
+
+FORMATS = [torch.contiguous_format, torch.channels_last_3d]
+POOLS = [([], False), ([2, 2, 2], False), ([2, 2, 2], True), ([1, 3, 2], False), ([3, 1, 1], True)]
+SLOPES = [1.0, 0.0, 0.01]
+SHAPE = (2, 3, 6, 6, 4)
+
+
+def by_torch(x: torch.Tensor, slope: float, pool: Sequence[int], maximum: bool) -> torch.Tensor:
+    if slope == 0:
+        x = F.relu(x)
+    elif slope != 1:
+        x = F.leaky_relu(x, slope)
+    if not pool:
+        return x
+    return F.max_pool3d(x, pool) if maximum else F.avg_pool3d(x, pool)
+
+
+def awkward(shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
+    """With ties, zeros of both signs, infinities and NaN."""
+    x = torch.randn(*shape, dtype=torch.float64)
+    x[0] = (x[0] * 2).round() / 2
+    x.view(-1)[::53] = torch.nan
+    x.view(-1)[::37] = -0.0
+    x.view(-1)[::61] = torch.inf
+    x.view(-1)[::71] = -torch.inf
+    return x.contiguous(memory_format=memory_format)
+
+
+CHAINS = list(itertools.product(FORMATS, SLOPES, POOLS))
+
+
+@pytest.mark.parametrize(("memory_format", "slope", "pooling"), CHAINS, ids=str)
+def test_chain_without_scale(memory_format, slope, pooling) -> None:  # type: ignore[no-untyped-def]
+    pool, maximum = pooling
+    x = awkward(SHAPE, memory_format).requires_grad_()
+    want = by_torch(x, slope, pool, maximum)
+    y, marks = chain_forward.reference(x, None, None, slope, pool, maximum, True, x.dtype)
+    torch.testing.assert_close(y, want, equal_nan=True)
+    assert y.is_contiguous(memory_format=memory_format)
+    g = torch.randn_like(want)
+    g[:, :, ::2, 1] = torch.inf if g.shape[3] > 1 else 1.0
+    (want_dx,) = torch.autograd.grad(want, x, g)
+    g = g.contiguous(memory_format=memory_format)
+    dx = chain_backward.reference(
+        g, marks, None, None, None, None, None, slope, pool, maximum, x.shape, x.dtype
+    )
+    torch.testing.assert_close(dx, want_dx, equal_nan=True)
+    assert dx.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize(("memory_format", "slope", "pooling"), CHAINS, ids=str)
+def test_chain_with_batch_norm(memory_format, slope, pooling) -> None:  # type: ignore[no-untyped-def]
+    """Moments, forward and backward of batch norm in training, put together from the four."""
+    pool, maximum = pooling
+    x = torch.randn(SHAPE, dtype=torch.float64).contiguous(memory_format=memory_format)
+    weight, bias = torch.randn(2, SHAPE[1], dtype=torch.float64).unbind()
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    want = by_torch(F.batch_norm(x, None, None, weight, bias, True), slope, pool, maximum)
+    g = torch.randn_like(want)
+    want_gradients = torch.autograd.grad(want, leaves, g)
+
+    x, weight, bias = (t.detach() for t in leaves)
+    count = x.numel() // x.shape[1]
+    total, squares = channel_sums.reference(x, 0)
+    mean = total / count
+    std = (squares / count - mean**2 + 1e-5).sqrt()
+    scale = (weight / std)[None]
+    shift = (bias - mean * weight / std)[None]
+    y, winners = chain_forward.reference(x, scale, shift, slope, pool, maximum, True, x.dtype)
+    torch.testing.assert_close(y, want.detach())
+    g = g.contiguous(memory_format=memory_format)
+    du, dux = chain_backward_sums.reference(g, winners, x, scale, shift, slope, pool, maximum)[:, 0]
+    dweight = (dux - mean * du) / std
+    b = (-weight / std**2 * dweight / count)[None]
+    c = (-weight / std * du / count)[None] - b * mean
+    dx = chain_backward.reference(
+        g, winners, x, scale, shift, b, c, slope, pool, maximum, x.shape, x.dtype
+    )
+    torch.testing.assert_close((dx, dweight, du), want_gradients)
+
+
+def test_scales_of_samples() -> None:
+    x = torch.randn(2, 3, 4, 2, 2).requires_grad_()
+    scale, shift = torch.randn(2, 2, 3).unbind()
+    want = F.relu(x * scale[..., None, None, None] + shift[..., None, None, None])
+    y, _ = chain_forward.reference(x, scale, shift, 0.0, [], False, True, x.dtype)
+    torch.testing.assert_close(y, want)
+    g = torch.randn_like(want)
+    sums = chain_backward_sums.reference(g, y.new_empty(0), x, scale, shift, 0.0, [], False)
+    du = (g * (want > 0)).double()
+    torch.testing.assert_close(sums, torch.stack([du, du * x]).sum((3, 4, 5)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    x = torch.full((1, 1, 8), 60000.0, dtype=dtype)
+    y, _ = chain_forward.reference(x, None, None, 1.0, [8], False, False, dtype)
+    assert torch.equal(y, x[..., :1])
+    assert channel_sums.reference(x, 0)[0].item() == 8 * x[0, 0, 0].item()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_sums_of_groups(groups: int) -> None:
+    x = torch.randn(2, 6, 3, 2, dtype=torch.float64)
+    got = channel_sums.reference(x.contiguous(memory_format=torch.channels_last), groups)
+    slices = x.reshape(2 * groups, -1)
+    torch.testing.assert_close(got, torch.stack([slices.sum(1), (slices**2).sum(1)]))
+
+
+def test_reorder_keeps_values_and_casts() -> None:
+    x = torch.randn(2, 3, 4, 5, 6)
+    last = reorder.reference(x, True, torch.bfloat16)
+    assert last.is_contiguous(memory_format=torch.channels_last_3d)
+    assert torch.equal(last, x.bfloat16())
+    assert reorder.reference(last, False, torch.bfloat16).is_contiguous()
+    with pytest.raises(ValueError, match="4 or 5 dims"):
+        reorder.reference(x[..., 0, 0], True, x.dtype)
+
+
+def test_one_voxel_keeps_its_format() -> None:
+    """A result of one voxel a sample says by its strides in which order the marks are."""
+    for memory_format in FORMATS:
+        x = torch.randn(1, 3, 2, 2, 2).contiguous(memory_format=memory_format).requires_grad_()
+        y, marks = chain_forward.reference(x, None, None, 0.0, [2] * 3, True, True, x.dtype)
+        g = torch.randn_like(y)
+        dx = chain_backward.reference(
+            g, marks, None, None, None, None, None, 0.0, [2] * 3, True, x.shape, x.dtype
+        )
+        assert torch.equal(dx, torch.autograd.grad(F.max_pool3d(F.relu(x), 2), x, g)[0])
+
+
+@pytest.mark.parametrize(
+    ("pool", "maximum", "scale", "words"),
+    [
+        ([2, 3, 1], False, None, "do not cover"),
+        ([2, 2], False, None, "do not cover"),
+        ([4, 8, 16], True, None, "more than 256"),
+        ([], False, torch.ones(3, 3), "must be"),
+    ],
+)
+def test_refuses(pool: list[int], maximum: bool, scale: torch.Tensor | None, words: str) -> None:
+    x = torch.zeros(2, 3, 4, 8, 16)
+    with pytest.raises(ValueError, match=words):
+        torch.ops.hyperslab.chain_forward(x, scale, scale, 0.0, pool, maximum, True, x.dtype)
+
+
+@pytest.mark.parametrize("operator", FUSED_OPERATORS, ids=lambda operator: operator.name)
+def test_is_registered(operator) -> None:  # type: ignore[no-untyped-def]
+    assert str(getattr(torch.ops.hyperslab, operator.name).default._schema).endswith(
+        operator.schema
+    )
+
+
+@pytest.mark.parametrize(("memory_format", "slope", "pooling"), CHAINS[::2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_scale", [False, True])
+def test_meta_forms(memory_format, slope, pooling, dtype, with_scale) -> None:  # type: ignore[no-untyped-def]
+    pool, maximum = pooling
+    x = torch.randn(SHAPE).contiguous(memory_format=memory_format)
+    scale = torch.ones(1, SHAPE[1]) if with_scale else None
+    ops = torch.ops.hyperslab
+
+    def run(device: str) -> list[torch.Tensor]:
+        t = torch.empty_like(x, device=device).copy_(x)
+        s = scale if scale is None else scale.to(device)
+        y, marks = ops.chain_forward(t, s, s, slope, pool, maximum, True, dtype)
+        results = [y, marks, ops.channel_sums(t, 0), ops.channel_sums(t, 3)]
+        results.append(ops.reorder(t, True, dtype))
+        results.append(ops.reorder(t, False, dtype))
+        if s is not None:
+            results.append(ops.chain_backward_sums(y, marks, t, s, s, slope, pool, maximum))
+        results.append(
+            ops.chain_backward(
+                y, marks, t if with_scale else None, s, s, s, s, slope, pool, maximum, SHAPE, dtype
+            )
+            if with_scale
+            else ops.chain_backward(
+                y, marks, None, None, None, None, None, slope, pool, maximum, SHAPE, dtype
+            )
+        )
+        return results
+
+    for real, form in zip(run("cpu"), run("meta"), strict=True):
+        assert (real.shape, real.stride(), real.dtype) == (form.shape, form.stride(), form.dtype)
+        assert form.device.type == "meta"
