@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
@@ -37,7 +38,7 @@ class Body(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._running = True
         try:
-            return self._forward(*args, **kwargs)
+            return _computed(self._forward(*args, **kwargs))
         finally:
             self._running = False
 
@@ -157,7 +158,7 @@ class Watched(functools.partial[Any]):
             if guard is not None and torch.is_grad_enabled():
                 guard.begin(ddp)
             with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
-                return forward(*args, **kwargs)
+                return _computed(forward(*args, **kwargs))
 
         return super().__new__(cls, torch.compiler.disable(run, reason="it takes cut tensors"))
 
@@ -166,6 +167,14 @@ class Watched(functools.partial[Any]):
             "a parallelised module cannot be copied or pickled: the copy would run the original\n"
             "    copy it before hyperslab.parallelize, or use its state_dict() or hyperslab.save"
         )
+
+
+def _computed(outputs: Any) -> Any:
+    """What leaves a module is not pending: C++ asks without ``__torch_function__``."""
+    for output in tree_leaves(outputs):
+        if isinstance(output, Sharded):
+            output.settle()
+    return outputs
 
 
 def _trainable(module: nn.Module) -> dict[int, torch.dtype]:

@@ -59,13 +59,17 @@ class LazyTensor(TrackedTensor):
 
     def settle(self) -> None:
         """Compute what is pending here, and what this tensor is the source of."""
+        self.settle_readers()
+        if self.pending is not None:
+            self._compute()
+
+    def settle_readers(self) -> None:
+        """Compute what this tensor is the source of."""
         readers, self.readers = self.readers, ()
         for reader in readers:
             pending = reader()
             if pending is not None:
                 pending.settle()
-        if self.pending is not None:
-            self._compute()
 
     def _compute(self) -> None:
         """Become what is pending; the object stays the same, whoever refers to it."""

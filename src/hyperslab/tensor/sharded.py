@@ -28,6 +28,7 @@ from hyperslab.tensor.dispatch import RULES, refuse
 from hyperslab.tensor.lazy import LazyTensor, Promise
 from hyperslab.tensor.policy import Policy
 
+_SERIAL = Policy()
 _GRAD: Any = torch.Tensor.grad
 
 
@@ -49,7 +50,7 @@ class Sharded(LazyTensor):
 
     @staticmethod
     def from_local(
-        local: torch.Tensor, partition: Partition, grid: Grid, policy: Policy = Policy()
+        local: torch.Tensor, partition: Partition, grid: Grid, policy: Policy = _SERIAL
     ) -> Sharded:
         """Wrap this rank's block; no copy, differentiable.
 

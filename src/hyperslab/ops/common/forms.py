@@ -46,6 +46,7 @@ def register_each(
     *operators: str | Operator | tuple[Operator, ...],
     family: str,
     dims: Sequence[str] = (),
+    lazy: bool = False,
 ) -> Decorator:
     """Decorator: the decorated function is the rule of several operators.
 
@@ -60,6 +61,7 @@ def register_each(
             given the first form.
         family: as in `hyperslab.register`.
         dims: as in `hyperslab.register`.
+        lazy: as in `hyperslab.register`.
     """
 
     def add(run: Operator) -> Operator:
@@ -70,7 +72,7 @@ def register_each(
                 forms = (forms,)
             rule = functools.partial(run, forms[0])
             rule.__module__ = run.__module__  # by which the page of operators knows the file
-            register(*forms, family=family, doc=line, dims=dims)(rule)
+            register(*forms, family=family, doc=line, dims=dims, lazy=lazy)(rule)
         return run
 
     return add

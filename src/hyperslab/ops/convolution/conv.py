@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.geometry import Partition, Window
+from hyperslab.ops.chains.chain import operand
 from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.common.placement import (
@@ -111,7 +112,7 @@ def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
     return tuple(end for pair in reversed(ends) for end in pair)
 
 
-@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution")
+@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution", lazy=True)
 def convolve(
     operator: Operator,
     input: Sharded,
@@ -143,7 +144,8 @@ def convolve(
         groups,
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
-    block = cast_for_autocast(x.block)
+    block, _ = operand(x, operand_type(x))
+    block = cast_for_autocast(block)
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     if layout.spec is None:
@@ -153,6 +155,14 @@ def convolve(
     else:
         y = SlabConv.apply(block, weight, bias, layout.spec, layout.slabs)
     return x.like(y, layout.output, fresh=True)
+
+
+def operand_type(x: torch.Tensor) -> torch.dtype:
+    """The type in which a convolution takes it."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.memory_format import dense, memory_format_of
+from hyperslab.ops.chains.chain import begin, result
+from hyperslab.ops.chains.statistics import Population, moments_of, normalised_chain
 from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.normalization.statistics import Normalise
@@ -16,7 +18,7 @@ from hyperslab.ops.reductions.base import without_empty_shards
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.batch_norm, family="normalization")
+@register(F.batch_norm, family="normalization", lazy=True)
 def batch_norm(
     input: Sharded,
     running_mean: torch.Tensor | None,
@@ -58,10 +60,22 @@ def batch_norm(
         )
     count = math.prod(shape) // shape[1]
     group = x.grid.group(axes)
-    y, mean, var = Normalise.apply(x.block, widened(weight), widened(bias), eps, count, group)
+    block = x.block
+    weight = widened(weight)
+    bias = widened(bias)
+    chain = begin(x)
+    if chain is None:
+        y, mean, var = Normalise.apply(block, weight, bias, eps, count, group)
+        normalised = x.like(y, fresh=True)
+    else:
+        over = Population(count, group)
+        moments = moments_of(chain.block, over)
+        chain = normalised_chain(chain, moments, weight, bias, eps, over)
+        mean, var = (m[0] for m in moments)
+        normalised = result(chain, x, x.partition)
     if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
-    return x.like(y)
+    return normalised
 
 
 def _update(

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
+from hyperslab.ops.chains.chain import begin, result
+from hyperslab.ops.chains.statistics import Population, moments_of, normalised_chain
 from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.normalization.statistics import Normalise
@@ -16,7 +18,7 @@ from hyperslab.ops.reductions.base import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.instance_norm, family="normalization")
+@register(F.instance_norm, family="normalization", lazy=True)
 def instance_norm(
     input: Sharded,
     running_mean: torch.Tensor | None = None,
@@ -44,16 +46,14 @@ def instance_norm(
         raise ValueError(
             f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
         )
-    if group_over(x, range(2, x.dim())) is None and running_mean is None:
-        return x.like(F.instance_norm(x.block, weight=weight, bias=bias, eps=eps))
     dtype = F.instance_norm(x.block.new_zeros(1, 1, 2)).dtype  # autocast may choose another
-    y, mean, var = normalise_space(x, x.block.to(dtype), weight, bias, eps, 1)
+    y, mean, var = normalise_space(x, dtype, weight, bias, eps, 1)
     if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
-    return x.like(y)
+    return y
 
 
-@register(F.group_norm, family="normalization")
+@register(F.group_norm, family="normalization", lazy=True)
 def group_norm(
     input: Sharded,
     num_groups: int,
@@ -74,14 +74,8 @@ def group_norm(
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
         )
-    if group_over(x, range(2, x.dim())) is None:
-        # Not F's, which judges by the block's samples: some ranks would raise and others not.
-        return x.like(torch.group_norm(x.block, num_groups, weight, bias, eps))
     dtype = F.group_norm(x.block.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
-    block = x.block.to(dtype)
-    y, _, _ = normalise_space(x, block, weight, bias, eps, x.shape[1] // num_groups)
-    # In the input's memory format.
-    return x.like(y if block.is_contiguous() else torch.empty_like(block).copy_(y))
+    return normalise_space(x, dtype, weight, bias, eps, x.shape[1] // num_groups)[0]
 
 
 def check_normalised(x: object, name: str, *parameters: object) -> None:
@@ -95,22 +89,34 @@ def check_normalised(x: object, name: str, *parameters: object) -> None:
 
 def normalise_space(
     x: Sharded,
-    block: torch.Tensor,
+    dtype: torch.dtype,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
     pool: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalise ``pool`` channels of a sample together, as if samples were further channels."""
-    samples, channels = block.shape[:2]
+) -> tuple[Sharded, torch.Tensor, torch.Tensor]:
+    """Normalise ``pool`` channels of a sample together; also mean and variance (N, C)."""
     group = group_over(x, range(2, x.dim()))
+    count = pool * math.prod(x.shape[2:])
+    block = x.block
+    wide = (widened(weight), widened(bias))
+    chain = begin(x)
+    if chain is not None:
+        over = Population(count, group, pool)
+        moments = moments_of(chain.block, over)
+        chain = normalised_chain(chain, moments, *wide, eps, over, dtype)
+        return result(chain, x, x.partition), *moments
+    # As if samples were further channels.
+    block = block.to(dtype)
+    samples, channels = block.shape[:2]
     # Not reshape: torch (2.13) takes a channels-last view with a batch of one for contiguous.
     flat = block.contiguous().view(1, samples * channels, *block.shape[2:])
-    wide = (widened(parameter) for parameter in (weight, bias))
     affine = [None if p is None else p.repeat(samples) for p in wide]
-    count = pool * math.prod(x.shape[2:])
     y, mean, var = Normalise.apply(flat, *affine, eps, count, group, pool)
-    return y.view(block.shape), mean.view(samples, channels), var.view(samples, channels)
+    y = y.view(block.shape)
+    if not block.is_contiguous():  # the result is in the input's memory format
+        y = torch.empty_like(block).copy_(y)
+    return x.like(y), mean.view(samples, channels), var.view(samples, channels)
 
 
 def _update(

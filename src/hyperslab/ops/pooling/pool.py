@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import plan_exchange
-from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Interval, Window
+from hyperslab.ops.chains.chain import result
 from hyperslab.ops.common.arguments import PerDim, per_dim
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
-from hyperslab.ops.common.placement import (
-    check_input,
-    output_partition,
-    place_outputs,
-    read_cover,
-)
 from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.tile_average import TileAverage
 from hyperslab.ops.pooling.flat_indices import move_indices
+from hyperslab.ops.pooling.pooled import Pooled, Windows
+from hyperslab.ops.pooling.tiled import pooled_chain
 from hyperslab.tensor import Sharded
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -32,8 +26,6 @@ MAX_WITH_INDICES = {
     3: F.max_pool3d_with_indices,
 }
 AVG: dict[int, Operator] = {2: F.avg_pool2d, 3: F.avg_pool3d}
-
-Windows = Sequence[Window]
 
 
 def pool_windows(
@@ -56,40 +48,12 @@ def pool_windows(
     )
 
 
-class Pooled:
-    """A pooling's input with its halo, and where its output lies.
-
-    Distribution scheme: 1. place every output on the rank that owns the centre of its window,
-    2. fetch the halo; beyond the volume's edge is ``fill``, 3. pool without padding along the cut
-    dims, with the op's own padding along the others.
-    """
-
-    def __init__(self, x: Sharded, windows: Windows, ceil: bool, fill: float, name: str) -> None:
-        check_input(x, len(windows), name)
-        self.windows = windows
-        self.inputs = tuple(x.shape[2:])
-        extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, self.inputs, strict=True)]
-        x, self.cuts = place_outputs(x, windows, extents, name)
-        self.partition = output_partition(x.partition, x.shape[1], extents, self.cuts)
-        covered = [cut is not None for cut in self.cuts]
-        cover = read_cover(x.partition, windows, self.cuts, extents, covered)
-        plan = plan_exchange(x.partition, cover, x.grid)
-        self.block = fetch(x.block, plan, fill=fill, what=f"the halo exchange of {name}")
-        self.first = plan.wanted.lo[2:]
-        self.kernel = [w.kernel for w in windows]
-        self.stride = [w.stride for w in windows]
-        self.padding = [0 if c else w.before for c, w in zip(covered, windows, strict=True)]
-        self.out = self.partition.box(x.grid.coords)
-        self.x = x
-
-    def wrap(self, block: torch.Tensor) -> Sharded:
-        """A block of the output."""
-        return self.x.like(block, self.partition)
-
-
 def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
     """The maximum of every window."""
     p = _for_maximum(x, windows, ceil)
+    chain = pooled_chain(p, maximum=True)
+    if chain is not None:
+        return result(chain, p.x, p.partition)
     dilation = [w.dilation for w in windows]
     run = MAX[len(windows)]
     return p.wrap(run(p.block, p.kernel, p.stride, p.padding, dilation, ceil))
@@ -144,6 +108,9 @@ def avg_pool(
         for dim, (w, e) in enumerate(zip(windows, p.inputs, strict=True))
     ]
     full = all(c == w.kernel for w, per in zip(windows, counts, strict=True) for c in per)
+    chain = pooled_chain(p, maximum=False) if full and divisor is None else None
+    if chain is not None:
+        return result(chain, p.x, p.partition)
     if full or divisor is not None:
         return p.wrap(_average(p, ceil, divisor))
     total = _average(p, ceil, 1)
@@ -191,6 +158,7 @@ def _outer(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
     (F.max_pool2d, torch.max_pool2d),
     (F.max_pool3d, torch.max_pool3d),
     family="pooling",
+    lazy=True,
 )
 def maximum(
     operator: Operator,
@@ -228,7 +196,7 @@ def maximum_with_indices(
     return max_pool_with_indices(input, windows, ceil_mode)
 
 
-@register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, family="pooling")
+@register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, family="pooling", lazy=True)
 def average(
     operator: Operator,
     input: Sharded,

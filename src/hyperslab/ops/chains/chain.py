@@ -1,0 +1,104 @@
+"""A chain: what is still to be done with a block before somebody looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.memory_format import dense, memory_format_of
+from hyperslab.ops.chains.function import ChainFunction, Links
+from hyperslab.tensor import Sharded
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""For which there are fused kernels; float64 is for comparisons and takes the plain way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """Links to be applied to the block of ``source``; see the note in `hyperslab.tensor.lazy`.
+
+    ``version``: that of the block when the chain was begun.
+    """
+
+    source: Sharded
+    block: torch.Tensor
+    version: int
+    links: Links
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the result."""
+        return self.links.dtype
+
+    def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The result, with its graph; in another type it is rounded once, to that one.
+
+        Raises:
+            LayoutError: the source was changed in place since, where no rule could see it.
+        """
+        if not self.block.is_inference() and self.block._version != self.version:
+            raise LayoutError(
+                f"{self.source.partition} was changed in place after an operator had read it whose "
+                "result was not computed yet\n    change x.local, or a clone(), instead of an "
+                "alias that was taken before"
+            )
+        links = self.links if dtype is None else replace(self.links, dtype=dtype)
+        return ChainFunction.apply(self.block, self.weight, self.bias, links)
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputable:
+    """An operand that is kept for the backward pass as what it is computed from."""
+
+    tensors: tuple[torch.Tensor, ...]
+    links: Links
+
+    def value(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The operand once more."""
+        return self.links.forward(*tensors, mark=False)[0]
+
+
+def begin(x: Sharded) -> Chain | None:
+    """The chain that an operator on ``x`` goes on with; None where there are no kernels for it.
+
+    The one that is pending there, or a new one without links.
+    """
+    if isinstance(x.pending, Chain):
+        return x.pending
+    block = x.block
+    if block.dtype not in TYPES or not 3 <= block.dim() <= 5 or block.numel() == 0:
+        return None
+    block = dense(block, memory_format_of(block))
+    version = 0 if block.is_inference() else block._version
+    return Chain(x, block, version, Links(block.dtype), None, None)
+
+
+def result(chain: Chain, like: Sharded, partition: Partition) -> Sharded:
+    """What a rule returns: put off where nobody can change the source unnoticed, else computed."""
+    tensors = (chain.block, chain.weight, chain.bias)
+    graph = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if graph and chain.source.private:
+        return like.will_be(chain, partition)
+    return like.like(chain.value(), partition, fresh=True)
+
+
+def operand(x: Sharded, dtype: torch.dtype) -> tuple[torch.Tensor, Recomputable | None]:
+    """The block as a convolution takes it, and how to have it again in the backward pass.
+
+    What is pending is computed in ``dtype`` at once. A normalised block is cheap to compute from
+    what its normalisation keeps anyway; others are to be kept.
+    """
+    chain = x.recipe
+    if not isinstance(chain, Chain):
+        return x.block, None
+    pending = x.pending is not None and chain.links.pool == ()
+    block = chain.value(dtype) if pending and dtype != chain.dtype else x.block
+    if chain.links.scale is None or chain.links.pool:
+        return block, None
+    links = replace(chain.links, dtype=block.dtype)
+    return block, Recomputable((chain.block, *links.tensors), links)
