@@ -9,7 +9,8 @@ import torch
 from hyperslab.calibrate.clock import Clock
 from hyperslab.calibrate.fit import Point, fit_line, fit_power, sizes
 from hyperslab.comm import Grid
-from hyperslab.comm.shared_memory.channels import LARGEST, SMALL, shared_channels
+from hyperslab.comm.shared_memory.channels import LARGEST, shared_channels
+from hyperslab.comm.shared_memory.sums import SMALL
 from hyperslab.machine.links import LINKS, Line, LinkClass, Sums
 from hyperslab.machine.placement import Placement
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 import hyperslab as hs
 from hyperslab.comm import shared_channels
 from hyperslab.comm.shared_memory import segment
-from hyperslab.comm.shared_memory.channels import LARGEST, SMALL, Shared
+from hyperslab.comm.shared_memory.channels import LARGEST, Shared
 from hyperslab.comm.shared_memory.segment import SHARED_FOLDER
+from hyperslab.comm.shared_memory.sums import SMALL
 from tests.ranks import RankError, fresh_groups, run_ranks
 
 

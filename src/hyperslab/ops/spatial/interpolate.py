@@ -5,8 +5,10 @@ Legend: a *spatial dim* is counted from 0 after batch and channel.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
-from hyperslab.ops.common.arguments import PerDim
+from hyperslab.ops.common.arguments import PerDim, hashable
 from hyperslab.ops.common.placement import check_input, output_partition, placement, read_cover
 from hyperslab.ops.pooling.adaptive_avg_pool import adaptive_avg_pool
 from hyperslab.ops.spatial.interpolation_weights import (
@@ -196,8 +198,7 @@ def resample(
     """Every mode, by size or by any factor, with either alignment of the corners."""
     check_input(input, input.dim() - 2, "interpolate")
     options = (mode, align_corners, recompute_scale_factor, antialias)
-    meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
-    sizes = tuple(F.interpolate(meta, size, scale_factor, *options).shape[2:])
+    sizes = _sizes_of(input.shape, input.dtype, hashable(size), hashable(scale_factor), *options)
     if antialias and sizes[-1] == 1:
         raise LayoutError(
             f"interpolate(antialias=True) of {input.partition} on {input.grid} to {sizes}: torch "
@@ -211,6 +212,29 @@ def resample(
         scales = tuple(float(s) for s in given) * (len(sizes) // len(given))
         _check_unmoved(input, mode, sizes, scales, antialias)
     return interpolate(input, Resize(mode, sizes, scales, align_corners, antialias))
+
+
+def _sizes_of(
+    shape: torch.Size, dtype: torch.dtype, size: PerDim | None, factor: Any, *options: Any
+) -> tuple[int, ...]:
+    """The extents of the result, which torch itself says: of no data, but in several ms."""
+    numbers = [n for given in (size, factor) for n in (given if _is_tuple(given) else (given,))]
+    plain = all(type(number) in (int, float, type(None)) for number in numbers)
+    return (_kept_sizes if plain else _find_sizes)(shape, dtype, size, factor, *options)
+
+
+def _is_tuple(given: object) -> TypeGuard[tuple[object, ...]]:
+    return isinstance(given, tuple)
+
+
+def _find_sizes(
+    shape: torch.Size, dtype: torch.dtype, size: Any, factor: Any, *options: Any
+) -> tuple[int, ...]:
+    meta = torch.empty(shape, dtype=dtype, device="meta")
+    return tuple(F.interpolate(meta, size, factor, *options).shape[2:])
+
+
+_kept_sizes = functools.lru_cache(maxsize=256, typed=True)(_find_sizes)
 
 
 def _check_unmoved(

@@ -1,0 +1,291 @@
+"""What an operator on a cut tensor costs beside its kernel: microseconds of Python and bookkeeping.
+
+    python benchmarks/overhead.py [--ranks 1 2] [--op conv3d ...] [--calls 40] [--rounds 12]
+                                  [--json OUT]
+
+Blocks are tiny (8 channels of 4 x 8 x 8), so that a kernel takes next to nothing. Each operator
+runs on a cut tensor and, as plain torch, on a block of the same shape without communication. What
+is over and above that and not a message is the *overhead*: rules, autograd functions, wrapping,
+and what the rule computes besides (the slabs of a convolution, the sums of a normalisation). A
+message's time, which contains waiting for the other rank, stands apart. A forward pass keeps its
+graph; a backward pass is `torch.autograd.grad`. The best of several rounds, of the slower rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from clock import machine, slowest
+from launch import run_ranks
+
+import hyperslab as hs
+from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
+
+CHANNELS = 8
+DEPTH = 4
+WIDTH = 8
+CLASSES = 3
+WARM_UP = 5
+
+Operator = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator, the shapes of what it takes besides its input, and how that input lies."""
+
+    run: Operator
+    weights: tuple[tuple[int, ...], ...] = ()
+    whole: bool = False
+    channels: int = CHANNELS
+    labels: bool = False  # of every voxel
+
+
+def cases() -> dict[str, Case]:
+    """The operators that networks for volumes are made of."""
+    c = CHANNELS
+    kernel = (c, c, 3, 3, 3)
+    affine = ((c,), (c,))
+    conv = partial(_weighted, F.conv3d, stride=1, padding=1)
+    return {
+        "conv3d": Case(conv, (kernel, (c,))),
+        "conv3d, no padding": Case(partial(_weighted, F.conv3d), (kernel, (c,))),
+        "conv3d, uncut": Case(conv, (kernel, (c,)), whole=True),
+        "conv_transpose3d": Case(
+            partial(_weighted, F.conv_transpose3d, stride=2), ((c, c, 2, 2, 2), (c,))
+        ),
+        "batch_norm": Case(_batch_norm, affine),
+        "instance_norm": Case(_instance_norm, affine),
+        "group_norm": Case(_group_norm, affine),
+        "relu": Case(F.relu),
+        "leaky_relu": Case(F.leaky_relu),
+        "max_pool3d": Case(partial(F.max_pool3d, kernel_size=2)),
+        "avg_pool3d": Case(partial(F.avg_pool3d, kernel_size=2)),
+        "conv, norm, relu, pool": Case(_layer, (kernel, (c,), *affine)),
+        "add": Case(lambda x: x + x),
+        "cat": Case(lambda x: torch.cat((x, x), 1)),
+        "interpolate": Case(partial(F.interpolate, scale_factor=2, mode="trilinear")),
+        "dropout": Case(partial(F.dropout, p=0.5)),
+        "flatten, linear": Case(_linear, ((16, c * DEPTH * WIDTH * WIDTH), (16,)), whole=True),
+        "cross_entropy": Case(F.cross_entropy, channels=CLASSES, labels=True),
+    }
+
+
+def _weighted(op: Operator, x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+    return op(x, weight, bias, **options)
+
+
+def _batch_norm(x: Any, weight: Any, bias: Any) -> Any:
+    return F.batch_norm(x, None, None, weight, bias, training=True)
+
+
+def _instance_norm(x: Any, weight: Any, bias: Any) -> Any:
+    return F.instance_norm(x, weight=weight, bias=bias)
+
+
+def _group_norm(x: Any, weight: Any, bias: Any) -> Any:
+    return F.group_norm(x, 2, weight, bias)
+
+
+def _layer(x: Any, kernel: Any, shift: Any, weight: Any, bias: Any) -> Any:
+    y = F.conv3d(x, kernel, shift, padding=1)
+    return F.avg_pool3d(F.leaky_relu(_batch_norm(y, weight, bias)), 2)
+
+
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    return F.linear(x.flatten(1), weight, bias)
+
+
+class Timed:
+    """A communicator that adds up the seconds that its messages and sums hold the rank up."""
+
+    def __init__(self, inner: Communicator, spent: list[float]) -> None:
+        self.inner = inner
+        self.spent = spent
+        self.ranks = inner.ranks
+        self.rank = inner.rank
+        self.size = inner.size
+
+    def exchange(
+        self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
+    ) -> Arriving:
+        begin = time.perf_counter()
+        arriving = self.inner.exchange(sends, receives, what)
+        self.spent[0] += time.perf_counter() - begin
+        return TimedArrival(arriving, self.spent)
+
+    def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
+        begin = time.perf_counter()
+        total = self.inner.sum_in_place(x, what)
+        self.spent[0] += time.perf_counter() - begin
+        return total
+
+
+class TimedArrival:
+    """Messages under way, whose wait is timed."""
+
+    def __init__(self, inner: Arriving, spent: list[float]) -> None:
+        self.inner = inner
+        self.spent = spent
+
+    def wait(self) -> list[torch.Tensor]:
+        begin = time.perf_counter()
+        arrived = self.inner.wait()
+        self.spent[0] += time.perf_counter() - begin
+        return arrived
+
+
+class TimedGrid(hs.Grid):
+    """A grid whose messages and sums are timed."""
+
+    @cached_property
+    def spent(self) -> list[float]:
+        return [0.0]
+
+    @cached_property
+    def halos(self) -> Communicator:  # type: ignore[override]
+        return Timed(super().halos, self.spent)
+
+    def group(self, axes: Sequence[str]) -> Communicator | None:
+        inner = super().group(axes)
+        return None if inner is None else Timed(inner, self.spent)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one pass [us]: plain torch's, the cut one's without messages, and the messages'."""
+
+    plain: float
+    cut: float
+    message: float
+
+    @property
+    def overhead(self) -> float:
+        return self.cut - self.plain
+
+
+class Side:
+    """One operator on one input, plain or cut, in its two passes."""
+
+    def __init__(self, case: Case, leaf: torch.Tensor, like: hs.Sharded | None = None) -> None:
+        self.run = case.run
+        self.leaf = leaf
+        self.x = leaf if like is None else like.like(leaf)
+        self.weights = [torch.randn(shape, requires_grad=True) for shape in case.weights]
+        self.operands: list[torch.Tensor] = [*self.weights]
+        if case.labels:
+            labels = torch.zeros((1, *self.x.shape[2:]), dtype=torch.int64)
+            cut = None if like is None else hs.shard(labels, like.grid, channels=False)
+            self.operands.append(labels if cut is None else cut)
+        self.gradient = torch.ones_like(self.forward())
+
+    def forward(self) -> torch.Tensor:
+        y = self.run(self.x, *self.operands)
+        return y.local if isinstance(y, hs.Sharded) else y
+
+    def backward(self, y: torch.Tensor) -> None:
+        torch.autograd.grad(y, [self.leaf, *self.weights], self.gradient)
+
+    def seconds(self, calls: int, spent: list[float]) -> list[list[float]]:
+        """Per call, forward and backward: the whole, and what of it messages took."""
+        found = []
+        results: list[torch.Tensor] = []
+        for turn in (
+            lambda: results.append(self.forward()),
+            lambda: self.backward(results.pop()),
+        ):
+            spent[0] = 0.0
+            begin = time.perf_counter()
+            for _ in range(calls):
+                turn()
+            whole = time.perf_counter() - begin
+            found.append([(whole - spent[0]) / calls, spent[0] / calls])
+        return found
+
+
+def measure(case: Case, grid: TimedGrid, calls: int, rounds: int) -> dict[str, Times]:
+    """Both passes of an operator; on every rank."""
+    shape = (1, case.channels, DEPTH * grid.size, WIDTH, WIDTH)
+    block_shape = (1, case.channels, DEPTH, WIDTH, WIDTH)
+    if case.whole:
+        shape = block_shape
+    x = hs.shard(torch.randn(shape), grid)
+    if case.whole:
+        x = hs.gather(x, "depth")
+    cut = Side(case, x.local.detach().requires_grad_(), x)
+    plain = Side(case, torch.randn(block_shape, requires_grad=True))
+    best = [[float("inf")] * 3 for _ in range(2)]
+    for turn in range(WARM_UP + rounds):
+        alone = plain.seconds(calls, [0.0])
+        grid.barrier()
+        together = cut.seconds(calls, grid.spent)
+        if turn >= WARM_UP:
+            for found, a, b in zip(best, alone, together, strict=True):
+                found[:] = map(min, found, (a[0], b[0], b[1]))
+    seconds = [t for found in best for t in found]
+    if grid.size > 1:
+        seconds = slowest(seconds, grid.device)
+    forward = Times(*(1e6 * t for t in seconds[:3]))
+    return {"forward": forward, "backward": Times(*(1e6 * t for t in seconds[3:]))}
+
+
+def on_ranks(options: argparse.Namespace, size: int) -> dict[str, Any]:
+    """Every operator."""
+    torch.manual_seed(0)
+    grid = TimedGrid(depth=size)
+    gc.disable()
+    return {
+        name: measure(case, grid, options.calls, options.rounds)
+        for name, case in cases().items()
+        if name in options.op
+    }
+
+
+def print_table(size: int, rows: dict[str, dict[str, Times]]) -> None:
+    print(f"\n{size} ranks, blocks of {CHANNELS} x {DEPTH} x {WIDTH} x {WIDTH} [us]")
+    print(f"{'':24}{'forward':^40}{'backward':^40}")
+    columns = "".join(f"{word:>10}" for word in ("plain", "cut", "overhead", "messages"))
+    print(f"{'':24}{columns}{columns}")
+    for name, passes in rows.items():
+        cells = "".join(
+            f"{t.plain:10.0f}{t.cut:10.0f}{t.overhead:10.0f}{t.message:10.0f}"
+            for t in passes.values()
+        )
+        print(f"{name:24}{cells}")
+
+
+def main() -> None:
+    names = list(cases())
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--op", nargs="+", choices=names, default=names)
+    parser.add_argument("--calls", type=int, default=40, help="of an operator in a row")
+    parser.add_argument("--rounds", type=int, default=12, help="the best of them counts")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
+    options = parser.parse_args()
+    where = machine()
+    results: dict[str, Any] = {}
+    for size in options.ranks:
+        rows = run_ranks(size, on_ranks, options, size)[0]
+        print_table(size, rows)
+        results[str(size)] = {
+            name: {which: asdict(times) for which, times in passes.items()}
+            for name, passes in rows.items()
+        }
+    if options.json:
+        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
+        options.json.write_text(json.dumps({**where, "options": what, "us": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
