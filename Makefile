@@ -98,6 +98,7 @@ docs: $(ready)
 
 bench: $(ready)
 	$(bin)/python benchmarks/step.py
+	$(bin)/python benchmarks/limit.py
 	$(bin)/python benchmarks/memory.py
 	$(bin)/python benchmarks/io.py --side 256
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
-from pathlib import Path
 
 import torch
+from layer_seconds import profile_of
 from networks import Step, make_case
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder, about_rank
-from hyperslab.train.profile.schema import Profile, profile_path, read_profile
+from hyperslab.train.profile.schema import Profile
 
 OF_LAYERS = {
     nn.Conv3d: "convolutions",
@@ -36,19 +34,8 @@ def measure_categories(
     grid = hs.Grid(depth=ranks)
     case = make_case(network, width, False, grid.device)
     case.cut(grid)
-    step = Step(case, dtype)
-    with tempfile.TemporaryDirectory() as folder:
-        about = about_rank(grid, str(dtype), None)
-        policy = ProfilePolicy(steps=steps)
-        recorder = StepRecorder(policy, about, Path(folder), model=case.model, settle=lambda: None)
-        with recorder:
-            number = 0
-            while not recorder.done:
-                recorder.begin_step()
-                step.run()
-                number += 1
-                recorder.end_step(number)
-        return by_category(read_profile(profile_path(Path(folder), grid.rank)), case.model)
+    profile = profile_of(Step(case, dtype), grid, steps)
+    return by_category(profile, case.model)
 
 
 def by_category(profile: Profile, model: nn.Module) -> dict[str, float]:

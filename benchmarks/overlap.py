@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from clock import machine, slowest, stopwatch, summary
 from launch import run_ranks
-from networks import NETWORKS, Step, make_case
+from networks import NETWORKS, OURS, Step, make_case
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -250,7 +250,7 @@ def print_hidden(title: str, result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     names = list(NETWORKS)
-    parser.add_argument("--network", nargs="+", choices=names, default=names)
+    parser.add_argument("--network", nargs="+", choices=names, default=OURS)
     parser.add_argument("--width", type=int, help="voxels along each side")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--axis", choices=["data", "depth", "height", "width"], default="depth")

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from categories import measure_categories, print_categories
 from clock import machine, slowest, stopwatch, summary
 from launch import run_ranks
-from networks import NETWORKS, PARTS, Step, make_case
+from networks import NETWORKS, OURS, PARTS, Step, make_case
 from passes import measure_parts, measure_passes, print_parts, print_passes
 from torch import nn
 
@@ -271,7 +271,7 @@ def main() -> None:
     names = list(NETWORKS)
     kinds = ("steps", *PRINTERS)
     parser.add_argument("--what", nargs="+", choices=kinds, default=["steps"])
-    parser.add_argument("--network", nargs="+", choices=names, default=names)
+    parser.add_argument("--network", nargs="+", choices=names, default=OURS)
     parser.add_argument("--width", type=int, help="voxels along each side")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=15, help="turns of each side")

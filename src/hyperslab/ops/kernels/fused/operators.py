@@ -20,15 +20,21 @@ from hyperslab.ops.kernels.fused import (
     forms,
     reorder,
 )
+from hyperslab.ops.kernels.fused.compiled import chains, sums, transposition
 
 
 @dataclass(frozen=True, slots=True)
 class FusedOperator:
-    """One of them, by its schema; ``form`` gives shapes and strides on the meta device."""
+    """One of them, by its schema.
+
+    ``form`` gives shapes and strides on the meta device, ``compiled`` runs on the CPU, and
+    ``reference`` everywhere else.
+    """
 
     schema: str
     reference: Callable[..., Any]
     form: Callable[..., Any]
+    compiled: Callable[..., Any]
 
     @property
     def name(self) -> str:
@@ -42,6 +48,7 @@ FUSED_OPERATORS = (
         "channel_sums(Tensor x, int groups) -> Tensor",
         channel_sums.reference,
         forms.channel_sums_form,
+        sums.compiled_channel_sums,
     ),
     FusedOperator(
         # y in `dtype` and in x's memory format, and its marks (uint8; empty without `mark`).
@@ -50,6 +57,7 @@ FUSED_OPERATORS = (
         "bool maximum, bool mark, ScalarType dtype) -> (Tensor, Tensor)",
         chain_forward.reference,
         forms.chain_forward_form,
+        chains.compiled_chain_forward,
     ),
     FusedOperator(
         # (2, 1 or N, C) as scale, in float64: sums of du and of du * x. g: gradient of y. marks:
@@ -58,6 +66,7 @@ FUSED_OPERATORS = (
         "float slope, int[] pool, bool maximum) -> Tensor",
         chain_backward_sums.reference,
         forms.chain_backward_sums_form,
+        sums.compiled_backward_sums,
     ),
     FusedOperator(
         # scale * du + b * x + c, each where it is given, of x's `shape`, in `dtype` and x's memory
@@ -67,11 +76,13 @@ FUSED_OPERATORS = (
         "ScalarType dtype) -> Tensor",
         chain_backward.reference,
         forms.chain_backward_form,
+        chains.compiled_chain_backward,
     ),
     FusedOperator(
         "reorder(Tensor x, bool channels_last, ScalarType dtype) -> Tensor",
         reorder.reference,
         forms.reorder_form,
+        transposition.compiled_reorder,
     ),
 )
 
@@ -82,6 +93,7 @@ def _registered() -> torch.library.Library:
         library.define(operator.schema)
         library.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
         library.impl(operator.name, operator.form, "Meta")
+        library.impl(operator.name, operator.compiled, "CPU")
     return library
 
 

@@ -1,0 +1,143 @@
+/* From contiguous memory to channels last and back: a transposition of every sample. */
+#include "rows.h"
+
+typedef struct {
+    const void *x;
+    void *y;
+    int64_t x_type, y_type;
+    int64_t samples, channels, voxels;
+    int64_t to_last; /* from (channels, voxels) to (voxels, channels), else back */
+    int64_t stream, part, parts;
+} reordering;
+
+#define SIDE 16
+
+/* y[j * y_stride + i] = x[i * x_stride + j] for i < lanes, j < count; SIDE by SIDE are read. */
+#if WIDE
+static void turn(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t count,
+                 int64_t lanes)
+{
+    __m512 r[16], q[16];
+    for (int i = 0; i < 16; i++)
+        r[i] = _mm512_loadu_ps(x + i * x_stride);
+    for (int i = 0; i < 16; i += 2) {
+        q[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        q[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_shuffle_ps(q[i], q[i + 2], 0x44);
+        r[i + 1] = _mm512_shuffle_ps(q[i], q[i + 2], 0xee);
+        r[i + 2] = _mm512_shuffle_ps(q[i + 1], q[i + 3], 0x44);
+        r[i + 3] = _mm512_shuffle_ps(q[i + 1], q[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512 a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        __m512 b = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        __m512 c = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        __m512 d = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+        q[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+        q[i + 8] = _mm512_shuffle_f32x4(a, b, 0xdd);
+        q[i + 4] = _mm512_shuffle_f32x4(c, d, 0x88);
+        q[i + 12] = _mm512_shuffle_f32x4(c, d, 0xdd);
+    }
+    __mmask16 mask = (__mmask16)(0xffff >> (SIDE - lanes));
+    for (int64_t j = 0; j < count; j++)
+        _mm512_mask_storeu_ps(y + j * y_stride, mask, q[j]);
+}
+#else
+static void turn(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t count,
+                 int64_t lanes)
+{
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t i = 0; i < lanes; i++)
+            y[j * y_stride + i] = x[i * x_stride + j];
+}
+#endif
+
+#define CHANNELS 64 /* at once: a multiple of SIDE */
+#define VOXELS 128
+
+static int64_t up(int64_t n) { return (n + SIDE - 1) / SIDE * SIDE; }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Rows and results of one tile, each with room for what `turn` touches beyond. */
+typedef struct {
+    float rows[CHANNELS * (VOXELS + SIDE)];
+    float turned[CHANNELS * (VOXELS + SIDE)];
+    uint16_t halves[CHANNELS * VOXELS];
+} tile_room;
+
+static void copy_in(const reordering *k, int64_t first, int64_t n, float *row)
+{
+    if (k->x_type == FLOAT32)
+        memcpy(row, (const float *)k->x + first, 4 * n);
+    else
+        widen((const uint16_t *)k->x + first, k->x_type, row, n);
+}
+
+static void copy_out(const reordering *k, int64_t first, int64_t n, const float *row, tile_room *r)
+{
+    if (k->y_type == FLOAT32 && !k->stream)
+        memcpy((float *)k->y + first, row, 4 * n);
+    else
+        write_row(k->y, k->y_type, k->stream, first, row, n, r->halves);
+}
+
+static void tile_to_last(const reordering *k, int64_t sample, int64_t channel, int64_t channels,
+                         int64_t voxel, int64_t voxels, tile_room *r)
+{
+    int64_t base = sample * k->channels * k->voxels, stride = VOXELS + SIDE;
+    for (int64_t c = 0; c < channels; c++)
+        copy_in(k, base + (channel + c) * k->voxels + voxel, voxels, r->rows + c * stride);
+    for (int64_t v = 0; v < up(voxels); v += SIDE)
+        for (int64_t c = 0; c < up(channels); c += SIDE)
+            turn(r->rows + c * stride + v, stride, r->turned + v * channels + c, channels,
+                 least(SIDE, voxels - v), least(SIDE, channels - c));
+    if (channels == k->channels) {
+        copy_out(k, base + voxel * channels, voxels * channels, r->turned, r);
+        return;
+    }
+    for (int64_t v = 0; v < voxels; v++)
+        copy_out(k, base + (voxel + v) * k->channels + channel, channels, r->turned + v * channels, r);
+}
+
+static void tile_to_first(const reordering *k, int64_t sample, int64_t channel, int64_t channels,
+                          int64_t voxel, int64_t voxels, tile_room *r)
+{
+    int64_t base = sample * k->channels * k->voxels, stride = VOXELS + SIDE;
+    if (channels == k->channels)
+        copy_in(k, base + voxel * channels, voxels * channels, r->rows);
+    else
+        for (int64_t v = 0; v < voxels; v++)
+            copy_in(k, base + (voxel + v) * k->channels + channel, channels, r->rows + v * channels);
+    for (int64_t c = 0; c < channels; c += SIDE)
+        for (int64_t v = 0; v < up(voxels); v += SIDE)
+            turn(r->rows + v * channels + c, channels, r->turned + c * stride + v, stride,
+                 least(SIDE, channels - c), SIDE);
+    for (int64_t c = 0; c < channels; c++)
+        copy_out(k, base + (channel + c) * k->voxels + voxel, voxels, r->turned + c * stride, r);
+}
+
+int hyperslab_reorder(const reordering *k)
+{
+    int64_t tall = (k->channels + CHANNELS - 1) / CHANNELS, wide = (k->voxels + VOXELS - 1) / VOXELS;
+    int64_t total = k->samples * tall * wide;
+    int64_t first = total / k->parts * k->part + least(k->part, total % k->parts);
+    int64_t last = first + total / k->parts + (k->part < total % k->parts);
+    tile_room *r = aligned_alloc(64, (sizeof(tile_room) + 63) / 64 * 64);
+    if (!r)
+        return 1;
+    for (int64_t i = first; i < last; i++) {
+        int64_t channel = i % tall * CHANNELS, voxel = i / tall % wide * VOXELS;
+        int64_t channels = least(CHANNELS, k->channels - channel);
+        int64_t voxels = least(VOXELS, k->voxels - voxel);
+        if (k->to_last)
+            tile_to_last(k, i / tall / wide, channel, channels, voxel, voxels, r);
+        else
+            tile_to_first(k, i / tall / wide, channel, channels, voxel, voxels, r);
+    }
+    finish_stream(k->stream);
+    free(r);
+    return 0;
+}
