@@ -10,6 +10,7 @@ from hyperslab.ops.kernels.fused.chain_forward import normalized
 from hyperslab.ops.kernels.fused.layout import (
     check_scales,
     computed_in,
+    extents_of,
     format_of,
     per_channel,
     pooled_shape,
@@ -33,7 +34,7 @@ def reference(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """``scale * du + b * x + c``: see the schema."""
-    check_scales(shape, [scale, shift, b, c])
+    check_scales(shape, [extents_of(t) for t in (scale, shift, b, c)])
     memory_format = format_of(g if x is None else x)
     if slope == 1:
         passing = None

@@ -8,7 +8,7 @@ import torch
 
 from hyperslab.ops.kernels.fused.chain_backward import gradient_of_u
 from hyperslab.ops.kernels.fused.chain_forward import normalized
-from hyperslab.ops.kernels.fused.layout import check_scales, format_of
+from hyperslab.ops.kernels.fused.layout import check_scales, extents_of, format_of
 from hyperslab.ops.kernels.fused.marks import passes
 
 
@@ -23,7 +23,7 @@ def reference(
     maximum: bool,
 ) -> torch.Tensor:
     """(2, 1 or N, C) as ``scale`` in float64: see the schema."""
-    check_scales(x.shape, [scale, shift])
+    check_scales(x.shape, [extents_of(scale), extents_of(shift)])
     passing = None if slope == 1 else passes(normalized(x, scale, shift), slope)
     du = gradient_of_u(g, marks, passing, format_of(x), slope, pool, maximum, x.shape).double()
     products = torch.stack([du, du * x])

@@ -10,9 +10,9 @@ from hyperslab.ops.kernels.fused.layout import (
     bit_bytes,
     check_scales,
     computed_in,
+    extents_of,
     format_of,
     per_channel,
-    pooled_shape,
     winner_bytes,
 )
 from hyperslab.ops.kernels.fused.marks import bits_of, in_memory_order, passes
@@ -30,8 +30,8 @@ def reference(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, differentiable, and the marks: see the schema."""
-    check_scales(x.shape, [scale, shift])
-    pooled_shape(x.shape, pool)
+    check_scales(x.shape, [extents_of(scale), extents_of(shift)])
+    winner_bytes(x.shape, pool, maximum)
     memory_format = format_of(x)
     u = normalized(x, scale, shift)
     y = activated(u, slope)
@@ -39,9 +39,8 @@ def reference(
     if mark and bit_bytes(x.shape, slope, scale is not None):
         kept.append(bits_of(in_memory_order(passes(u, slope), memory_format)))
     if pool and maximum:
-        needs_winners = mark and winner_bytes(x.shape, pool, maximum)
         y, winner = maximum_of_tiles(y, pool)
-        if needs_winners:
+        if mark:
             kept.append(in_memory_order(winner, memory_format))
     elif pool:
         y = mean_of_tiles(y, pool)

@@ -30,14 +30,11 @@ def chain_forward_form(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    nbytes = 0
-    if mark:
-        nbytes += bit_bytes(x.shape, slope, scale is not None)
-        nbytes += winner_bytes(x.shape, pool, maximum)
+    nbytes = bit_bytes(x.shape, slope, scale is not None) + winner_bytes(x.shape, pool, maximum)
     y = torch.empty(
         pooled_shape(x.shape, pool), dtype=dtype, device=x.device, memory_format=format_of(x)
     )
-    return y, x.new_empty(nbytes, dtype=torch.uint8)
+    return y, x.new_empty(nbytes if mark else 0, dtype=torch.uint8)
 
 
 def chain_backward_sums_form(

@@ -50,8 +50,9 @@ def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> in
     """Bytes of the winners in the marks of a block of this shape.
 
     Raises:
-        ValueError: a tile has too many elements.
+        ValueError: tiles do not cover it, or have too many elements.
     """
+    result = pooled_shape(shape, pool)
     if not (maximum and pool):
         return 0
     if math.prod(pool) > MOST_IN_TILE:
@@ -59,16 +60,21 @@ def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> in
             f"maximum over tiles {list(pool)} of more than {MOST_IN_TILE} elements: "
             "pool with torch's own"
         )
-    return math.prod(pooled_shape(shape, pool))
+    return math.prod(result)
 
 
-def check_scales(shape: Sequence[int], scales: Sequence[torch.Tensor | None]) -> None:
-    """Scales and the like have shape (1, C) or (N, C), all the same.
+def extents_of(scale: torch.Tensor | None) -> torch.Size | None:
+    """Its shape, if there is one."""
+    return None if scale is None else scale.shape
+
+
+def check_scales(shape: Sequence[int], scales: Sequence[Sequence[int] | None]) -> None:
+    """Scales and the like, given by their shapes, are (1, C) or (N, C), all the same.
 
     Raises:
         ValueError: one has not.
     """
-    found = {tuple(scale.shape) for scale in scales if scale is not None}
+    found = {tuple(scale) for scale in scales if scale is not None}
     if len(found) > 1 or not found <= {(1, shape[1]), (shape[0], shape[1])}:
         raise ValueError(
             f"scales of shapes {sorted(found)} for a block of shape {list(shape)}: "

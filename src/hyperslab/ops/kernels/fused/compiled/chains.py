@@ -8,25 +8,10 @@ import torch
 
 from hyperslab.ops.kernels.fused import chain_backward as backward
 from hyperslab.ops.kernels.fused import chain_forward as forward
-from hyperslab.ops.kernels.fused.compiled.blocks import (
-    CHAIN,
-    STREAMED,
-    TYPES,
-    address,
-    check_gradient,
-    geometry,
-    ready,
-    ready_scale,
-    suits,
-)
-from hyperslab.ops.kernels.fused.compiled.library import call, library, parts_for
-from hyperslab.ops.kernels.fused.layout import (
-    bit_bytes,
-    check_scales,
-    format_of,
-    pooled_shape,
-    winner_bytes,
-)
+from hyperslab.ops.kernels.fused.compiled.library import call, library
+from hyperslab.ops.kernels.fused.compiled.plans import POINTERS, chain_plan
+from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_scale
+from hyperslab.ops.kernels.fused.layout import extents_of
 
 
 def compiled_chain_forward(
@@ -41,38 +26,39 @@ def compiled_chain_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the schema."""
     functions = library()
+    plan = chain_plan(
+        x.shape,
+        (x.shape, x.stride()),
+        (x.dtype, None, dtype),
+        tuple(pool),
+        maximum,
+        slope,
+        (extents_of(scale), extents_of(shift)),
+    )
     both = (scale is None) == (shift is None)
-    if functions is None or dtype not in TYPES or not suits(x) or not both:
+    if functions is None or plan is None or not both:
         return forward.reference(x, scale, shift, slope, pool, maximum, mark, dtype)
-    shape = x.shape
-    check_scales(shape, [scale, shift])
+    x = ready(x, plan.memory_format)
     scale = ready_scale(scale)
     shift = ready_scale(shift)
-    memory_format = format_of(x)
-    x = ready(x, memory_format)
-    y = torch.empty(pooled_shape(shape, pool), dtype=dtype, memory_format=memory_format)
-    bits = bit_bytes(shape, slope, scale is not None) if mark else 0
-    winners = winner_bytes(shape, pool, maximum) if mark else 0
-    marks = torch.zeros(bits + winners, dtype=torch.uint8)  # rows add bits to bytes that they share
-    values = (
+    y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
+    bits = plan.bits if mark else 0
+    winners = plan.winners if mark else 0
+    new = torch.zeros if bits else torch.empty  # rows that share a byte add their bits to it
+    marks = new(bits + winners, dtype=torch.uint8)
+    pointers = POINTERS.pack(
         x.data_ptr(),
         0,
         y.data_ptr(),
-        address(marks) if bits else 0,
-        address(marks) + bits if winners else 0,
+        marks.data_ptr() if bits else 0,
+        marks.data_ptr() + bits if winners else 0,
         address(scale),
         address(shift),
         0,
         0,
         0,
-        TYPES[x.dtype],
-        0,
-        TYPES[dtype],
-        *geometry(shape, memory_format != torch.contiguous_format, scale, pool, maximum),
-        y.nbytes >= STREAMED,
-        slope,
     )
-    call(functions.forward, CHAIN, values, parts_for(x))
+    call(functions.forward, pointers + plan.numbers, plan.size)
     return y, marks
 
 
@@ -92,39 +78,43 @@ def compiled_chain_backward(
 ) -> torch.Tensor:
     """See the schema."""
     functions = library()
-    plain = scale is None and b is None and c is None
-    scaled = scale is not None and (slope == 1 or (x is not None and shift is not None))
-    scaled = scaled and (b is None) == (c is None) and (b is None or x is not None)
-    if functions is None or dtype not in TYPES or not suits(g, x) or not (plain or scaled):
+    told = g if x is None else x
+    plan = chain_plan(
+        tuple(shape),
+        (told.shape, told.stride()),
+        (None if x is None else x.dtype, g.dtype, dtype),
+        tuple(pool),
+        maximum,
+        slope,
+        (extents_of(scale), extents_of(shift), extents_of(b), extents_of(c)),
+    )
+    of_u = scale is not None and slope != 1  # which then says what passes
+    whole = (b is None) == (c is None) and (scale is not None or b is None)
+    whole = whole and not (of_u and (x is None or shift is None)) and (b is None or x is not None)
+    if functions is None or plan is None or not whole:
         return backward.reference(
             g, marks, x, scale, shift, b, c, slope, pool, maximum, shape, dtype
         )
-    check_scales(shape, [scale, shift, b, c])
-    scale, shift, b, c = map(ready_scale, (scale, shift, b, c))
-    memory_format = format_of(g if x is None else x)
-    g = ready(g, memory_format)
-    needs_x = x is not None and (b is not None or (scaled and slope != 1))
-    x = ready(x, memory_format) if needs_x and x is not None else None
-    check_gradient(g, marks, shape, slope, pool, maximum, scale is not None)
-    bits = bit_bytes(shape, slope, scale is not None)
-    dx = torch.empty(list(shape), dtype=dtype, memory_format=memory_format)
-    values = (
+    plan.check(g, marks)
+    g = ready(g, plan.memory_format)
+    if x is not None:
+        x = ready(x, plan.memory_format) if of_u or b is not None else None
+    scale = ready_scale(scale)
+    shift = ready_scale(shift)
+    b = ready_scale(b)
+    c = ready_scale(c)
+    dx = torch.empty_strided(tuple(shape), plan.strides, dtype=dtype)
+    pointers = POINTERS.pack(
         address(x),
         g.data_ptr(),
         dx.data_ptr(),
-        marks.data_ptr() if bits else 0,
-        marks.data_ptr() + bits,
+        marks.data_ptr() if plan.bits else 0,
+        marks.data_ptr() + plan.bits,
         address(scale),
         address(shift),
         address(b),
         address(c),
         0,
-        0 if x is None else TYPES[x.dtype],
-        TYPES[g.dtype],
-        TYPES[dtype],
-        *geometry(shape, memory_format != torch.contiguous_format, scale, pool, maximum),
-        dx.nbytes >= STREAMED,
-        slope,
     )
-    call(functions.backward, CHAIN, values, parts_for(dx))
+    call(functions.backward, pointers + plan.numbers, plan.size)
     return dx

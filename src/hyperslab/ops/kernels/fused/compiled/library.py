@@ -8,7 +8,7 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,11 @@ SWITCH = "HYPERSLAB_COMPILE"
 
 WORTH_A_THREAD = 1 << 17
 """Elements for which a thread is started."""
+
+PART = struct.Struct("@2q")
+"""At the end of each structure: which part of the work, of how many."""
+
+WHOLE = PART.pack(0, 1)
 
 Function = Callable[[bytes], int]
 
@@ -74,27 +79,27 @@ def load_library(path: Path) -> Library:
     return Library(*functions)
 
 
-def parts_for(x: torch.Tensor) -> int:
-    """In how many parts to work on a tensor: torch's threads, where it is worth it."""
-    return max(1, min(torch.get_num_threads(), x.numel() // WORTH_A_THREAD))
+def parts_for(size: int) -> int:
+    """In how many parts to work on so many elements: torch's threads, where it is worth it."""
+    if size < 2 * WORTH_A_THREAD:
+        return 1
+    return max(1, min(torch.get_num_threads(), size // WORTH_A_THREAD))
 
 
-def call(
-    function: Function, layout: struct.Struct, values: Sequence[float], parts: int = 1
-) -> None:
-    """Run a function, in parts at once.
+def call(function: Function, arguments: bytes, size: int) -> None:
+    """Run a function on ``size`` elements, in parts at once where it is worth it.
 
     Args:
-        layout: of the structure, which ends with the number of the part and that of all parts.
-        values: of the structure but the last two.
+        arguments: the structure but for its last two: the number of the part and that of all.
 
     Raises:
         MemoryError: it found none.
     """
+    parts = parts_for(size)
     if parts == 1:
-        failed = function(layout.pack(*values, 0, 1))
+        failed = function(arguments + WHOLE)
     else:
-        failed = _in_parts(function, [layout.pack(*values, i, parts) for i in range(parts)])
+        failed = _in_parts(function, [arguments + PART.pack(i, parts) for i in range(parts)])
     if failed:
         raise MemoryError("no memory for rows of a fused kernel")
 

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 
 import torch
 
 from hyperslab.ops.kernels.fused import chain_backward_sums, channel_sums
-from hyperslab.ops.kernels.fused.compiled.blocks import (
-    CHAIN,
-    TYPES,
-    Geometry,
-    address,
-    check_gradient,
-    geometry,
-    ready,
-    ready_scale,
-    suits,
-)
 from hyperslab.ops.kernels.fused.compiled.library import Library, call, library, parts_for
-from hyperslab.ops.kernels.fused.layout import check_scales, format_of
+from hyperslab.ops.kernels.fused.compiled.plans import (
+    NUMBERS,
+    PLANS_KEPT,
+    POINTERS,
+    TYPE_CODES,
+    Extents,
+    chain_plan,
+)
+from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_scale
+from hyperslab.ops.kernels.fused.layout import format_of
 
 
 def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
     """See the schema."""
     functions = library()
-    if functions is None or not suits(x):
+    if functions is None or x.dtype not in TYPE_CODES or not x.numel():
         return channel_sums.reference(x, groups)
     memory_format = format_of(x)
     x = ready(x, memory_format)
-    samples, channels = x.shape[:2]
     last = memory_format != torch.contiguous_format
+    slices, numbers = _moments_plan(x.shape, x.dtype, groups, last)
+    sums = _sums(functions, slices, x.numel(), numbers, (x.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0))
+    if last and groups:
+        sums = sums.view(2, x.shape[0] * groups, -1).sum(2)
+    return sums
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _moments_plan(shape: Extents, dtype: torch.dtype, groups: int, last: bool) -> tuple[int, bytes]:
+    """How many sums, and what the C code is told. In channels last groups are of channels' sums."""
+    samples, channels = shape[:2]
     if last:
         rows = samples if groups else 1
-        blocks = (samples, 1, 1, x[0, 0].numel(), channels, rows, 1, 1, 1, 0)
-        slices = rows * channels
+        blocks = samples
+        width = channels
     else:
-        slices = samples * groups or channels
-        count = slices if groups else samples * channels
-        blocks = (count, 1, 1, x.numel() // max(1, count), 1, slices, 1, 1, 1, 0)
-    sums = _sums(functions, blocks, slices, x=x)
-    if last and groups:
-        sums = sums.view(2, samples, groups, channels // groups).sum(3)
-    return sums.view(2, -1)
+        blocks = samples * (groups or channels)
+        rows = blocks if groups else channels
+        width = 1
+    line = math.prod(shape) // blocks // width
+    numbers = (TYPE_CODES[dtype], 0, 0, blocks, 1, 1, line, width, rows, 1, 1, 1, 0, 0, 1.0)
+    return rows * width, NUMBERS.pack(*numbers)
 
 
 def compiled_backward_sums(
@@ -57,58 +66,40 @@ def compiled_backward_sums(
 ) -> torch.Tensor:
     """See the schema."""
     functions = library()
-    if functions is None or not suits(g, x):
-        return chain_backward_sums.reference(g, marks, x, scale, shift, slope, pool, maximum)
-    check_scales(x.shape, [scale, shift])
-    check_gradient(g, marks, x.shape, slope, pool, maximum, True)
-    memory_format = format_of(x)
-    last = memory_format != torch.contiguous_format
-    sums = _sums(
-        functions,
-        geometry(x.shape, last, scale, pool, maximum),
-        scale.numel(),
-        x=ready(x, memory_format),
-        g=ready(g, memory_format),
-        winners=marks,
-        scale=ready_scale(scale),
-        shift=ready_scale(shift),
-        slope=slope,
+    plan = chain_plan(
+        x.shape,
+        (x.shape, x.stride()),
+        (x.dtype, g.dtype, None),
+        tuple(pool),
+        maximum,
+        slope,
+        (scale.shape, shift.shape),
     )
-    return sums.view(2, *scale.shape)
+    if functions is None or plan is None:
+        return chain_backward_sums.reference(g, marks, x, scale, shift, slope, pool, maximum)
+    plan.check(g, marks)
+    g = ready(g, plan.memory_format)
+    x = ready(x, plan.memory_format)
+    scales = (ready_scale(scale), ready_scale(shift))
+    pointers = (
+        x.data_ptr(),
+        g.data_ptr(),
+        0,
+        0,
+        marks.data_ptr(),
+        *map(address, scales),
+        0,
+        0,
+    )
+    shape = (2, *scale.shape)
+    return _sums(functions, scale.numel(), plan.size, plan.numbers, pointers).view(shape)
 
 
 def _sums(
-    functions: Library,
-    blocks: Geometry,
-    slices: int,
-    *,
-    x: torch.Tensor,
-    g: torch.Tensor | None = None,
-    winners: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
-    shift: torch.Tensor | None = None,
-    slope: float = 1.0,
+    functions: Library, slices: int, size: int, numbers: bytes, pointers: tuple[int, ...]
 ) -> torch.Tensor:
-    """Each part of the work has sums of its own."""
-    parts = parts_for(x)
-    sums = torch.zeros(parts, 2, slices, dtype=torch.float64)
-    values = (
-        x.data_ptr(),
-        address(g),
-        0,
-        0,
-        address(winners),
-        address(scale),
-        address(shift),
-        0,
-        0,
-        sums.data_ptr(),
-        TYPES[x.dtype],
-        0 if g is None else TYPES[g.dtype],
-        0,
-        *blocks,
-        0,
-        slope,
-    )
-    call(functions.sums, CHAIN, values, parts)
+    """(2, slices) in float64; each part of the work has sums of its own."""
+    parts = parts_for(size)
+    sums = torch.zeros((parts, 2, slices), dtype=torch.float64)
+    call(functions.sums, POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)
     return sums[0] if parts == 1 else sums.sum(0)

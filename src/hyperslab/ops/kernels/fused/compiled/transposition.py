@@ -8,36 +8,34 @@ import struct
 import torch
 
 from hyperslab.ops.kernels.fused import reorder
-from hyperslab.ops.kernels.fused.compiled.blocks import STREAMED, TYPES, suits
-from hyperslab.ops.kernels.fused.compiled.library import call, library, parts_for
+from hyperslab.ops.kernels.fused.compiled.library import call, library
+from hyperslab.ops.kernels.fused.compiled.plans import STREAMED, TYPE_CODES, dense_strides
 from hyperslab.ops.kernels.fused.layout import format_of
 
-REORDERING = struct.Struct("@2q2q3q1q1q2q")
-"""``reordering`` of ``reorder.c``."""
+REORDERING = struct.Struct("@9q")
+"""``reordering`` of ``reorder.c`` but for the number of the part and that of all parts."""
 
 
 def compiled_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
     """See the schema."""
+    functions = library()
     wanted = reorder.wanted_format(x, channels_last)
     given = format_of(x)
-    turned = given != wanted and x.is_contiguous(memory_format=given)
-    if not turned or dtype not in TYPES or not suits(x):
+    turned = given != wanted and x.is_contiguous(memory_format=given) and x.numel()
+    if functions is None or not turned or x.dtype not in TYPE_CODES or dtype not in TYPE_CODES:
         return reorder.reference(x, channels_last, dtype)
-    functions = library()
-    if functions is None:
-        return reorder.reference(x, channels_last, dtype)
-    y = torch.empty(x.shape, dtype=dtype, memory_format=wanted)
+    y = torch.empty_strided(x.shape, dense_strides(x.shape, wanted), dtype=dtype)
     samples, channels, *extents = x.shape
     values = (
         x.data_ptr(),
         y.data_ptr(),
-        TYPES[x.dtype],
-        TYPES[dtype],
+        TYPE_CODES[x.dtype],
+        TYPE_CODES[dtype],
         samples,
         channels,
         math.prod(extents),
         channels_last,
         y.nbytes >= STREAMED,
     )
-    call(functions.reorder, REORDERING, values, parts_for(x))
+    call(functions.reorder, REORDERING.pack(*values), x.numel())
     return y
