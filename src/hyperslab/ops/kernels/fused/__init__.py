@@ -25,6 +25,6 @@ device, so that a step can be traced.
 kept only without ``scale``, for ``scale`` asks for ``x`` in the backward pass anyway.
 """
 
-from hyperslab.ops.kernels.fused import operators
+from hyperslab.ops.kernels.fused import on_cuda, operators
 
-__all__ = ["operators"]
+__all__ = ["on_cuda", "operators"]

@@ -1,0 +1,159 @@
+"""Gradients of a chain on a CUDA device: of its input, and the sums that normalisation needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from hyperslab.ops.kernels.fused.gpu.tiles import (
+    Tiles,
+    activation,
+    affine,
+    before_pooling,
+    dense_like,
+    factor_of,
+    first_of,
+    hands_on,
+    offset,
+    per_sample,
+    pointer,
+)
+from hyperslab.ops.kernels.fused.layout import check_scales, extents_of, format_of, winner_bytes
+
+
+def triton_chain_backward(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    b: torch.Tensor | None,
+    c: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The operator of this name."""
+    check_scales(shape, list(map(extents_of, (scale, shift, b, c))))
+    memory_format = format_of(g if x is None else x)
+    dx = torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
+    if dx.numel() == 0:
+        return dx
+    g = dense_like(g, memory_format)
+    x = x if x is None else dense_like(x, memory_format)
+    tiles = Tiles.of(shape, pool, memory_format)
+    winners = winner_bytes(shape, pool, maximum)
+    _backward[(tiles.programs,)](
+        g,
+        marks,
+        marks[len(marks) - winners :],
+        pointer(x, g),
+        pointer(scale, g),
+        pointer(shift, g),
+        pointer(b, g),
+        pointer(c, g),
+        dx,
+        slope,
+        SCALE=scale is not None,
+        SHIFT=shift is not None,
+        HAS_B=b is not None,
+        HAS_C=c is not None,
+        PER_SAMPLE=per_sample(scale, shift, b, c),
+        ACTIVATION=activation(slope),
+        WINNERS=winners > 0,
+        **tiles.arguments,
+    )
+    return dx
+
+
+@triton.jit
+def through_pooling(g, winner, tap, TAPS: tl.constexpr, WINNERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What pooling hands on to one element of its tile."""
+    if WINNERS:
+        return tl.where(winner == tap, g, 0.0)
+    elif TAPS > 1:
+        return g / TAPS
+    else:
+        return g
+
+
+@triton.jit
+def through_activation(da, passing, slope, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the activation hands on."""
+    if ACTIVATION == "relu":
+        return tl.where(passing, da, 0.0)
+    else:
+        return tl.where(passing, da, da * slope)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    g,
+    bits,
+    winners,
+    x,
+    scale,
+    shift,
+    b,
+    summand,
+    dx,
+    slope,
+    C,
+    D,
+    H,
+    W,
+    PD: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    HAS_B: tl.constexpr,
+    HAS_C: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    WINNERS: tl.constexpr,
+):
+    V = D * H * W
+    TAPS: tl.constexpr = PD * PH * PW
+    n, v0, c0 = first_of(tl.program_id(0), C, V, LAST, R, K, WIDE)
+    v = v0 + tl.arange(0, R)[:, None]
+    c = c0 + tl.arange(0, K)[None, :]
+    exist = (v < V) & (c < C)
+    pooled = n * C * V + offset(v, c, C, V, LAST)
+    dy = tl.load(g + pooled, mask=exist, other=0.0).to(tl.float32)
+    winner = tl.zeros((R, K), tl.int32)
+    if WINNERS:
+        winner = tl.load(winners + pooled, mask=exist, other=0).to(tl.int32)
+    for i in tl.static_range(PD):
+        for j in tl.static_range(PH):
+            for k in tl.static_range(PW):
+                whole = before_pooling(v, i, j, k, H, W, PD, PH, PW)
+                at = n * C * V * TAPS + offset(whole, c, C, V * TAPS, LAST)
+                du = through_pooling(dy, winner, (i * PH + j) * PW + k, TAPS, WINNERS)
+                value = du
+                if HAS_B or (SCALE and ACTIVATION != "none"):
+                    value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
+                if ACTIVATION != "none":
+                    if SCALE:
+                        u = affine(value, scale, shift, n, c, C, SCALE, SHIFT, PER_SAMPLE)
+                        passing = hands_on(u, ACTIVATION)
+                    else:
+                        byte = tl.load(bits + at // 8, mask=exist, other=0).to(tl.int32)
+                        passing = ((byte >> (at % 8).to(tl.int32)) & 1) != 0
+                    du = through_activation(du, passing, slope, ACTIVATION)
+                if SCALE:
+                    du *= factor_of(scale, n, c, C, PER_SAMPLE)
+                if HAS_B:
+                    du += value * factor_of(b, n, c, C, PER_SAMPLE)
+                if HAS_C:
+                    du += factor_of(summand, n, c, C, PER_SAMPLE)
+                tl.store(dx + at, du.to(dx.dtype.element_ty), mask=exist)

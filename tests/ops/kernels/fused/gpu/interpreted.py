@@ -1,0 +1,147 @@
+"""What a process with ``TRITON_INTERPRET=1`` runs: the kernels against the plain references.
+
+Triton reads that variable when it is imported, and the tests' own process may have done so before.
+The interpreter takes a millisecond for each tile, so that blocks are small; it cuts float32 off to
+bfloat16 instead of rounding it (3.9), so that results of that type may be one unit away.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hyperslab.memory_format import CHANNELS_LAST
+from hyperslab.ops.kernels.fused import on_cuda
+from hyperslab.ops.kernels.fused.operators import FUSED_OPERATORS
+
+REFERENCES = {operator.name: operator.reference for operator in FUSED_OPERATORS}
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative L2
+TYPES = list(TOLERANCE)
+
+# Shape, pooling, scales: 0 none, 1 per channel, 2 per sample and channel. Channels that fill bytes
+# and that do not, blocks that end within a byte and within a tile, every number of dims.
+BLOCKS: list[tuple[tuple[int, ...], list[int], int]] = [
+    ((2, 2, 4, 2, 6), [2, 2, 2], 0),
+    ((1, 8, 4, 4, 2), [2, 2, 2], 0),
+    ((2, 24, 2, 3, 2), [1, 3, 2], 0),
+    ((1, 3, 3, 3, 5), [], 0),
+    ((2, 4, 2, 2, 2), [], 0),
+    ((2, 2, 3, 5, 8), [], 0),
+    ((1, 5, 6, 4), [3, 2], 0),
+    ((2, 2, 9), [], 0),
+    ((1, 3, 4, 2, 6), [2, 2, 2], 1),
+    ((2, 16, 2, 2, 4), [2, 1, 2], 2),
+    ((2, 2, 3, 3, 5), [], 2),
+    ((1, 2, 13, 13, 13), [], 1),
+    ((1, 3, 6, 4), [3, 2], 1),
+    ((3, 5), [], 2),
+]
+
+
+def formats(shape: Sequence[int]) -> list[torch.memory_format]:
+    """Many channels channels last only: contiguous, each is a tile of its own."""
+    last = CHANNELS_LAST.get(len(shape))
+    return [*([torch.contiguous_format] if shape[1] < 8 else []), *([last] if last else [])]
+
+
+def check(name: str, *arguments: Any) -> list[torch.Tensor]:
+    """The kernel's results are the reference's, which are returned."""
+    expected = REFERENCES[name](*arguments)
+    found = on_cuda.triton_versions()[name](*arguments)
+    if isinstance(expected, torch.Tensor):
+        expected, found = [expected], [found]
+    for a, b in zip(found, expected, strict=True):
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), name
+        if b.dtype == torch.uint8:
+            assert torch.equal(a, b), (name, arguments[0].shape)
+            continue
+        assert torch.equal(a.isfinite(), b.isfinite()), name
+        assert torch.equal(a.isnan(), b.isnan()), name
+        finite = b.isfinite()
+        error = (a.double() - b.double())[finite].norm()
+        tolerance = TOLERANCE.get(b.dtype, 1e-5)
+        assert error <= tolerance * b.double()[finite].norm(), (name, b.dtype, error)
+    return list(expected)
+
+
+def block(shape: Sequence[int], dtype: torch.dtype, form: torch.memory_format) -> torch.Tensor:
+    """With ties, zeros of both signs, infinities and NaN."""
+    x = torch.randn(*shape)
+    x[0] = (x[0] * 2).round() / 2
+    x.view(-1)[::23] = -0.0
+    x.view(-1)[5::61] = torch.nan
+    x.view(-1)[7::71] = -torch.inf
+    return x.to(dtype).contiguous(memory_format=form)
+
+
+def chains() -> Iterator[tuple[Any, ...]]:
+    """Each block in each format, with activation, kind of pooling and type in turn."""
+    turns = itertools.cycle(itertools.product(TYPES, (0.0, 0.01, 1.0), (False, True)))
+    for shape, pool, scales in BLOCKS:
+        for form in formats(shape):
+            for _ in range(2):
+                dtype, slope, maximum = next(turns)
+                next(turns)
+                yield shape, pool, scales, form, dtype, slope, maximum and bool(pool)
+
+
+def check_chains() -> None:
+    """Forward with its marks, backward without and with scales, and the sums for these."""
+    for shape, pool, scales, form, dtype, slope, maximum in chains():
+        x = block(shape, dtype, form)
+        rows = shape[0] if scales == 2 else 1
+        scale, shift, b, c = torch.randn(4, rows, shape[1]) if scales else [None] * 4
+        y, marks = check("chain_forward", x, scale, shift, slope, pool, maximum, True, dtype)
+        g = torch.randn(y.shape).to(dtype).contiguous(memory_format=form)
+        if scales:
+            x = torch.randn(*shape).to(dtype).contiguous(memory_format=form)
+            _, marks = check("chain_forward", x, scale, shift, slope, pool, maximum, True, dtype)
+            check("chain_backward_sums", g, marks, x, scale, shift, slope, pool, maximum)
+            factors = [x, scale, shift, b, c]
+        else:
+            factors = [None] * 5
+        check("chain_backward", g, marks, *factors, slope, pool, maximum, shape, dtype)
+
+
+def check_sums() -> None:
+    for (shape, _, _), groups in zip(BLOCKS, itertools.cycle([0, 1]), strict=False):
+        for form in formats(shape):
+            x = (torch.randn(*shape) + 1).to(TYPES[len(shape) % 3]).contiguous(memory_format=form)
+            check("channel_sums", x, groups and shape[1])
+
+
+def check_reorder() -> None:
+    for shape in ((2, 3, 5, 7), (1, 16, 3, 5, 11), (2, 70, 2, 3, 17)):
+        for form, to_last in itertools.product(formats(shape), (False, True)):
+            x = torch.randn(*shape).contiguous(memory_format=form)
+            check("reorder", x, to_last, torch.float16)
+
+
+def check_wide() -> None:
+    """The same in 64 bits, as for a sample of more than 2^31 elements."""
+    from hyperslab.ops.kernels.fused.gpu import reorder, tiles
+
+    tiles.NARROW = reorder.NARROW = 0
+    x = torch.randn(2, 4, 4, 2, 2)
+    scale, shift = torch.randn(2, 1, 4)
+    for form in formats(x.shape):
+        x = x.contiguous(memory_format=form)
+        for factors in ((scale, shift), (None, None)):
+            y, marks = check("chain_forward", x, *factors, 0.0, [2] * 3, True, True, x.dtype)
+        nothing = [None] * 5
+        check("chain_backward", y, marks, *nothing, 0.0, [2] * 3, True, x.shape, x.dtype)
+        check("chain_backward_sums", y, marks, x, scale, shift, 0.0, [2] * 3, True)
+        check("channel_sums", x, 0)
+        check("reorder", x, form == torch.contiguous_format, x.dtype)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    check_chains()
+    check_sums()
+    check_reorder()
+    check_wide()
+    print("equal")
