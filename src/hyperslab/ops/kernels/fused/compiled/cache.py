@@ -38,7 +38,7 @@ def cached_library() -> Path:
         if not _is_whole(path):
             _compile(compiler, path)
     except OSError as error:
-        raise CannotCompile(reason(error)) from error
+        raise CannotCompile(f"{reason(error)}; XDG_CACHE_HOME names another folder") from error
     return path
 
 

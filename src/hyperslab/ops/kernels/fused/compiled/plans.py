@@ -37,7 +37,7 @@ STREAMED = 16 << 20
 PLANS_KEPT = 4096
 """Plans: a network has a few for each of its layers."""
 
-DimSizes = tuple[int, ...]
+Sizes = tuple[int, ...]
 Geometry = tuple[int, ...]
 """blocks, depth, height, width, channels, scale_rows, tiles of three extents, maximum."""
 
@@ -47,9 +47,9 @@ class ChainPlan:
     """Of chains on blocks of one shape and memory order."""
 
     memory_format: torch.memory_format
-    strides: DimSizes  # of the block in this format
-    result: DimSizes
-    result_strides: DimSizes
+    strides: Sizes  # of the block in this format
+    result: Sizes
+    result_strides: Sizes
     bits: int  # bytes of marks
     winners: int
     size: int  # elements of the block
@@ -71,13 +71,13 @@ class ChainPlan:
 
 @functools.lru_cache(PLANS_KEPT)
 def chain_plan(
-    shape: DimSizes,
-    told: tuple[DimSizes, DimSizes],
+    shape: Sizes,
+    told: tuple[Sizes, Sizes],
     types: tuple[torch.dtype | None, ...],
-    pool: DimSizes,
+    pool: Sizes,
     maximum: bool,
     slope: float,
-    scales: tuple[DimSizes | None, ...],
+    scales: tuple[Sizes | None, ...],
 ) -> ChainPlan | None:
     """The plan; None where the C code does not know the types or the number of dims.
 
@@ -119,13 +119,13 @@ def chain_plan(
     )
 
 
-def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> DimSizes:
+def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> Sizes:
     """Those of a new tensor: torch takes three times as long where it works them out."""
     return torch.empty(tuple(shape), memory_format=memory_format, device="meta").stride()
 
 
 def _geometry(
-    shape: DimSizes, channels_last: bool, scale: DimSizes | None, pool: DimSizes, maximum: bool
+    shape: Sizes, channels_last: bool, scale: Sizes | None, pool: Sizes, maximum: bool
 ) -> Geometry:
     """Of a chain on a block of this shape; without pooling a block is one line."""
     samples, channels, *extents = shape

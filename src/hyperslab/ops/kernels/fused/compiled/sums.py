@@ -15,7 +15,7 @@ from hyperslab.ops.kernels.fused.compiled.plans import (
     PLANS_KEPT,
     POINTERS,
     TYPE_CODES,
-    DimSizes,
+    Sizes,
     chain_plan,
 )
 from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_scale
@@ -38,9 +38,7 @@ def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 @functools.lru_cache(PLANS_KEPT)
-def _moments_plan(
-    shape: DimSizes, dtype: torch.dtype, groups: int, last: bool
-) -> tuple[int, bytes]:
+def _moments_plan(shape: Sizes, dtype: torch.dtype, groups: int, last: bool) -> tuple[int, bytes]:
     """How many sums, and what the C code is told. In channels last groups are of channels' sums."""
     samples, channels = shape[:2]
     if last:
