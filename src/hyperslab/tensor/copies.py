@@ -10,8 +10,7 @@ from torch._C import DisableTorchFunctionSubclass
 from hyperslab.errors import LayoutError
 
 
-def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors show the same storage."""
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     with DisableTorchFunctionSubclass():
         return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
@@ -86,6 +85,6 @@ class TrackedTensor(torch.Tensor):
 
     def _pass_on_to(self, other: TrackedTensor) -> None:
         """A view of a copy or of a crop is one as well."""
-        if (self._base_of_copy is not None or self.is_crop) and share_memory(self, other):
+        if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, other):
             other._base_of_copy = self._base_of_copy
             other.is_crop = self.is_crop

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from hyperslab.tensor.copies import TrackedTensor, share_memory
+from hyperslab.tensor.copies import TrackedTensor
 
 
 class Promise(Protocol):
@@ -43,7 +43,10 @@ class LazyTensor(TrackedTensor):
     readers: tuple[weakref.ref[LazyTensor], ...] = ()
     """The tensors that are pending and have this one for their source."""
     private = False
-    """Nobody but the rules has seen its memory: it stays as it is until one of them changes it."""
+    """Nobody but the rules has seen its memory: it stays as it is until one of them changes it.
+
+    The same on all ranks, also where a view is empty or a copy on some of them.
+    """
     reordered = False
     _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
     _computed: tuple[Promise, int] | None = None  # from what, and the version that it has since
@@ -53,7 +56,7 @@ class LazyTensor(TrackedTensor):
         if self.pending is not None:
             self._compute()
         if self._own is not None:
-            return self._own
+            return self._own.view_as(self._own)  # without a graph where none is wanted
         with DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 
@@ -77,7 +80,8 @@ class LazyTensor(TrackedTensor):
         pending = self.pending
         value = pending.value()
         self.pending = None
-        with DisableTorchFunctionSubclass():
+        # Who looks first may do so under no_grad.
+        with DisableTorchFunctionSubclass(), torch.set_grad_enabled(value.requires_grad):
             torch._C._swap_tensor_impl(self, value.as_subclass(type(self)))
             self._computed = (pending, value._version)
 
@@ -103,11 +107,8 @@ class LazyTensor(TrackedTensor):
     def _in_serial_order(self) -> torch.Tensor:
         """The block as serial torch has it in memory; from now on this tensor's own, too."""
         if self.reordered:
-            self._own = self._block.contiguous()
+            inference = self._block.is_inference()
+            with torch.set_grad_enabled(not inference), DisableTorchFunctionSubclass():
+                self._own = self._block.contiguous()
             self.reordered = False
         return self._block
-
-    def _note_view(self, other: LazyTensor) -> None:
-        """Memory that two tensors show can be changed through either."""
-        if self.private and share_memory(self._block, other._block):
-            self.private = False

@@ -90,7 +90,7 @@ class Sharded(LazyTensor):
             y.private = True
         else:
             self._pass_on_to(y)
-            self._note_view(y)
+            self.private = False  # who holds the one may change the other
         if self.reordered if reordered is None else reordered:
             y.reordered = memory_format_of(local) is not torch.contiguous_format
         return y

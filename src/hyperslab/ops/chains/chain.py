@@ -20,7 +20,8 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Chain:
     """Links to be applied to the block of ``source``; see the note in `hyperslab.tensor.lazy`.
 
-    ``version``: that of the block when the chain was begun.
+    ``version``: that of the block when the chain was begun; ``with_graph``: whether gradients were
+    wanted then.
     """
 
     source: Sharded
@@ -29,6 +30,7 @@ class Chain:
     links: Links
     weight: torch.Tensor | None
     bias: torch.Tensor | None
+    with_graph: bool
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,7 +50,8 @@ class Chain:
                 "alias that was taken before"
             )
         links = self.links if dtype is None else replace(self.links, dtype=dtype)
-        return ChainFunction.apply(self.block, self.weight, self.bias, links)
+        with torch.set_grad_enabled(self.with_graph):
+            return ChainFunction.apply(self.block, self.weight, self.bias, links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +69,23 @@ class Recomputable:
 def begin(x: Sharded) -> Chain | None:
     """The chain that an operator on ``x`` goes on with; None where there are no kernels for it.
 
-    The one that is pending there, or a new one without links.
+    The one that is pending there, or a new one without links. All ranks decide alike: a node of
+    the graph that is made at another time would let them send in another order.
     """
     if isinstance(x.pending, Chain):
         return x.pending
-    block = x.block
-    if block.dtype not in TYPES or not 3 <= block.dim() <= 5 or block.numel() == 0:
+    empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
+    if x.dtype not in TYPES or not 3 <= x.dim() <= 5 or empty:
         return None
-    block = dense(block, memory_format_of(block))
+    block = dense(x.block, memory_format_of(x.block))
     version = 0 if block.is_inference() else block._version
-    return Chain(x, block, version, Links(block.dtype), None, None)
+    return Chain(x, block, version, Links(block.dtype), None, None, torch.is_grad_enabled())
 
 
 def result(chain: Chain, like: Sharded, partition: Partition) -> Sharded:
     """What a rule returns: put off where nobody can change the source unnoticed, else computed."""
     tensors = (chain.block, chain.weight, chain.bias)
-    graph = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    graph = chain.with_graph and any(t is not None and t.requires_grad for t in tensors)
     if graph and chain.source.private:
         return like.will_be(chain, partition)
     return like.like(chain.value(), partition, fresh=True)

@@ -1,5 +1,5 @@
 """Elementwise operators: pointwise ones, activations, dropout, creation of tensors."""
 
-from hyperslab.ops.elementwise import activations, creation, dropout, pointwise
+from hyperslab.ops.elementwise import activations, creation, dropout, pointwise, rectifiers
 
-__all__ = ["activations", "creation", "dropout", "pointwise"]
+__all__ = ["activations", "creation", "dropout", "pointwise", "rectifiers"]

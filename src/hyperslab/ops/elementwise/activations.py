@@ -20,7 +20,7 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
             f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
             "    use hyperslab.gather(x, axes) before it"
         )
-    return input.like(torch.prelu(input.block, weight))
+    return input.like(torch.prelu(input.block, weight), fresh=True)
 
 
 @register(F.glu, family="elementwise", dims=["dim"])

@@ -50,7 +50,7 @@ def _multiply(x: Sharded, mask: torch.Tensor, scale: float, inplace: bool) -> Sh
         torch.Tensor.mul_(torch.Tensor.mul_(x, mask), scale)
         x.note_change()
         return x
-    return x.like(x.block * mask * scale if scale != 1.0 else x.block * mask)
+    return x.like(x.block * mask * scale if scale != 1.0 else x.block * mask, fresh=True)
 
 
 @per_grid

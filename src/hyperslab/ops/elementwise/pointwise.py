@@ -48,6 +48,11 @@ short zero_
 """.split()  # noqa: SIM905
 """Names looked up in torch.Tensor only."""
 
+MAY_ALIAS = """
+detach positive __pos__ bfloat16 bool byte char cpu cuda double float half int long short
+""".split()  # noqa: SIM905
+"""Those whose result may show the operand's own memory."""
+
 RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
 
 
@@ -89,7 +94,8 @@ def apply_pointwise(
         like.note_change()
         return like
     reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
-    return like.like(result, target, reordered=reordered)
+    fresh = function.__name__ not in MAY_ALIAS
+    return like.like(result, target, reordered=reordered, fresh=fresh)
 
 
 def _is_in_place(function: Operator) -> bool:

@@ -57,4 +57,4 @@ class Pooled:
 
     def wrap(self, block: torch.Tensor) -> Sharded:
         """A block of the output."""
-        return self.x.like(block, self.partition)
+        return self.x.like(block, self.partition, fresh=True)

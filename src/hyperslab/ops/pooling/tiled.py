@@ -20,16 +20,7 @@ WINNERS = 256
 
 def pooled_chain(p: Pooled, *, maximum: bool) -> Chain | None:
     """The input's chain with this pooling as the last link, where the windows tile the block."""
-    plan = p.plan
-    tiled = (
-        plan.in_place
-        and plan.own == plan.wanted
-        and p.kernel == p.stride
-        and not any(p.padding)
-        and all(w.dilation == 1 for w in p.windows)
-        and all(e % k == 0 for e, k in zip(plan.own.shape[2:], p.kernel, strict=True))
-    )
-    if not tiled:
+    if not _tiles(p):
         return None
     if isinstance(p.x.pending, Chain) and p.x.pending.links.pool:
         p.x.settle()
@@ -39,6 +30,17 @@ def pooled_chain(p: Pooled, *, maximum: bool) -> Chain | None:
     dtype = _result_type(p.name, chain.dtype, chain.block.device)
     links = replace(chain.links, pool=tuple(p.kernel), maximum=maximum, dtype=dtype)
     return replace(chain, links=links)
+
+
+def _tiles(p: Pooled) -> bool:
+    """Whether tiles cover the block of every rank: all decide alike, see `begin`."""
+    if p.kernel != p.stride or any(w.before or w.after or w.dilation != 1 for w in p.windows):
+        return False
+    for cut, extent, k in zip(p.x.partition.cuts[2:], p.inputs, p.kernel, strict=True):
+        ends = [extent] if cut is None else [hi for _, hi in cut.intervals]
+        if any(end % k for end in ends):
+            return False
+    return True
 
 
 @functools.lru_cache(64)

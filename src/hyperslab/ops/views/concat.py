@@ -45,7 +45,7 @@ def join(
             parts.append(fetch(section.source.block, plan, what=what))
         else:
             parts.append(section.source[cover.box(like.grid.coords).slices()])
-    return like.like(torch.cat(parts, dim), target)
+    return like.like(torch.cat(parts, dim), target, fresh=True)
 
 
 def _wanted(target: Partition, dim: int, offset: int, interval: Interval) -> Cover:
