@@ -9,13 +9,16 @@ import torch.nn.functional as F
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
-from hyperslab.ops.chains.chain import begin, result
+from hyperslab.ops.chains.chain import TYPES, begin, result
 from hyperslab.ops.chains.statistics import Population, moments_of, normalised_chain
 from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.normalization.statistics import Normalise
 from hyperslab.ops.reductions.base import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
+
+FEW = 64
+"""Values of one normalisation."""
 
 
 @register(F.instance_norm, family="normalization", lazy=True)
@@ -46,6 +49,8 @@ def instance_norm(
         raise ValueError(
             f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
         )
+    if running_mean is None and _left_to_torch(x, count):
+        return x.like(F.instance_norm(x.block, weight=weight, bias=bias, eps=eps), fresh=True)
     dtype = F.instance_norm(x.block.new_zeros(1, 1, 2)).dtype  # autocast may choose another
     y, mean, var = normalise_space(x, dtype, weight, bias, eps, 1)
     if running_mean is not None and running_var is not None:
@@ -74,8 +79,21 @@ def group_norm(
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
         )
+    pool = x.shape[1] // num_groups
+    if _left_to_torch(x, pool * math.prod(x.shape[2:])):
+        # Not F's, which judges by the block's samples: some ranks would raise and others not.
+        return x.like(torch.group_norm(x.block, num_groups, weight, bias, eps), fresh=True)
     dtype = F.group_norm(x.block.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
-    return normalise_space(x, dtype, weight, bias, eps, x.shape[1] // num_groups)[0]
+    return normalise_space(x, dtype, weight, bias, eps, pool)[0]
+
+
+def _left_to_torch(x: Sharded, count: int) -> bool:
+    """Whether torch's own operator runs: nothing is cut, and no kernel would be faster.
+
+    Of few values there is no gradient but what rounding and eps leave; torch's is torch's.
+    """
+    whole = group_over(x, range(2, x.dim())) is None
+    return whole and (count <= FEW or x.dtype not in TYPES)
 
 
 def check_normalised(x: object, name: str, *parameters: object) -> None:
