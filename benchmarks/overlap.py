@@ -10,8 +10,8 @@ of the same step (forward, loss, backward), in turn, in one process group:
 - *actual*: as it runs.
 - *halos blocking*: every exchange has ended before the work starts that could hide it. *halos
   without*: every exchange delivers a buffer at once, and nobody sends anything.
-- *gradients blocking*: buckets are averaged when the backward pass has ended. *gradients without*:
-  the same buckets are filled, and nobody averages them.
+- *gradients blocking*: they are averaged when the backward pass has ended. *gradients without*:
+  they are collected all the same, and nobody averages them.
 
 Nothing else differs, so statistics and the other kind of communication are in all of them.
 """
@@ -19,14 +19,12 @@ Nothing else differs, so statistics and the other kind of communication are in a
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import time
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -38,8 +36,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import hyperslab as hs
-from hyperslab.comm import average_gradients, shared_channels
+from hyperslab.comm import shared_channels
 from hyperslab.comm.communicator import Arriving, GroupCommunicator, PeerTensor
+from hyperslab.parallel.shared_gradients import SharedGradients
 
 ACTUAL = ("actual", "actual")
 VARIANTS = {
@@ -100,41 +99,46 @@ class MeasuredGrid(hs.Grid):
 
 
 class Gradients:
-    """DistributedDataParallel's buckets, which are averaged in one of three ways."""
+    """Gradients that are averaged in one of three ways.
+
+    ``averaging`` is DistributedDataParallel, or what does its work in shared memory: all at the end
+    of the backward pass, so that there is nothing to wait for longer.
+    """
 
     way = "actual"
 
-    def __init__(self, ddp: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, averaging: DistributedDataParallel | SharedGradients, group: dist.ProcessGroup
+    ) -> None:
         self.group = group
-        self.waiting: list[torch.Tensor] = []
-        self.by_memory = shared_channels() is not None
-        if not self.by_memory:  # or parallelize has given it a hook, which calls `average`
-            ddp.register_comm_hook(None, self._hook)
+        self.waiting: list[Callable[[], object]] = []
+        if isinstance(averaging, SharedGradients):
+            self._now = averaging.average
+            averaging.average = self._average  # type: ignore[method-assign]
+        else:
+            averaging.register_comm_hook(None, self._hook)
 
     def finish(self) -> None:
         """What the backward pass has left to do."""
-        for buffer in self.waiting:
+        for average in self.waiting:
             if self.way == "blocking":
-                self._at_once(buffer)
+                average()
         self.waiting.clear()
 
-    def _at_once(self, buffer: torch.Tensor) -> None:
-        if self.by_memory:
-            average_gradients(buffer, self.group)
-        else:
-            dist.all_reduce(buffer.div_(self.group.size()), group=self.group)
-
-    def average(self, buffer: torch.Tensor, _group: dist.ProcessGroup) -> None:
+    def _average(self) -> None:
         if self.way == "actual":
-            self._at_once(buffer)
+            self._now()
         else:
-            self.waiting.append(buffer)
+            self.waiting.append(self._now)
+
+    def _at_once(self, buffer: torch.Tensor) -> None:
+        dist.all_reduce(buffer.div_(self.group.size()), group=self.group)
 
     def _hook(self, _state, bucket):  # type: ignore[no-untyped-def]
         """As DistributedDataParallel does it by itself."""
         if self.way == "actual":
             return allreduce_hook(self.group, bucket)
-        self.waiting.append(bucket.buffer())
+        self.waiting.append(partial(self._at_once, bucket.buffer()))
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -147,8 +151,8 @@ class Variants:
         self.grid = MeasuredGrid(**extents)
         case = make_case(network, width, False, self.grid.device)
         case.cut(self.grid)
-        ddp = case.model.no_sync.__self__  # type: ignore[union-attr]
-        self.gradients = Gradients(ddp, self.grid.gradients.group)
+        averaging = case.model.no_sync.__self__  # type: ignore[union-attr]
+        self.gradients = Gradients(averaging, self.grid.gradients.group)
         self.step = Step(case, dtype)
         self.step.forward()  # the last layer's weight begins at zero, and so do gradients before it
         self.step.backward()
@@ -161,9 +165,7 @@ class Variants:
         self.step.optimizer.zero_grad()
         self.grid.barrier()
         parts = [self.step.forward, self.step.backward, self.gradients.finish]
-        rules = importlib.import_module("hyperslab.parallel.parallelize")
-        with patch.object(rules, "average_gradients", self.gradients.average):
-            passes = stopwatch(self.grid.device, parts)
+        passes = stopwatch(self.grid.device, parts)
         return slowest([sum(passes)], self.grid.device)[0]
 
 

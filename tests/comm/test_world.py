@@ -6,7 +6,6 @@ What each one carries is read from gloo, which counts what every process group w
 from __future__ import annotations
 
 import datetime
-import importlib
 import os
 import resource
 import time
@@ -22,31 +21,32 @@ import hyperslab as hs
 from hyperslab.comm import shared_channels
 from hyperslab.comm.communicator import GroupCommunicator
 from hyperslab.comm.shared_memory import segment
+from hyperslab.comm.shared_memory.channels import Shared
 from hyperslab.comm.world import communicators_of_world, groups_of
 from tests.ranks import RankError, fresh_groups, run_ranks
-
-parallelize_module = importlib.import_module("hyperslab.parallel.parallelize")
 
 HALOS = "halos"
 STATISTICS = "statistics"
 GRADIENTS = "gradients"
+MEMORY = "shared memory"
 
 
 class Record:
-    """Which process groups the messages, the sums and the averages of a step went to."""
+    """Which process groups the messages, the sums and the averages of a step went to; averages in
+    shared memory to none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.used: dict[str, set[dist.ProcessGroup]] = {HALOS: set(), STATISTICS: set()}
+        self.used: dict[str, set[Any]] = {HALOS: set(), STATISTICS: set()}
         self.used[GRADIENTS] = set()
         for name, purpose in (("exchange", HALOS), ("sum_in_place", STATISTICS)):
             monkeypatch.setattr(GroupCommunicator, name, self._watching(name, purpose))
-        average = parallelize_module.average_gradients
+        average = Shared.average_shown
 
-        def averaging(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
-            self.used[GRADIENTS].add(group)
-            average(gradients, group)
+        def averaging(shared: Shared, *args: Any) -> None:
+            self.used[GRADIENTS].add(MEMORY)
+            average(shared, *args)
 
-        monkeypatch.setattr(parallelize_module, "average_gradients", averaging)
+        monkeypatch.setattr(Shared, "average_shown", averaging)
 
     def _watching(self, name: str, purpose: str) -> Any:
         plain = getattr(GroupCommunicator, name)
@@ -116,7 +116,7 @@ def check(used: dict[str, set[Any]], carried: dict[Any, int], memory: bool) -> N
     assert not statistics & gradients
     made = communicators_of_world()
     assert halos == {made.halos.group}
-    assert gradients == {made.gradients.group}
+    assert gradients == {MEMORY if memory else made.gradients.group}
 
 
 CASES = [

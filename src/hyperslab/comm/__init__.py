@@ -5,6 +5,7 @@ from hyperslab.comm.communicator import Communicator
 from hyperslab.comm.exchange import ExchangePlan, plan_exchange
 from hyperslab.comm.grid import AXES, Grid, log_once
 from hyperslab.comm.per_grid import per_grid
+from hyperslab.comm.shared_memory.buffers import shared_buffers
 from hyperslab.comm.shared_memory.channels import shared_channels
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "log_once",
     "per_grid",
     "plan_exchange",
+    "shared_buffers",
     "shared_channels",
 ]

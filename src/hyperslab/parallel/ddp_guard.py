@@ -20,7 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from hyperslab.errors import LayoutError
+from hyperslab.parallel.shared_gradients import SharedGradients
 from hyperslab.tensor import Sharded
+
+Averaging = DistributedDataParallel | SharedGradients
+"""What averages the gradients of a module."""
 
 
 class Body(nn.Module):
@@ -70,15 +74,16 @@ class Guard:
         self.averaged = _trainable(module)
         self.synchronised = True
         self.seen: set[int] = set()
+        self.gradients: SharedGradients | None = None  # None: DistributedDataParallel has them
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_weakly(self._accumulated))
 
-    def begin(self, ddp: DistributedDataParallel | None) -> None:
+    def begin(self, averaging: Averaging | None) -> None:
         """A forward pass whose gradients will be averaged, unless in ``no_sync``."""
         self._check_parameters()
         self.seen.clear()
-        self.synchronised = ddp is None or ddp.require_backward_grad_sync
+        self.synchronised = averaging is None or averaging.require_backward_grad_sync
 
     def _check_parameters(self) -> None:
         now = _trainable(self.module)
@@ -111,6 +116,10 @@ class Guard:
         if not self.seen:
             torch.autograd.Variable._execution_engine.queue_callback(self._finished)
         self.seen.add(id(parameter))
+        if self.gradients is not None:
+            self.gradients.collect(parameter)
+            if len(self.seen) == len(self.averaged):
+                self.gradients.average()
 
     def _finished(self) -> None:
         """At the end of a backward pass; in one of re-entrant checkpointing there is more to come.
@@ -152,11 +161,11 @@ class Watched(functools.partial[Any]):
         cls,
         forward: Callable[..., Any],
         guard: Guard | None = None,
-        ddp: DistributedDataParallel | None = None,
+        averaging: Averaging | None = None,
     ) -> Watched:
         def run(*args: Any, **kwargs: Any) -> Any:
             if guard is not None and torch.is_grad_enabled():
-                guard.begin(ddp)
+                guard.begin(averaging)
             with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
                 return _computed(forward(*args, **kwargs))
 

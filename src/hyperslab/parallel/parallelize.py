@@ -18,6 +18,7 @@ from hyperslab.comm import Grid, average_gradients, shared_channels
 from hyperslab.errors import LayoutError
 from hyperslab.parallel.ddp_guard import Body, Guard, Watched
 from hyperslab.parallel.gather_before import Submodule, gather_before
+from hyperslab.parallel.shared_gradients import share_gradients
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.policy import Policy
 
@@ -45,9 +46,10 @@ def parallelize(
     to the grid's device. Call it last: after freezing, replacing or converting parameters. After
     ``loss.backward()`` every ``.grad`` is the gradient of the one global loss: torch's
     DistributedDataParallel averages over all ranks, bucketed and overlapped with the backward
-    pass. Names in the state dict do not change. ``module.no_sync()`` is a context in which
-    gradients accumulate without communication, as DistributedDataParallel has it. The module runs
-    eagerly, also if it or a part of it is compiled, before or afterwards.
+    pass; on the CPU of one machine the ranks do so themselves, in memory that they share. Names in
+    the state dict do not change. ``module.no_sync()`` is a context in which gradients accumulate
+    without communication, as DistributedDataParallel has it. The module runs eagerly, also if it
+    or a part of it is compiled, before or afterwards.
 
     Args:
         module: any module; its forward takes `Sharded` inputs.
@@ -106,8 +108,16 @@ def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None
         module.forward = Watched(module.forward, guard)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
+    body = Body(module)
+    if not find_unused and _can_share(module, grid):
+        gradients = share_gradients(module, grid.rank)
+        if gradients is not None:
+            guard.gradients = gradients
+            module.forward = Watched(body.forward, guard, gradients)  # type: ignore[method-assign]
+            module.no_sync = gradients.no_sync  # type: ignore[assignment]
+            return
     ddp = DistributedDataParallel(
-        Body(module),
+        body,
         process_group=grid.gradients.group,
         find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
@@ -118,6 +128,12 @@ def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None
         ddp.register_comm_hook(ddp.process_group, _average)
     module.forward = Watched(ddp.forward, guard, ddp)  # type: ignore[method-assign]
     module.no_sync = ddp.no_sync  # type: ignore[assignment]
+
+
+def _can_share(module: nn.Module, grid: Grid) -> bool:
+    """Whether gradients lie in the memory of a machine that all ranks share, and are all dense."""
+    sparse = any(getattr(part, "sparse", False) for part in module.modules())
+    return shared_channels() is not None and grid.device.type == "cpu" and not sparse
 
 
 def _average(group, bucket):  # type: ignore[no-untyped-def]

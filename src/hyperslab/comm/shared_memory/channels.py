@@ -77,6 +77,10 @@ class Shared:
         """``scale`` times the sum over ``ranks``, in place; see `SharedSums.all_reduce`."""
         self._sums.all_reduce(x, ranks, what, scale)
 
+    def average_shown(self, parts: Sequence[torch.Tensor], what: str) -> None:
+        """The mean over all ranks in memory that all map; see `SharedSums.average_shown`."""
+        self._sums.average_shown(parts, what)
+
     def _slot(self, sender: int, receiver: int, number: int, like: torch.Tensor) -> torch.Tensor:
         """The part of a slot that a message fills."""
         key = (sender, receiver, number % SLOTS, like.shape, like.dtype)

@@ -13,13 +13,17 @@ import os
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from hyperslab.comm.agreement import lost_contact
+
+T = TypeVar("T")
 
 SHARED_FOLDER = Path("/dev/shm")
 CACHE_LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
@@ -119,35 +123,51 @@ def _timespec(seconds: float) -> object:
 def connect(
     group: dist.ProcessGroup, semaphores: Sequence[int], numbers: int, data: int
 ) -> Segment | None:
-    """A segment for the ranks of the default group, which all call this; None if there is none.
-
-    None where the ranks are on several machines, where the system has no shared memory, or where
-    that is full.
+    """A segment for the ranks of the default group, which all call this; None as `share_file`.
 
     Args:
         semaphores: their first values.
         numbers: how many the ranks share.
         data: [B] that the ranks share.
     """
+
+    def open_segment(path: Path) -> Segment:
+        limit = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        segment = Segment(path, len(semaphores), numbers, limit)
+        if dist.get_rank() == 0:
+            segment.prepare(semaphores)
+        return segment
+
+    segment = share_file((len(semaphores) + numbers) * CACHE_LINE + data, open_segment)
+    if segment is not None:
+        weakref.finalize(group, segment.leave)
+    return segment
+
+
+def share_file(nbytes: int, open_file: Callable[[Path], T]) -> T | None:
+    """What every rank of the default group makes of a file of so many bytes; all call this.
+
+    None where the ranks are on several machines, where the system has no shared memory, or where
+    that is full. The file has no name any more when this returns.
+    """
     message: list[str | None] = [None]
     # All are here: nobody is ended for somebody else's failure to start while there is a file.
     dist.barrier()
+    opened = None
     try:
         if dist.get_rank() == 0:
-            message[0] = _reserve((len(semaphores) + numbers) * CACHE_LINE + data)
+            message[0] = _reserve(nbytes)
         dist.broadcast_object_list(message, src=0)
         if message[0] is None:
             return None
-        segment = _open(SHARED_FOLDER / message[0], group, semaphores, numbers)
-        everywhere = torch.tensor(int(segment is not None), device="cpu")
+        with suppress(OSError):
+            opened = open_file(SHARED_FOLDER / message[0])
+        everywhere = torch.tensor(int(opened is not None), device="cpu")
         dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)  # all have opened it, or never will
     finally:
         if dist.get_rank() == 0 and message[0] is not None:
             (SHARED_FOLDER / message[0]).unlink()
-    if segment is None or not everywhere.item():
-        return None
-    weakref.finalize(group, segment.leave)
-    return segment
+    return opened if everywhere.item() else None
 
 
 def _reserve(size: int) -> str | None:
@@ -165,16 +185,3 @@ def _reserve(size: int) -> str | None:
     finally:
         os.close(descriptor)
     return name
-
-
-def _open(
-    path: Path, group: dist.ProcessGroup, semaphores: Sequence[int], numbers: int
-) -> Segment | None:
-    limit = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-    try:
-        segment = Segment(path, len(semaphores), numbers, limit)
-        if dist.get_rank() == 0:
-            segment.prepare(semaphores)
-    except OSError:
-        return None
-    return segment

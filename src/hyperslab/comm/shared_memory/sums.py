@@ -17,6 +17,7 @@ from hyperslab.errors import CommError
 SMALL = 16 << 10  # [B] up to which every rank adds up everything by itself
 AREAS = 16 << 20  # [B] of all areas together
 LARGEST_AREA = 4 << 20  # [B] of one: two chunks that the processor's cache holds
+PIECE = 1 << 16  # numbers that are added up at once: they stay in the processor's cache
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -51,6 +52,35 @@ class SharedSums:
         self._readers = others
         for rank in others:
             self._pairs.post(self.rank, rank, TOKEN)
+
+    def average_shown(self, parts: Sequence[torch.Tensor], what: str) -> None:
+        """The mean over all ranks, in place of tensors that all of them map: one each, flat.
+
+        A number is read where it was written, and its mean is written where it belongs; every rank
+        does so for its share of the numbers.
+
+        Raises:
+            CommError: see `all_reduce`.
+        """
+        ranks = range(len(parts))
+        others = [rank for rank in ranks if rank != self.rank]
+        self._may_write(what)
+        self._segment.numbers[self.rank] = parts[self.rank].nbytes
+        self.meet(others, what)
+        self.check(others, parts[self.rank].nbytes, what)
+        shares = [part.tensor_split(len(parts))[self.rank].split(PIECE) for part in parts]
+        for pieces in zip(*shares, strict=True):
+            own = pieces[self.rank]
+            shown = [pieces[rank] for rank in others]
+            if own.dtype in _HALF:
+                own.copy_(_total([own, *shown]).mul_(1 / len(parts)))
+            else:
+                for piece in shown:
+                    own.add_(piece)
+                own.mul_(1 / len(parts))
+            for piece in shown:
+                piece.copy_(own)
+        self.meet(others, what)
 
     def _sum_all(
         self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str, scale: float
@@ -184,15 +214,20 @@ def check_size(rank: int, peer: int, expected: int, found: int, what: str) -> No
 
 def _add_up(terms: Sequence[torch.Tensor], out: torch.Tensor, scale: float) -> None:
     """``out`` may be one of the terms only where it is of half precision."""
-    wide = torch.float32 if out.dtype in _HALF else out.dtype
-    if wide is out.dtype:
+    if out.dtype not in _HALF:
         torch.add(terms[0], terms[1], out=out)
         for term in terms[2:]:
             out.add_(term)
         if scale != 1.0:
             out.mul_(scale)
         return
+    total = _total(terms)
+    out.copy_(total if scale == 1.0 else total.mul_(scale))
+
+
+def _total(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+    wide = torch.float32 if terms[0].dtype in _HALF else terms[0].dtype
     total = terms[0].to(wide) + terms[1].to(wide)
     for term in terms[2:]:
         total += term.to(wide)
-    out.copy_(total if scale == 1.0 else total.mul_(scale))
+    return total

@@ -1,0 +1,173 @@
+"""Gradients that lie and are averaged in shared memory (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hyperslab as hs
+from hyperslab.comm import shared_buffers, shared_channels
+from hyperslab.comm.shared_memory import segment
+from hyperslab.comm.shared_memory.segment import SHARED_FOLDER
+from hyperslab.parallel.shared_gradients import SharedGradients
+from tests.ranks import fresh_groups, run_ranks
+
+SIZES = (1, 5, 1000, 200_003)
+
+
+def averages() -> list[torch.Tensor]:
+    """Of small whole numbers, which are exact in every order, on sizes that no rank's share fits;
+    then of others, whose bits all ranks must have alike."""
+    grid = hs.Grid(data=dist.get_world_size())
+    shared = shared_channels()
+    assert shared is not None
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for count in SIZES:
+            generator = torch.Generator().manual_seed(count)
+            numbers = torch.randint(-9, 9, (grid.size, count), generator=generator) * grid.size
+            buffers = shared_buffers(count * dtype.itemsize)
+            assert buffers is not None
+            parts = [buffer.view(dtype) for buffer in buffers]
+            parts[grid.rank].copy_(numbers[grid.rank])
+            shared.average_shown(parts, "a test")
+            assert torch.equal(parts[grid.rank].long(), numbers.sum(0) // grid.size)
+    torch.manual_seed(grid.rank)
+    buffers = shared_buffers(4 * SIZES[-1])
+    assert buffers is not None
+    parts = [buffer.view(torch.float32) for buffer in buffers]
+    parts[grid.rank].normal_()
+    shared.average_shown(parts, "a test")
+    return [parts[grid.rank].clone()]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_every_rank_has_the_same_average(ranks: int) -> None:
+    (first,), *others = run_ranks(ranks, averages)
+    assert all(torch.equal(first, other) for (other,) in others)
+
+
+class Mixed(nn.Module):
+    """Parameters of several types and memory formats, one of them used twice, one empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(3, 5, 3, padding=1).to(memory_format=torch.channels_last_3d)
+        self.scale64 = nn.Parameter(torch.randn(5, dtype=torch.float64))
+        self.mix16 = nn.Parameter(torch.randn(7, 5).to(torch.bfloat16).t())
+        self.none = nn.Parameter(torch.empty(0))
+        self.frozen = nn.Parameter(torch.randn(2), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).mean((2, 3, 4)) * self.scale64.float() * self.scale64.float()
+        return (y @ self.mix16.float()).sum() + self.none.sum()
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def accumulate(model: nn.Module, x: torch.Tensor, cut: bool) -> list[list[torch.Tensor]]:
+    """Gradients after a step, after two more without zeroing, and after zeroing in both ways."""
+    found = []
+    grid = hs.Grid(depth=2) if cut else None
+    if grid is not None:
+        hs.parallelize(model, grid)
+
+    def step() -> None:
+        model(x if grid is None else hs.shard(x, grid)).backward()
+
+    step()
+    found.append(gradients_of(model))
+    if grid is not None:
+        with model.no_sync():  # type: ignore[operator]
+            step()
+    else:
+        step()
+    step()
+    found.append(gradients_of(model))
+    for to_none in (True, False):
+        model.zero_grad(set_to_none=to_none)
+        step()
+        found.append(gradients_of(model))
+    for p in model.parameters():
+        if p.requires_grad:
+            assert p.grad is not None
+            assert p.grad.dtype == p.dtype
+            assert p.grad.stride() == p.stride() or not p.numel()
+    return found
+
+
+def both_ways() -> list[list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = Mixed()
+    x = torch.randn(1, 3, 4, 5, 6)
+    alone = Mixed()
+    alone.load_state_dict(model.state_dict())
+    expected = accumulate(alone, x, False)
+    found = accumulate(model, x, True)
+    assert isinstance(model.no_sync.__self__, SharedGradients)  # type: ignore[union-attr]
+    for a, b in zip(expected, found, strict=True):
+        for one, other in zip(a, b, strict=True):
+            tolerance = 2e-2 if one.dtype == torch.bfloat16 else 1e-5
+            assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
+    return found
+
+
+def test_gradients_of_several_types() -> None:
+    first, second = run_ranks(2, both_ways)
+    for a, b in zip(first, second, strict=True):
+        assert all(map(torch.equal, a, b))
+
+
+def mapped() -> int:
+    """Bytes of files without a name that this process maps."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ends = [line.split()[0].split("-") for line in lines if "hyperslab-" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ends)
+
+
+def freed() -> tuple[int, int]:
+    grid = hs.Grid(depth=2)
+    gc.collect()  # what other tests left
+    before = mapped()
+    model = hs.parallelize(nn.Conv3d(8, 64, 5), grid)
+    model(hs.shard(torch.randn(1, 8, 12, 6, 6), grid)).full().sum().backward()
+    during = mapped()
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    return during - before, mapped() - before
+
+
+def test_the_memory_goes_with_the_module() -> None:
+    for during, after in run_ranks(2, freed):
+        assert during >= 2 * 4 * 8 * 64 * 125
+        assert after == 0
+
+
+def without_room() -> bool:
+    """Where there is no room for the gradients DistributedDataParallel averages them."""
+    grid = hs.Grid(data=2)
+    segment.SHARED_FOLDER = Path(os.devnull, "nowhere")
+    try:
+        model = hs.parallelize(nn.Linear(3, 2), grid)
+    finally:
+        segment.SHARED_FOLDER = SHARED_FOLDER
+    model(torch.full((4, 3), grid.rank + 1.0)).sum().backward()
+    assert model.weight.grad is not None
+    right = torch.equal(model.weight.grad, torch.full((2, 3), 6.0))
+    return right and isinstance(model.no_sync.__self__, DistributedDataParallel)  # type: ignore[union-attr]
+
+
+def test_without_room_for_gradients() -> None:
+    assert run_ranks(2, without_room) == [True] * 2
+    fresh_groups()
