@@ -130,6 +130,10 @@ def _backward(  # type: ignore[no-untyped-def]
     exist = (v < V) & (c < C)
     pooled = n * C * V + offset(v, c, C, V, LAST)
     dy = tl.load(g + pooled, mask=exist, other=0.0).to(tl.float32)
+    factor = factor_of(scale, n, c, C, SCALE, PER_SAMPLE)
+    addend = factor_of(shift, n, c, C, SHIFT, PER_SAMPLE)
+    slope_of_x = factor_of(b, n, c, C, HAS_B, PER_SAMPLE)
+    constant = factor_of(summand, n, c, C, HAS_C, PER_SAMPLE)
     winner = tl.zeros((R, K), tl.int32)
     if WINNERS:
         winner = tl.load(winners + pooled, mask=exist, other=0).to(tl.int32)
@@ -144,16 +148,16 @@ def _backward(  # type: ignore[no-untyped-def]
                     value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
                 if ACTIVATION != "none":
                     if SCALE:
-                        u = affine(value, scale, shift, n, c, C, SCALE, SHIFT, PER_SAMPLE)
+                        u = affine(value, factor, addend, SCALE, SHIFT)
                         passing = hands_on(u, ACTIVATION)
                     else:
                         byte = tl.load(bits + at // 8, mask=exist, other=0).to(tl.int32)
                         passing = ((byte >> (at % 8).to(tl.int32)) & 1) != 0
                     du = through_activation(du, passing, slope, ACTIVATION)
                 if SCALE:
-                    du *= factor_of(scale, n, c, C, PER_SAMPLE)
+                    du *= factor
                 if HAS_B:
-                    du += value * factor_of(b, n, c, C, PER_SAMPLE)
+                    du += value * slope_of_x
                 if HAS_C:
-                    du += factor_of(summand, n, c, C, PER_SAMPLE)
+                    du += constant
                 tl.store(dx + at, du.to(dx.dtype.element_ty), mask=exist)

@@ -10,11 +10,13 @@ import triton
 import triton.language as tl
 
 from hyperslab.ops.kernels.fused.gpu.tiles import (
+    OPTIONS,
     Tiles,
     activation,
     affine,
     before_pooling,
     dense_block,
+    factor_of,
     first_of,
     hands_on,
     offset,
@@ -86,6 +88,7 @@ def triton_chain_forward(
             V=math.prod(x.shape[2:]),
             LAST=tiles.channels_last,
             SIZE=PACKED,
+            **OPTIONS,
             **about,
         )
     return y, marks
@@ -164,6 +167,8 @@ def _forward(  # type: ignore[no-untyped-def]
     c = c0 + tl.arange(0, K)[None, :]
     exist = (v < V) & (c < C)
     begin = n * C * V * TAPS
+    factor = factor_of(scale, n, c, C, SCALE, PER_SAMPLE)
+    summand = factor_of(shift, n, c, C, SHIFT, PER_SAMPLE)
     result = tl.zeros((R, K), tl.float32)
     winner = tl.zeros((R, K), tl.int32)
     if MAXIMUM and TAPS > 1:
@@ -174,7 +179,7 @@ def _forward(  # type: ignore[no-untyped-def]
                 whole = before_pooling(v, i, j, k, H, W, PD, PH, PW)
                 at = begin + offset(whole, c, C, V * TAPS, LAST)
                 value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
-                u = affine(value, scale, shift, n, c, C, SCALE, SHIFT, PER_SAMPLE)
+                u = affine(value, factor, summand, SCALE, SHIFT)
                 a = u
                 if ACTIVATION == "relu":
                     a = tl.where(u <= 0, 0.0, u)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hyperslab.ops.kernels.fused.gpu.tiles import NARROW, dense_block, first_of, offset
+from hyperslab.ops.kernels.fused.gpu.tiles import NARROW, OPTIONS, dense_block, first_of, offset
 from hyperslab.ops.kernels.fused.layout import format_of
 from hyperslab.ops.kernels.fused.reorder import wanted_format
 
@@ -37,6 +37,7 @@ def triton_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> 
         R=rows,
         K=channels,
         WIDE=voxels * x.shape[1] > NARROW,
+        **OPTIONS,
     )
     return y
 

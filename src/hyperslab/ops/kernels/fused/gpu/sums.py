@@ -21,6 +21,7 @@ from hyperslab.ops.kernels.fused.gpu.tiles import (
     before_pooling,
     dense_block,
     dense_like,
+    factor_of,
     hands_on,
     offset,
 )
@@ -167,6 +168,8 @@ def _backward_sums(  # type: ignore[no-untyped-def]
     V = D * H * W
     TAPS: tl.constexpr = PD * PH * PW
     share, n, c, to, second = _part_of(shares, C, K)
+    factor = factor_of(scale, n, c, C, True, PER_SAMPLE)
+    summand = factor_of(shift, n, c, C, True, PER_SAMPLE)
     total = tl.zeros((R, K), tl.float64)
     products = tl.zeros((R, K), tl.float64)
     for block in range(share, tl.cdiv(V, R), shares):
@@ -188,7 +191,7 @@ def _backward_sums(  # type: ignore[no-untyped-def]
                     value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
                     du = through_pooling(dy, winner, (i * PH + j) * PW + k, TAPS, WINNERS)
                     if ACTIVATION != "none":
-                        u = affine(value, scale, shift, n, c, C, True, True, PER_SAMPLE)
+                        u = affine(value, factor, summand, True, True)
                         du = through_activation(du, hands_on(u, ACTIVATION), slope, ACTIVATION)
                     few += du
                     few_products += du * value

@@ -20,6 +20,8 @@ TILE = 2048  # elements that one program works on at a time
 MOST_CHANNELS = 128  # of a tile
 NARROW = 2**31 - 2**24  # elements of a sample that 32 bits number, with those of the last tile
 
+OPTIONS = {"enable_fp_fusion": False}  # of every launch: what is to be one operation says so
+
 Argument = int | bool | str
 
 
@@ -77,6 +79,7 @@ class Tiles:
             "LAST": self.channels_last,
             "R": self.rows,
             "K": self.channels,
+            **OPTIONS,
             "WIDE": self.all_channels * self.voxels * math.prod(self.pool) > NARROW,
         }
 
@@ -147,28 +150,26 @@ def before_pooling(v, i, j, k, H, W, PD: tl.constexpr, PH: tl.constexpr, PW: tl.
 
 
 @triton.jit
-def factor_of(scale, n, c, C, PER_SAMPLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile's part (1, K) of what there is for every channel."""
-    if PER_SAMPLE:
+def factor_of(scale, n, c, C, GIVEN: tl.constexpr, PER_SAMPLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile's part (1, K) of what there is for every channel; zeros where there is nothing."""
+    if not GIVEN:
+        return tl.zeros(c.shape, tl.float32)
+    elif PER_SAMPLE:
         return tl.load(scale + n * C + c, mask=c < C, other=0.0)
     else:
         return tl.load(scale + c, mask=c < C, other=0.0)
 
 
 @triton.jit
-def affine(  # type: ignore[no-untyped-def]
-    x, scale, shift, n, c, C, SCALE: tl.constexpr, SHIFT: tl.constexpr, PER_SAMPLE: tl.constexpr
-):
+def affine(x, scale, shift, SCALE: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
     """``u`` of a tile (R, K) in float32; the same bits in every kernel, by one rounding."""
     if SCALE:
-        factor = tl.broadcast_to(factor_of(scale, n, c, C, PER_SAMPLE), x.shape)
         if SHIFT:
-            summand = tl.broadcast_to(factor_of(shift, n, c, C, PER_SAMPLE), x.shape)
-            return tl.fma(x, factor, summand)
+            return tl.fma(x, tl.broadcast_to(scale, x.shape), tl.broadcast_to(shift, x.shape))
         else:
-            return x * factor
+            return x * scale
     elif SHIFT:
-        return x + factor_of(shift, n, c, C, PER_SAMPLE)
+        return x + shift
     else:
         return x
 

@@ -1,0 +1,71 @@
+"""What a process without a GPU runs: the kernels compiled for one, and not started.
+
+The place of Triton's driver is taken by one that says which GPU it is for and starts nothing.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from hyperslab.ops.kernels.fused import on_cuda
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SHARED = 227 * 1024  # [B] of a Hopper's multiprocessor that one program may have
+
+built: list[str] = []
+
+
+class NoGpu:
+    """Compiles for ``HOPPER``; its launcher starts nothing."""
+
+    def __init__(self) -> None:
+        properties = {"max_shared_mem": SHARED, "multiprocessor_count": 132, "warpSize": 32}
+        self.utils = SimpleNamespace(
+            load_binary=self.load_binary, get_device_properties=lambda _: properties
+        )
+
+    def load_binary(self, name: str, binary: bytes, *_: Any) -> tuple[int, int, int, int, int]:
+        assert binary[:4] == b"\x7fELF", name
+        built.append(name)
+        return 0, 0, 0, 0, 1024
+
+    def launcher_cls(self, _source: Any, _metadata: Any) -> Any:
+        return lambda *_, **__: None
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+def run_all() -> None:
+    """CosmoFlow's chains: leaky ReLU and mean, with batch norm, and a maximum of ReLU."""
+    kernels = on_cuda.triton_versions()
+    x = torch.zeros(1, 16, 4, 4, 4, dtype=torch.bfloat16)
+    x = x.contiguous(memory_format=torch.channels_last_3d)
+    scale = torch.ones(1, 16)
+    pool = [2, 2, 2]
+    kernels["channel_sums"](x, 0)
+    g, marks = kernels["chain_forward"](x, scale, scale, 0.01, pool, False, True, x.dtype)
+    kernels["chain_backward_sums"](g, marks, x, scale, scale, 0.01, pool, False)
+    factors = [x, scale, scale, scale, scale]
+    kernels["chain_backward"](g, marks, *factors, 0.01, pool, False, x.shape, x.dtype)
+    _, marks = kernels["chain_forward"](x, None, None, 0.0, pool, True, True, x.dtype)
+    kernels["chain_backward"](g, marks, *[None] * 5, 0.0, pool, True, x.shape, x.dtype)
+    kernels["chain_forward"](torch.zeros(1, 3, 5), None, None, 0.0, [], False, True, torch.float32)
+    kernels["reorder"](x, False, torch.float32)
+
+
+if __name__ == "__main__":
+    driver.set_active(NoGpu())
+    run_all()
+    print(*sorted(set(built)))
