@@ -1,11 +1,13 @@
-"""Memory and reading per rank: activations that a step saves, bytes that a sample costs to read.
+"""Memory and reading per rank: what a step saves and takes, bytes that a sample costs to read.
 
     python benchmarks/memory.py [--network cosmoflow unet3d ...] [--width W] [--ranks 2 4 8]
-                                [--batch-norm] [--json OUT]
+                                [--batch-norm] [--what saved peak read] [--json OUT]
 
-1. Bytes saved for backward on the worst rank against 1.05 (U-Net: 1.08) x serial / ranks + halos.
-   The halos are computed from the windows alone.
-2. Bytes that each rank reads of each sample, as the reader and as the operating system count
+1. Bytes saved for backward on the worst rank against 1.05 (other networks than CosmoFlow: 1.08) x
+   serial / ranks + halos. The halos are computed from the windows alone.
+2. The most memory that a rank's process takes in training (Adam), serial against cut, each side in
+   fresh processes.
+3. Bytes that each rank reads of each sample, as the reader and as the operating system count
    them, against its box and against the whole sample.
 """
 
@@ -22,6 +24,7 @@ import numpy as np
 from clock import machine
 from launch import run_ranks
 from networks import NETWORKS
+from resident import peak_memory
 from saved import GRIDS, saved_bytes
 
 import hyperslab as hs
@@ -62,16 +65,28 @@ def epoch_bytes(folder: str, axes: dict[str, int]) -> dict[str, int]:
 def saved(network: str, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
     """What a step saves on one, then on several ranks; the worst rank of each."""
     width = options.width or NETWORKS[network]
-    rows = {}
+    rows: dict[int, dict[str, Any]] = {}
     for ranks in (1, *options.ranks):
         found = run_ranks(ranks, saved_bytes, network, width, options.batch_norm, GRIDS[ranks])
         worst = max(found, key=lambda rank: rank["saved"] - rank["halos"])
-        bar = (
-            SLACK.get(network, USUAL_SLACK) * rows[1]["saved"] / ranks + worst["halos"]
-            if ranks > 1
-            else None
-        )
-        rows[ranks] = {"grid": GRIDS[ranks], "width": width, "bar": bar, **worst}
+        share = bar = None
+        if ranks > 1:
+            serial = rows[1]["saved"]
+            bar = SLACK.get(network, USUAL_SLACK) * serial / ranks + worst["halos"]
+            share = worst["saved"] * ranks / serial
+        rows[ranks] = {"grid": GRIDS[ranks], "width": width, "bar": bar, "share": share, **worst}
+    return rows
+
+
+def peak(network: str, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
+    """What training takes on one, then on several ranks; the worst rank of each."""
+    width = options.width or NETWORKS[network]
+    rows: dict[int, dict[str, Any]] = {}
+    for ranks in (1, *options.ranks):
+        found = run_ranks(ranks, peak_memory, network, width, options.batch_norm, GRIDS[ranks])
+        worst = max(found, key=lambda rank: rank["step"])
+        share = worst["step"] * ranks / rows[1]["step"] if ranks > 1 else None
+        rows[ranks] = {"grid": GRIDS[ranks], "width": width, "share": share, **worst}
     return rows
 
 
@@ -90,13 +105,36 @@ def grid_of(row: dict[str, Any]) -> str:
     return " x ".join(str(row["grid"].get(axis, 1)) for axis in ("depth", "height", "width"))
 
 
-def print_saved(network: str, rows: dict[int, dict[str, Any]]) -> None:
-    print(f"\n{network}, {rows[1]['width']} voxels along each side: saved for backward [MiB]")
-    print(f"{'ranks':>5}{'grid':>12}{'rank':>10}{'halos':>8}{'bar':>10}{'share':>8}")
-    for ranks, row in rows.items():
-        line = f"{ranks:5}{grid_of(row):>12}{row['saved'] / MIB:10.2f}{row['halos'] / MIB:8.2f}"
-        bar = row["bar"]
-        print(line if bar is None else f"{line}{bar / MIB:10.2f}{row['saved'] / bar:8.3f}")
+def print_memory(results: dict[str, Any], options: argparse.Namespace) -> None:
+    """One table of what is saved, against serial torch's / ranks, and of the peaks."""
+    kinds = [kind for kind in ("saved", "peak") if kind in options.what]
+    print("\nmemory of the worst rank [MiB]; share: of the serial run's / ranks")
+    titles = {
+        "saved": f"{'saved':>10}{'share':>8}{'halos':>8}{'of its bar':>12}",
+        "peak": f"{'training':>10}{'share':>8}{'process':>9}",
+    }
+    print(f"{'':18}{'ranks':>6}{'grid':>12}" + "".join(titles[kind] for kind in kinds))
+    for network in options.network:
+        rows = {kind: results[network][kind] for kind in kinds}
+        for ranks, row in rows[kinds[0]].items():
+            title = f"{network}-{row['width']}" if ranks == 1 else ""
+            columns = "".join(_COLUMNS[kind](rows[kind][ranks]) for kind in kinds)
+            print(f"{title:18}{ranks:6}{grid_of(row):>12}{columns}")
+
+
+def _saved_columns(row: dict[str, Any]) -> str:
+    if row["bar"] is None:
+        return f"{row['saved'] / MIB:10.2f}{'':28}"
+    numbers = f"{row['saved'] / MIB:10.2f}{row['share']:8.3f}{row['halos'] / MIB:8.2f}"
+    return f"{numbers}{row['saved'] / row['bar']:12.3f}"
+
+
+def _peak_columns(row: dict[str, Any]) -> str:
+    share = f"{'':8}" if row["share"] is None else f"{row['share']:8.3f}"
+    return f"{row['step'] / MIB:10.1f}{share}{row['process'] / MIB:9.1f}"
+
+
+_COLUMNS = {"saved": _saved_columns, "peak": _peak_columns}
 
 
 def print_read(rows: dict[int, dict[str, Any]]) -> None:
@@ -115,6 +153,8 @@ def main() -> None:
     parser.add_argument("--network", nargs="+", choices=names, default=names)
     parser.add_argument("--width", type=int, help="voxels along each side")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], choices=[2, 4, 8])
+    kinds = ["saved", "peak", "read"]
+    parser.add_argument("--what", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--batch-norm", action="store_true", help="in CosmoFlow")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     options = parser.parse_args()
@@ -122,11 +162,15 @@ def main() -> None:
     print(", ".join(f"{key} {value}" for key, value in where.items()))
     print("float32, one sample")
     results: dict[str, Any] = {}
+    measures = {"saved": saved, "peak": peak}
+    wanted = {kind: measure for kind, measure in measures.items() if kind in options.what}
     for network in options.network:
-        results[network] = saved(network, options)
-        print_saved(network, results[network])
-    results["read"] = read(options)
-    print_read(results["read"])
+        results[network] = {kind: measure(network, options) for kind, measure in wanted.items()}
+    if wanted:
+        print_memory(results, options)
+    if "read" in options.what:
+        results["read"] = read(options)
+        print_read(results["read"])
     if options.json:
         what = {key: str(value) for key, value in vars(options).items() if key != "json"}
         options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))

@@ -36,6 +36,7 @@ from clock import slowest, stopwatch
 from launch import run_ranks
 from model_table import print_ranking, print_table
 from networks import make_case
+from resident import resident
 from saved import counting
 
 import hyperslab as hs
@@ -89,18 +90,12 @@ class Point:
         )
 
 
-def memory(name: str) -> int:
-    """VmRSS or VmHWM of this process [B]."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
-
-
 def measure(point: Point, steps: int, machine: Machine | None, budget: float) -> dict[str, Any]:
     """One point on this rank: the machine with its operators, and the step."""
     torch.set_num_threads(2 if point.ranks == 1 else 1)
     grid = hs.Grid(**point.extents)
     _step_of_nothing(grid)
-    base = memory("VmRSS")
+    base = resident("VmRSS")
     found = _measure_step(point, grid, steps)
     found["process"] = base
     traces = [trace_step(point.workload(), point.extents, rank) for rank in range(grid.size)]
@@ -175,7 +170,7 @@ def _measure_step(point: Point, grid: hs.Grid, steps: int) -> dict[str, Any]:
             if grid.size > 1
             else stopwatch(grid.device, [step])[0]
         )
-    return {"saved": saved[0], "peak": memory("VmHWM"), "seconds": seconds[WARM_UP:]}
+    return {"saved": saved[0], "peak": resident("VmHWM"), "seconds": seconds[WARM_UP:]}
 
 
 def predict(point: Point, traces: list[Trace], machine: Machine) -> dict[str, Any]:
