@@ -33,7 +33,7 @@ HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet test setup-mpi test-mpi soak lint docs bench clean
+.PHONY: setup demo demo-unet test test-gpu setup-mpi test-mpi soak lint docs bench clean
 
 setup: $(ready)
 
@@ -83,6 +83,11 @@ test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 test-mpi: $(mpi_ready)
 	mpirun -n $(MPI_RANKS) --oversubscribe $(mpi)/python -m mpi4py -m tests.mpi.collective
 	$(mpi)/python -m tests.mpi.command
+
+# With a CUDA device: what is marked so, then the samples of all operators on ranks that share it.
+test-gpu: $(ready)
+	$(bin)/python -m pytest -n 0 -m gpu --durations=10
+	HYPERSLAB_TEST_DEVICE=cuda $(bin)/python -m pytest -n 0 tests/ops --durations=10
 
 soak: $(ready)
 	OMP_NUM_THREADS=1 $(bin)/python -m tests.data.soak --minutes $(MINUTES) --ranks $(RANKS)

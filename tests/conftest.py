@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.gpus import SAMPLES_ON, runs_samples
 from tests.ranks import close_pool
 
 SESSIONS = 4  # at most: each has up to eight ranks of its own
@@ -28,6 +29,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         sessions = min(len(os.sched_getaffinity(0)), SESSIONS)
         options.numprocesses = sessions if sessions > 1 else 0
         options.dist = "worksteal"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where samples of operators are to be on a GPU, nothing runs but what compares them."""
+    if SAMPLES_ON != "cpu":
+        config.hook.pytest_deselected(items=[item for item in items if not runs_samples(item)])
+        items[:] = [item for item in items if runs_samples(item)]
 
 
 @pytest.fixture(scope="session", autouse=True)

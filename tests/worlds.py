@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from hyperslab.comm.world import groups_of
+from tests.gpus import BACKEND
 
 TIMEOUT = datetime.timedelta(seconds=120)
 COLLECT = 16  # calls after which models in reference cycles give up their groups
@@ -73,7 +74,7 @@ class Worlds:
     def _make(self, number: int, size: int) -> World:
         c10d._world.group_count = number * NAMES
         dist.init_process_group(
-            "gloo",
+            BACKEND,
             store=dist.PrefixStore(f"group {number}", self.store),
             rank=self.rank,
             world_size=size,

@@ -101,7 +101,8 @@ def focal_loss(
     labels = labels.long()
     entropy = weighted = F.nll_loss(logarithms, labels, reduction="none")
     if alpha is not None:
-        weight = torch.as_tensor(alpha, dtype=entropy.dtype, device=entropy.device)
+        weight = torch.as_tensor(alpha, dtype=entropy.dtype)
+        weight = weight.to(entropy.device, non_blocking=True)
         weighted = F.nll_loss(logarithms, labels, weight, reduction="none")
     # 1 - p_t without cancellation; never 0, where the gradient of a root is infinite.
     miss = (-torch.expm1(-entropy)).clamp(min=torch.finfo(entropy.dtype).tiny)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hyperslab.comm import communicator
 from hyperslab.comm.bootstrap import GLOO_ON_CUDA, device_of_rank, start_distributed, start_ranks
 from hyperslab.comm.communicator import ThroughHost
 from hyperslab.comm.world import communicators_of_world, groups_of
+from tests.gpus import needs_a_gpu, share_devices
 from tests.ranks import run_ranks
 
 
@@ -95,20 +95,6 @@ def test_the_device_follows_the_backend(
     assert device_of_rank().type == kind
 
 
-def share_devices(store: str) -> None:
-    """From now on the ranks of this call are on one device, if there is one."""
-    rank = dist.get_rank()
-    size = dist.get_world_size()
-    dist.destroy_process_group()
-    dist.init_process_group(
-        GLOO_ON_CUDA,
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=size,
-        timeout=datetime.timedelta(seconds=60),
-    )
-
-
 def through_host() -> None:
     """What would carry CUDA tensors carries those of the CPU, too."""
     made = communicators_of_world()
@@ -174,7 +160,7 @@ def on_one_device(store: str, axes: dict[str, int]) -> list[torch.Tensor]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_a_gpu
 @pytest.mark.parametrize("axes", [{"depth": 2}, {"data": 2, "height": 2}], ids=str)
 def test_several_ranks_on_one_device_give_the_serial_gradients(
     axes: dict[str, int], tmp_path: Path

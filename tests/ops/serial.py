@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import hyperslab as hs
+from tests.gpus import SAMPLES_ON, making_tensors
 
 RANKS = (1, 2, 3, 4, 6, 8)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -145,11 +146,12 @@ def run(
     """Output, input gradient and the weights' gradients of this rank."""
     x, weights = inputs(example)
     given = cut(x)
-    y = op(given, *weights, **example.options)
+    with making_tensors():
+        y = op(given, *weights, **example.options)
     whole = y.full() if isinstance(y, hs.Sharded) else y
     generator = torch.Generator().manual_seed(example.seed + 1)
     functional = torch.randn(whole.shape, generator=generator, dtype=whole.dtype)
-    (whole * functional).sum().backward()
+    (whole * functional.to(whole.device)).sum().backward()
     found = {"output": whole.detach(), "input gradient": x.grad}
     for index, weight in enumerate(w for w in weights if w is not None):
         found[f"gradient of weight {index}"] = weight.grad
@@ -182,7 +184,7 @@ def inputs(example: Example) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
 
     def leaf(shape: tuple[int, ...], mean: float = 0.0) -> torch.Tensor:
         value = torch.randn(shape, generator=generator, dtype=torch.float64) + mean
-        return value.to(example.dtype)
+        return value.to(SAMPLES_ON, example.dtype)
 
     x = leaf(example.shape, example.mean)
     if example.channels_last:

@@ -17,6 +17,7 @@ from hyperslab.geometry import Partition
 from hyperslab.ops.common.half_precision import HALF
 from hyperslab.ops.common.operands import common_partition, operand_block
 from hyperslab.ops.common.placement import check_channels
+from hyperslab.ops.kernels.choose import device_kind
 from hyperslab.ops.losses.elementwise import add_dim, check_reduction
 from hyperslab.tensor import Sharded, register
 
@@ -87,11 +88,11 @@ def label_loss(
     except IndexError:  # this rank must not leave the others waiting for its part
         loss = block.new_zeros(())
         dtype = block.dtype
-        counted = block.new_tensor(-math.inf)
+        counted = block.new_full((), -math.inf)
     group = like.grid.group(partition.axes)
     both = torch.stack([loss.double(), counted.double()])
     whole, count = all_reduce_sum(both, group, f"the mean of {function.__name__}")
-    readable = like.grid.has_values and count.device.type == "cpu"
+    readable = like.grid.has_values and device_kind(count) == "cpu"
     if readable and count == -math.inf:
         raise IndexError(
             f"{function.__name__}: a label is out of range: neither ignore_index "
@@ -145,7 +146,7 @@ def _counted(
 ) -> torch.Tensor:
     """By what torch divides the mean: the weights of the labels that are not ignored, or all."""
     if labels.dim() == block.dim():
-        return block.new_tensor(labels.numel() / labels.shape[1], dtype=torch.float64)
+        return block.new_full((), labels.numel() / labels.shape[1], dtype=torch.float64)
     labels = labels.long()
     count = labels != ignore_index
     if weight is None:

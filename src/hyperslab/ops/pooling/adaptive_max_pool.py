@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.common.constants import constant
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.pooling.adaptive_layout import AdaptiveLayout, Spans, layout_of, sizes_of
 from hyperslab.ops.pooling.flat_indices import move_indices
@@ -44,12 +45,12 @@ def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Shar
     tables = {spans.dim: _side_by_side(spans) for spans in layout.spans}
     for dim, table in tables.items():
         if table != list(range(block.shape[dim + 2])):
-            block = block.index_select(dim + 2, torch.tensor(table, device=block.device))
+            block = block.index_select(dim + 2, constant(table, block.device))
     values, index = WITH_INDICES[n](block, layout.sizes)
     held = layout.held.lo[2:]
 
     def move(dim: int, at: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(tables[dim], device=at.device)[at] + held[dim] if dim in tables else at
+        return constant(tables[dim], at.device)[at] + held[dim] if dim in tables else at
 
     index = move_indices(index, block.shape[2:], move, x.shape[2:])
     for spans in layout.spans:
@@ -72,7 +73,7 @@ def _forget_absent(
     if all(lo < hi for lo, hi in spans.inputs):
         return values, index
     shape = [-1 if d == spans.dim + 2 else 1 for d in range(values.dim())]
-    absent = torch.tensor([lo == hi for lo, hi in spans.inputs], device=values.device).view(shape)
+    absent = constant([lo == hi for lo, hi in spans.inputs], values.device).view(shape)
     return values.masked_fill(absent, -torch.inf), index.masked_fill(absent, NOWHERE)
 
 

@@ -11,6 +11,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Interval, Window
 from hyperslab.ops.chains.chain import result
 from hyperslab.ops.common.arguments import PerDim, per_dim
+from hyperslab.ops.common.constants import constant
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.tile_average import TileAverage
@@ -149,7 +150,7 @@ def _outer(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
     out = like.new_ones(())
     for dim, per in enumerate(counts):
         shape = [len(per) if d == dim else 1 for d in range(len(counts))]
-        out = out * like.new_tensor(per).view(shape)
+        out = out * constant(per, like.device, like.dtype).view(shape)
     return out
 
 

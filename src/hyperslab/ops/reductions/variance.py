@@ -11,6 +11,7 @@ import torch
 from hyperslab.comm import AXES
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import LayoutError
+from hyperslab.ops.common.constants import constant
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.half_precision import wide
 from hyperslab.ops.reductions.base import (
@@ -70,7 +71,7 @@ def _moments(
     stack = stack_ranks(torch.stack(local), group_over(x, dims), "a variance over cut dims")
     variances, means = stack.unbind(1)
     count = math.prod(x.shape[d] for d in dims)
-    shares = torch.tensor(_counts(x, dims), dtype=means.dtype, device=means.device) / count
+    shares = constant(_counts(x, dims), means.device, means.dtype) / count
     shares = shares.view(-1, *[1] * (means.dim() - 1))
     mean = (means * shares).sum(0)
     var = ((variances + (means - mean).square()) * shares).sum(0)
