@@ -1,11 +1,9 @@
 /* The gradient of a chain: its sums, and that of its input, each in one pass over the block. */
 #include "chain.h"
 
-#define TARGET 1024 /* elements of a row */
+enum { FROM_X, FROM_BITS };
 
-enum { EVERYWHERE, FROM_X, FROM_BITS };
-
-/* A row of masks, all ones where the activation passes the gradient. */
+/* A step of masks, all ones where the activation passes the gradient. */
 static void read_bits(const uint8_t *bits, int64_t first, int64_t n, uint32_t *restrict mask)
 {
     int64_t i = 0;
@@ -23,17 +21,17 @@ static void read_bits(const uint8_t *bits, int64_t first, int64_t n, uint32_t *r
         mask[i] = -(uint32_t)(bits[(first + i) / 8] >> (first + i) % 8 & 1);
 }
 
-/* The gradient of u at a row from that of a. */
+/* The gradient of u from that of a. */
 INLINE void gradient(float *restrict du, const float *restrict da, const float *restrict x,
                      const float *restrict s, const float *restrict t, const uint32_t *restrict mask,
                      int64_t n, float slope, int activation, int known)
 {
     for (int64_t i = 0; i < n; i++) {
         float otherwise = activation == RELU ? 0 : da[i] * slope;
-        int passes = 1;
-        if (known == FROM_BITS)
+        int passes;
+        if (known == FROM_BITS) {
             passes = mask[i] != 0;
-        if (known == FROM_X) {
+        } else {
             float u = x[i] * s[i] + t[i];
             passes = activation == RELU ? !(u <= 0) : u > 0;
         }
@@ -54,75 +52,94 @@ static void gradient_any(float *du, const float *da, const float *x, const float
         gradient(du, da, x, s, t, mask, n, slope, LEAKY, FROM_BITS);
 }
 
-/* To the winner of every tile its gradient, to others none; `number` of the row's elements. */
+/* To the winner of every tile its gradient, to others none. */
 static void award(float *restrict da, const float *restrict g, const int32_t *restrict winner,
-                  const int32_t *restrict number, int32_t first, int64_t n)
+                  int32_t number, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        da[i] = winner[i] == first + number[i] ? g[i] : 0;
+        da[i] = winner[i] == number ? g[i] : 0;
 }
 
-/* Rows that both kernels need. */
+/* Rooms that both kernels need. */
 typedef struct {
-    float *room;
-    float *loaded, *spread_g, *da, *du, *s, *t, *part;
+    float *spread, *part, *lines; /* of a run */
     int32_t *winner, *number;
+    float *loaded, *da, *du, *s, *t; /* of a step */
     uint32_t *mask;
-    float *own; /* for the kernel itself */
-    int64_t stride;
 } gradient_rooms;
 
-static int prepare(gradient_rooms *r, const chain *k, int64_t size, int64_t own)
+static int prepare(store *all, gradient_rooms *r, const chain *k, const cursor *at, int64_t more)
 {
-    r->stride = padded(size);
-    r->room = rooms(10 + own, size);
-    if (!r->room)
+    if (rooms(all, at, 5, 6 + more))
         return 1;
-    float *next = r->room;
-    float **all[] = {&r->loaded, &r->spread_g, &r->da, &r->du, &r->s, &r->t, &r->part};
-    for (int i = 0; i < 7; i++, next += r->stride)
-        *all[i] = next;
-    r->winner = (int32_t *)next;
-    r->number = (int32_t *)(next + r->stride);
-    r->mask = (uint32_t *)(next + 2 * r->stride);
-    r->own = next + 3 * r->stride;
+    r->spread = take_room(all, at->room);
+    r->part = take_room(all, at->room);
+    r->lines = take_room(all, at->room);
+    r->winner = take_room(all, at->room);
+    r->number = take_room(all, at->room);
+    r->loaded = take_room(all, at->step);
+    r->da = take_room(all, at->step);
+    r->du = take_room(all, at->step);
+    r->s = take_room(all, at->step);
+    r->t = take_room(all, at->step);
+    r->mask = take_room(all, at->step);
     if (k->maximum)
-        for (int64_t i = 0; i < size; i++)
-            r->number[i] = (int32_t)(i / k->channels % k->pool_width);
+        for (int64_t i = 0; i < at->room; i++) {
+            int64_t column = i / k->channels % k->pool_width;
+            int64_t line = at->whole ? i / k->channels / k->width % k->pool_height : 0;
+            r->number[i] = (int32_t)(line * k->pool_width + column);
+        }
     return 0;
 }
 
-/* The gradients and winners of a piece's tiles, at every place along the width. */
+/* Values of the results of a run at every element of one of its rows. */
+static void spread_run(const chain *k, const cursor *at, const float *results, float *lines,
+                       float *row)
+{
+    int64_t tiles = lines_here(at) * tiles_here(at);
+    int high = at->whole && k->pool_height > 1;
+    spread(results, k->pool_width, k->channels, tiles, high ? lines : row);
+    if (high)
+        spread(lines, k->pool_height, k->width * k->channels, lines_here(at), row);
+}
+
+/* The gradients at every element of a row, and the winners but for the number of the row. */
 static const float *spread_gradient(const chain *k, const cursor *at, const gradient_rooms *r)
 {
-    int64_t tiles = tiles_here(at), results = tiles * k->channels, first = result_of(k, at);
+    int64_t results = results_here(k, at), first = result_of(k, at), n = elements_here(k, at);
     int64_t elements = k->pool_depth * k->pool_height * k->pool_width;
+    if (elements == 1 && !k->maximum && k->g_type == FLOAT32)
+        return (const float *)k->g + first;
     const float *g = read_row(k->g, k->g_type, first, results, r->part);
-    if (elements == 1 && !k->maximum)
-        return g;
     if (!k->maximum) {
         float inverse = 1.0f / (float)elements;
         for (int64_t i = 0; i < results; i++)
             r->part[i] = g[i] * inverse;
         g = r->part;
     }
-    spread(g, k->pool_width, k->channels, tiles, r->spread_g);
+    if (elements == 1 && !k->maximum)
+        return g;
+    spread_run(k, at, g, r->lines, r->spread);
     if (k->maximum) {
-        int32_t *number = (int32_t *)r->part;
+        int32_t *winner = (int32_t *)r->part;
         for (int64_t i = 0; i < results; i++)
-            number[i] = k->winners[first + i];
-        spread(r->part, k->pool_width, k->channels, tiles, (float *)r->winner);
+            winner[i] = k->winners[first + i];
+        spread_run(k, at, r->part, r->lines, (float *)r->winner);
+        for (int64_t i = 0; i < n; i++)
+            r->winner[i] -= r->number[i];
     }
-    return r->spread_g;
+    return r->spread;
 }
 
-/* du at one row of a piece. */
-static const float *gradient_of_row(const chain *k, const gradient_rooms *r, const float *g,
-                                    const float *x, int64_t row, int64_t from, int64_t n)
+/* du at a step, which begins at `i` in its row and at `from` in the block. */
+static const float *gradient_of_step(const chain *k, const cursor *at, const gradient_rooms *r,
+                                     const float *g, const float *x, int64_t row, int64_t i,
+                                     int64_t from, int64_t n)
 {
     int activation = activation_of(k);
+    g += i;
     if (k->maximum) {
-        award(r->da, g, r->winner, r->number, (int32_t)(row * k->pool_width), n);
+        award(r->da, g, r->winner + i, (int32_t)(row * tile_in_row(k, at)), n);
         g = r->da;
     }
     if (activation == IDENTITY)
@@ -143,7 +160,7 @@ static void accumulate(double *restrict sum, double *restrict product, const flo
     }
 }
 
-/* Add the sums of a row's elements to those of its channels, and begin again. */
+/* Add the sums of a step's elements to those of its channels, and begin again. */
 static void flush(const chain *k, int64_t block, double *sum, double *product, int64_t n)
 {
     int64_t count = k->scale_rows * k->channels;
@@ -161,38 +178,41 @@ static void flush(const chain *k, int64_t block, double *sum, double *product, i
 /* Sums of du and du * x, which begin at zero; without g of x and x * x. */
 int hyperslab_chain_sums(const chain *k)
 {
-    cursor at = begin(k, TARGET / 2);
+    cursor at = begin(k);
     if (at.left == 0)
         return 0;
-    int64_t size = row_size(k, &at);
+    store all;
     gradient_rooms r;
-    if (prepare(&r, k, size, 4))
+    if (prepare(&all, &r, k, &at, 4))
         return 1;
-    double *sum = (double *)r.own, *product = (double *)(r.own + 2 * r.stride);
-    memset(sum, 0, 16 * r.stride);
-    int64_t block = at.block;
-    repeat(k->scale, k, block, r.s, size);
-    repeat(k->shift, k, block, r.t, size);
+    int64_t step = min_of(at.step, at.room), block = at.block;
+    double *sum = take_room(&all, 2 * at.step), *product = take_room(&all, 2 * at.step);
+    memset(sum, 0, 8 * step);
+    memset(product, 0, 8 * step);
+    repeat(k->scale, k, block, r.s, step);
+    repeat(k->shift, k, block, r.t, step);
     for (; at.left; advance(&at)) {
-        if (at.block != block) {
-            if (k->scale_rows > 1) {
-                flush(k, block, sum, product, size);
-                repeat(k->scale, k, at.block, r.s, size);
-                repeat(k->shift, k, at.block, r.t, size);
-            }
-            block = at.block;
+        if (at.block != block && k->scale_rows > 1) {
+            flush(k, block, sum, product, step);
+            repeat(k->scale, k, at.block, r.s, step);
+            repeat(k->shift, k, at.block, r.t, step);
         }
-        int64_t n = tiles_here(&at) * k->pool_width * k->channels;
+        block = at.block;
+        int64_t n = elements_here(k, &at);
         const float *g = k->g ? spread_gradient(k, &at, &r) : NULL;
-        for (int64_t row = 0; row < k->pool_depth * k->pool_height; row++) {
-            int64_t from = row_of(k, &at, row / k->pool_height, row % k->pool_height);
-            const float *x = read_row(k->x, k->x_type, from, n, r.loaded);
-            const float *du = g ? gradient_of_row(k, &r, g, x, row, from, n) : x;
-            accumulate(sum, product, du, x, n);
+        for (int64_t row = 0; row < rows_of(k, &at); row++) {
+            int64_t from = row_of(k, &at, row);
+            for (int64_t i = 0; i < n; i += at.step) {
+                int64_t here = min_of(at.step, n - i);
+                const float *x = read_row(k->x, k->x_type, from + i, here, r.loaded);
+                const float *du =
+                    g ? gradient_of_step(k, &at, &r, g, x, row, i, from + i, here) : x;
+                accumulate(sum, product, du, x, here);
+            }
         }
     }
-    flush(k, block, sum, product, size);
-    free(r.room);
+    flush(k, block, sum, product, step);
+    free(all.all);
     return 0;
 }
 
@@ -211,44 +231,55 @@ static void combine_rows(float *restrict dx, const float *restrict du, const flo
         dx[i] = du[i] * s[i] + x[i] * b[i] + c[i];
 }
 
+/* One row of a run. */
+static void write_gradient(const chain *k, const cursor *at, const gradient_rooms *r, const float *g,
+                           int64_t row, const float *b, const float *c, float *out, uint16_t *halves)
+{
+    int64_t n = elements_here(k, at), from = row_of(k, at, row);
+    for (int64_t i = 0; i < n; i += at->step) {
+        int64_t here = min_of(at->step, n - i);
+        const float *x = k->x ? read_row(k->x, k->x_type, from + i, here, r->loaded) : NULL;
+        const float *du = gradient_of_step(k, at, r, g, x, row, i, from + i, here);
+        float *dx = row_to_write(k->y, k->y_type, k->stream, from + i, out);
+        const float *result = dx;
+        if (k->b)
+            combine_rows(dx, du, r->s, x, b, c, here);
+        else if (k->scale)
+            scale_row(dx, du, r->s, here);
+        else if (dx == out)
+            result = du;
+        else
+            memcpy(dx, du, 4 * here);
+        write_row(k->y, k->y_type, k->stream, from + i, result, here, halves);
+    }
+}
+
 int hyperslab_chain_backward(const chain *k)
 {
-    cursor at = begin(k, TARGET);
+    cursor at = begin(k);
     if (at.left == 0)
         return 0;
-    int64_t size = row_size(k, &at);
+    store all;
     gradient_rooms r;
-    if (prepare(&r, k, size, 4))
+    if (prepare(&all, &r, k, &at, 4))
         return 1;
-    float *b = r.own, *c = b + r.stride, *out = c + r.stride, *halves = out + r.stride;
-    int64_t block = -1;
-    for (; at.left; advance(&at)) {
-        if (at.block != block) {
-            block = at.block;
-            repeat(k->scale, k, block, r.s, size);
-            repeat(k->shift, k, block, r.t, size);
-            repeat(k->b, k, block, b, size);
-            repeat(k->c, k, block, c, size);
+    int64_t step = min_of(at.step, at.room);
+    float *b = take_room(&all, at.step), *c = take_room(&all, at.step);
+    float *out = take_room(&all, at.step);
+    uint16_t *halves = take_room(&all, at.step);
+    for (int64_t block = -1; at.left; advance(&at)) {
+        if (block < 0 || (at.block != block && k->scale_rows > 1)) {
+            repeat(k->scale, k, at.block, r.s, step);
+            repeat(k->shift, k, at.block, r.t, step);
+            repeat(k->b, k, at.block, b, step);
+            repeat(k->c, k, at.block, c, step);
         }
-        int64_t n = tiles_here(&at) * k->pool_width * k->channels;
+        block = at.block;
         const float *g = spread_gradient(k, &at, &r);
-        for (int64_t row = 0; row < k->pool_depth * k->pool_height; row++) {
-            int64_t from = row_of(k, &at, row / k->pool_height, row % k->pool_height);
-            const float *x = k->x ? read_row(k->x, k->x_type, from, n, r.loaded) : NULL;
-            const float *du = gradient_of_row(k, &r, g, x, row, from, n);
-            float *dx = row_to_write(k->y, k->y_type, k->stream, from, out);
-            if (k->b)
-                combine_rows(dx, du, r.s, x, b, c, n);
-            else if (k->scale)
-                scale_row(dx, du, r.s, n);
-            else if (dx == out)
-                dx = (float *)du;
-            else
-                memcpy(dx, du, 4 * n);
-            write_row(k->y, k->y_type, k->stream, from, dx, n, (uint16_t *)halves);
-        }
+        for (int64_t row = 0; row < rows_of(k, &at); row++)
+            write_gradient(k, &at, &r, g, row, b, c, out, halves);
     }
     finish_stream(k->stream);
-    free(r.room);
+    free(all.all);
     return 0;
 }

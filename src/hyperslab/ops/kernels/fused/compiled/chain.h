@@ -31,64 +31,73 @@ INLINE int activation_of(const chain *k)
     return k->slope == 1 ? IDENTITY : k->slope == 0 ? RELU : LEAKY;
 }
 
-/* A piece: some tiles side by side along the width. `rows` rows of the block's elements meet in it,
- * `row_of` says where each begins. */
+/* A run: tiles that are computed together. Either whole lines of tiles, and then each of its
+ * `pool_depth` rows is the lines of one plane; or, where lines are long, tiles of one line, and each
+ * of its `pool_depth * pool_height` rows is one line. Rows are long, for memory is fast only in
+ * order; the loops go over them step by step, with scales of the length of a step, for the first
+ * cache is small. */
+#define LONGEST 4096 /* elements of a row, about */
+#define STEP 512     /* elements of a step, about */
+
 typedef struct {
-    int64_t block, plane, line, chunk;  /* of the result */
-    int64_t lines, planes, chunks;      /* of a block of the result, of a line */
-    int64_t tiles_in_chunk, line_tiles; /* along the width */
-    int64_t left;                       /* pieces that this part still has */
+    int64_t block, plane, line, tile;   /* of the result, where it begins */
+    int64_t planes, lines, tiles;       /* of a block, of a plane, of a line */
+    int64_t lines_of_run, tiles_of_run; /* at most */
+    int whole;                          /* lines */
+    int64_t left;                       /* runs that this part still has */
+    int64_t step;                       /* a multiple of the channels */
+    int64_t room;                       /* elements of the longest row */
 } cursor;
 
 INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t ratio_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-/* Elements of a row of the largest piece. */
-INLINE int64_t row_size(const chain *k, const cursor *at)
-{
-    return at->tiles_in_chunk * k->pool_width * k->channels;
-}
-
-/* Pieces of about `target` elements a row, and those of this part. Parts that write bits must not
- * meet in a byte; where they would the first one does everything. */
-static cursor begin(const chain *k, int64_t target)
+/* The runs of this part. Parts that write bits must not meet in a byte; where they would the first
+ * one does everything. */
+static cursor begin(const chain *k)
 {
     cursor at = {0};
-    int64_t tile = k->pool_width * k->channels;
-    at.line_tiles = k->width / k->pool_width;
-    at.lines = k->height / k->pool_height;
+    int64_t line = k->width * k->channels, tile = k->pool_width * k->channels;
     at.planes = k->depth / k->pool_depth;
-    at.tiles_in_chunk = target / tile / 16 * 16;
-    if (at.tiles_in_chunk == 0)
-        at.tiles_in_chunk = tile * 8 <= 4 * target ? 8 : 1;
-    at.tiles_in_chunk = min_of(at.tiles_in_chunk, at.line_tiles);
-    if (at.tiles_in_chunk == 0)
-        return at;
-    at.chunks = (at.line_tiles + at.tiles_in_chunk - 1) / at.tiles_in_chunk;
-    int64_t total = k->blocks * at.planes * at.lines * at.chunks;
+    at.lines = k->height / k->pool_height;
+    at.tiles = k->width / k->pool_width;
+    at.whole = line * k->pool_height <= LONGEST;
+    at.lines_of_run = at.whole ? min_of(at.lines, LONGEST / (line * k->pool_height)) : 1;
+    at.tiles_of_run = at.whole ? at.tiles : min_of(at.tiles, max_of(LONGEST / tile / 16 * 16, 8));
+    at.room = at.whole ? at.lines_of_run * k->pool_height * line : at.tiles_of_run * tile;
+
+    int64_t vectors = 16; /* a step is of whole vectors */
+    while (vectors > 1 && k->channels * vectors / 2 % 16 == 0)
+        vectors /= 2;
+    at.step = ratio_up(ratio_up(STEP, k->channels), vectors) * vectors * k->channels;
+
+    int64_t runs_of_plane = ratio_up(at.lines, at.lines_of_run) * ratio_up(at.tiles, at.tiles_of_run);
+    int64_t runs_of_line = ratio_up(at.tiles, at.tiles_of_run);
+    int64_t total = k->blocks * at.planes * runs_of_plane;
     int64_t first = total / k->parts * k->part + min_of(k->part, total % k->parts);
-    int64_t count = total / k->parts + (k->part < total % k->parts);
-    int whole_bytes = k->width * k->channels % 8 == 0 && row_size(k, &at) % 8 == 0;
+    at.left = total / k->parts + (k->part < total % k->parts);
+    int whole_bytes = line % 8 == 0 && at.tiles_of_run * tile % 8 == 0;
     if (k->bits && !whole_bytes) {
         first = 0;
-        count = k->part == 0 ? total : 0;
+        at.left = k->part == 0 ? total : 0;
     }
-    at.left = count;
-    at.chunk = first % at.chunks;
-    first /= at.chunks;
-    at.line = first % at.lines;
-    first /= at.lines;
-    at.plane = first % at.planes;
-    at.block = first / at.planes;
+    at.tile = first % runs_of_line * at.tiles_of_run;
+    at.line = first % runs_of_plane / runs_of_line * at.lines_of_run;
+    at.plane = first / runs_of_plane % at.planes;
+    at.block = first / runs_of_plane / at.planes;
     return at;
 }
 
 INLINE void advance(cursor *at)
 {
     at->left--;
-    if (++at->chunk < at->chunks)
+    at->tile += at->tiles_of_run;
+    if (at->tile < at->tiles)
         return;
-    at->chunk = 0;
-    if (++at->line < at->lines)
+    at->tile = 0;
+    at->line += at->lines_of_run;
+    if (at->line < at->lines)
         return;
     at->line = 0;
     if (++at->plane < at->planes)
@@ -97,24 +106,44 @@ INLINE void advance(cursor *at)
     at->block++;
 }
 
-INLINE int64_t tiles_here(const cursor *at)
+INLINE int64_t lines_here(const cursor *at) { return min_of(at->lines_of_run, at->lines - at->line); }
+INLINE int64_t tiles_here(const cursor *at) { return min_of(at->tiles_of_run, at->tiles - at->tile); }
+
+INLINE int64_t rows_of(const chain *k, const cursor *at)
 {
-    return min_of(at->tiles_in_chunk, at->line_tiles - at->chunk * at->tiles_in_chunk);
+    return at->whole ? k->pool_depth : k->pool_depth * k->pool_height;
 }
 
-/* The first element of the row at `(i, j)` within the tiles. */
-INLINE int64_t row_of(const chain *k, const cursor *at, int64_t i, int64_t j)
+/* Elements of a tile that lie in one row. */
+INLINE int64_t tile_in_row(const chain *k, const cursor *at)
 {
+    return at->whole ? k->pool_height * k->pool_width : k->pool_width;
+}
+
+INLINE int64_t results_here(const chain *k, const cursor *at)
+{
+    return lines_here(at) * tiles_here(at) * k->channels;
+}
+
+INLINE int64_t elements_here(const chain *k, const cursor *at)
+{
+    return results_here(k, at) * tile_in_row(k, at);
+}
+
+/* The first element of a row of the run. */
+INLINE int64_t row_of(const chain *k, const cursor *at, int64_t row)
+{
+    int64_t i = at->whole ? row : row / k->pool_height;
+    int64_t j = at->whole ? 0 : row % k->pool_height;
     int64_t plane = at->block * k->depth + at->plane * k->pool_depth + i;
     int64_t line = plane * k->height + at->line * k->pool_height + j;
-    int64_t voxel = line * k->width + at->chunk * at->tiles_in_chunk * k->pool_width;
-    return voxel * k->channels;
+    return (line * k->width + at->tile * k->pool_width) * k->channels;
 }
 
 INLINE int64_t result_of(const chain *k, const cursor *at)
 {
     int64_t line = (at->block * at->planes + at->plane) * at->lines + at->line;
-    return (line * at->line_tiles + at->chunk * at->tiles_in_chunk) * k->channels;
+    return (line * at->tiles + at->tile) * k->channels;
 }
 
 /* Row `block % scale_rows` of a scale, again and again over n elements. */
@@ -135,12 +164,26 @@ static void repeat(const float *scale, const chain *k, int64_t block, float *res
         memcpy(row + done, row, 4 * min_of(done, n - done));
 }
 
-/* Room for `count` rows of n elements of 4 bytes each, on lines of the cache. */
-INLINE int64_t padded(int64_t n) { return (n + 63) / 16 * 16; }
+/* Rooms for rows and for steps, each on lines of the cache: `take_room` after `rooms`. */
+typedef struct {
+    void *all;
+    char *next;
+} store;
 
-static float *rooms(int64_t count, int64_t n)
+INLINE int64_t padded(int64_t n) { return (4 * n + 255) / 64 * 64; }
+
+static int rooms(store *s, const cursor *at, int64_t rows, int64_t steps)
 {
-    return aligned_alloc(64, (size_t)(count * padded(n) * 4));
+    s->all = aligned_alloc(64, (size_t)(rows * padded(at->room) + steps * padded(at->step)));
+    s->next = s->all;
+    return s->all == NULL;
+}
+
+INLINE void *take_room(store *s, int64_t n)
+{
+    void *room = s->next;
+    s->next += padded(n);
+    return room;
 }
 
 #endif

@@ -1,8 +1,6 @@
 /* Normalise, activate and pool, in one pass over the block. */
 #include "chain.h"
 
-#define TARGET 1024 /* elements of a row */
-
 INLINE void activate(float *restrict a, const float *restrict x, const float *restrict s,
                      const float *restrict t, int64_t n, float slope, int activation, int scaled,
                      int add)
@@ -62,7 +60,7 @@ static void write_bits(const float *x, int64_t n, int activation, uint8_t *bits,
     }
 }
 
-/* Among the rows of a tile, at each place along the width: the maximum and its row. */
+/* Among the rows of a tile, at each place in the row: the maximum and its row. */
 static void challenge(float *restrict best, int32_t *restrict who, const float *restrict a,
                       int32_t row, int64_t n)
 {
@@ -73,13 +71,13 @@ static void challenge(float *restrict best, int32_t *restrict who, const float *
     }
 }
 
-/* Among the places along the width: as if elements had come row by row, so that the first maximum
- * and the last NaN win. */
+/* Among k places: as if elements had come in order of their numbers, so that the first maximum and
+ * the last NaN win. `who` is a number already, `row` becomes one. */
 static void challenge_place(float *restrict best, int32_t *restrict who, const float *restrict a,
-                            const int32_t *restrict row, int32_t width, int32_t place, int64_t n)
+                            const int32_t *restrict row, int32_t k, int32_t place, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        int32_t number = row[i] * width + place;
+        int32_t number = row[i] * k + place;
         int later = number > who[i];
         int wins = (a[i] > best[i]) | ((a[i] == best[i]) & !later) |
                    ((a[i] != a[i]) & ((best[i] == best[i]) | later));
@@ -88,82 +86,146 @@ static void challenge_place(float *restrict best, int32_t *restrict who, const f
     }
 }
 
-static void add_row(float *restrict sum, const float *restrict part, int64_t n)
+/* sum[v * inner + c] = sum over places of row[(v * k + place) * inner + c] */
+static void fold_sum(const float *row, int64_t k, int64_t inner, int64_t voxels, float *sum,
+                     float *restrict part)
 {
-    for (int64_t i = 0; i < n; i++)
-        sum[i] += part[i];
+    take(row, 0, k, inner, voxels, sum);
+    for (int64_t place = 1; place < k; place++) {
+        take(row, place, k, inner, voxels, part);
+        for (int64_t i = 0; i < voxels * inner; i++)
+            sum[i] += part[i];
+    }
 }
 
-static void multiply(float *restrict row, float factor, int64_t n)
+/* The same with maxima and their numbers. */
+static void fold_maximum(const float *row, const int32_t *who, int64_t k, int64_t inner,
+                         int64_t voxels, float *best, int32_t *won, float *part, int32_t *numbers)
 {
+    int64_t n = voxels * inner;
+    take(row, 0, k, inner, voxels, best);
+    take((const float *)who, 0, k, inner, voxels, (float *)won);
     for (int64_t i = 0; i < n; i++)
-        row[i] *= factor;
+        won[i] *= (int32_t)k;
+    for (int64_t place = 1; place < k; place++) {
+        take(row, place, k, inner, voxels, part);
+        take((const float *)who, place, k, inner, voxels, (float *)numbers);
+        challenge_place(best, won, part, numbers, (int32_t)k, (int32_t)place, n);
+    }
+}
+
+typedef struct {
+    float *rows, *folded, *part;        /* of a run */
+    int32_t *who, *folded_who, *won, *numbers;
+    float *loaded, *s, *t, *a, *out;    /* of a step; out also of a run's results */
+    uint16_t *halves;
+} forward_rooms;
+
+static int prepare(store *all, forward_rooms *r, const cursor *at)
+{
+    if (rooms(all, at, 8, 5))
+        return 1;
+    r->rows = take_room(all, at->room);
+    r->folded = take_room(all, at->room);
+    r->part = take_room(all, at->room);
+    r->who = take_room(all, at->room);
+    r->folded_who = take_room(all, at->room);
+    r->won = take_room(all, at->room);
+    r->numbers = take_room(all, at->room);
+    r->out = take_room(all, at->room);
+    r->loaded = take_room(all, at->step);
+    r->s = take_room(all, at->step);
+    r->t = take_room(all, at->step);
+    r->a = take_room(all, at->step);
+    r->halves = take_room(all, at->step);
+    return 0;
+}
+
+/* Without pooling: step by step from x to the result. */
+static void run_pointwise(const chain *k, const cursor *at, const forward_rooms *r)
+{
+    int64_t n = elements_here(k, at), from = row_of(k, at, 0);
+    int activation = activation_of(k);
+    for (int64_t i = 0; i < n; i += at->step) {
+        int64_t here = min_of(at->step, n - i);
+        const float *x = read_row(k->x, k->x_type, from + i, here, r->loaded);
+        float *y = row_to_write(k->y, k->y_type, k->stream, from + i, r->a);
+        if (k->bits)
+            write_bits(x, here, activation, k->bits, from + i);
+        activate_any(y, x, r->s, r->t, here, (float)k->slope, activation, k->scale != NULL, 0);
+        write_row(k->y, k->y_type, k->stream, from + i, y, here, r->halves);
+    }
+}
+
+/* With pooling: rows are added up, or compared, and then the places of a tile in the row. */
+static void run_pooled(const chain *k, const cursor *at, const forward_rooms *r)
+{
+    int64_t n = elements_here(k, at);
+    int activation = activation_of(k);
+    for (int64_t row = 0; row < rows_of(k, at); row++) {
+        int64_t from = row_of(k, at, row);
+        for (int64_t i = 0; i < n; i += at->step) {
+            int64_t here = min_of(at->step, n - i);
+            int later = k->maximum && row;
+            const float *x = read_row(k->x, k->x_type, from + i, here, r->loaded);
+            if (k->bits)
+                write_bits(x, here, activation, k->bits, from + i);
+            activate_any(later ? r->a : r->rows + i, x, r->s, r->t, here, (float)k->slope,
+                         activation, k->scale != NULL, row && !k->maximum);
+            if (later)
+                challenge(r->rows + i, r->who + i, r->a, (int32_t)row, here);
+        }
+        if (k->maximum && row == 0)
+            memset(r->who, 0, 4 * n);
+    }
+    int64_t first = result_of(k, at), results = results_here(k, at);
+    int64_t tiles = lines_here(at) * tiles_here(at), line = k->width * k->channels;
+    float *y = row_to_write(k->y, k->y_type, k->stream, first, r->out);
+    int high = at->whole && k->pool_height > 1;
+    const float *folded = high ? r->folded : r->rows;
+    if (k->maximum) {
+        if (high)
+            fold_maximum(r->rows, r->who, k->pool_height, line, lines_here(at), r->folded,
+                         r->folded_who, r->part, r->numbers);
+        fold_maximum(folded, high ? r->folded_who : r->who, k->pool_width, k->channels, tiles, y,
+                     r->won, r->part, r->numbers);
+        if (k->winners)
+            for (int64_t i = 0; i < results; i++)
+                k->winners[first + i] = (uint8_t)r->won[i];
+    } else {
+        float inverse = 1.0f / (float)(k->pool_depth * k->pool_height * k->pool_width);
+        if (high)
+            fold_sum(r->rows, k->pool_height, line, lines_here(at), r->folded, r->part);
+        fold_sum(folded, k->pool_width, k->channels, tiles, y, r->part);
+        for (int64_t i = 0; i < results; i++)
+            y[i] *= inverse;
+    }
+    write_row(k->y, k->y_type, k->stream, first, y, results, (uint16_t *)r->part);
 }
 
 int hyperslab_chain_forward(const chain *k)
 {
-    cursor at = begin(k, TARGET);
+    cursor at = begin(k);
     if (at.left == 0)
         return 0;
-    int64_t size = row_size(k, &at);
-    int64_t stride = padded(size);
-    float *room = rooms(9, size);
-    if (!room)
+    store all;
+    forward_rooms r;
+    if (prepare(&all, &r, &at))
         return 1;
-    float *loaded = room, *s = room + stride, *t = room + 2 * stride, *sum = room + 3 * stride;
-    float *a = room + 4 * stride, *out = room + 5 * stride, *part = room + 6 * stride;
-    int32_t *who = (int32_t *)(room + 7 * stride), *won = (int32_t *)(room + 8 * stride);
-    int activation = activation_of(k);
-    int scaled = k->scale != NULL;
-    int64_t width = k->pool_width, rows = k->pool_depth * k->pool_height;
-    int pooled = k->maximum || rows * width > 1;
-    float slope = (float)k->slope, inverse = 1.0f / (float)(rows * width);
-    int64_t block = -1;
-    for (; at.left; advance(&at)) {
-        int64_t tiles = tiles_here(&at), n = tiles * width * k->channels;
-        int64_t results = tiles * k->channels, first = result_of(k, &at);
-        if (at.block != block) {
-            repeat(k->scale, k, at.block, s, size);
-            repeat(k->shift, k, at.block, t, size);
-            block = at.block;
+    int64_t step = min_of(at.step, at.room);
+    int pooled = k->maximum || k->pool_depth * k->pool_height * k->pool_width > 1;
+    for (int64_t block = -1; at.left; advance(&at)) {
+        if (block < 0 || (at.block != block && k->scale_rows > 1)) {
+            repeat(k->scale, k, at.block, r.s, step);
+            repeat(k->shift, k, at.block, r.t, step);
         }
-        float *y = row_to_write(k->y, k->y_type, k->stream, first, out);
-        for (int64_t row = 0; row < rows; row++) {
-            int64_t from = row_of(k, &at, row / k->pool_height, row % k->pool_height);
-            const float *x = read_row(k->x, k->x_type, from, n, loaded);
-            if (k->bits)
-                write_bits(x, n, activation, k->bits, from);
-            float *to = !pooled ? y : k->maximum && row ? a : sum;
-            activate_any(to, x, s, t, n, slope, activation, scaled, row && !k->maximum);
-            if (k->maximum && row == 0)
-                memset(who, 0, 4 * n);
-            else if (k->maximum)
-                challenge(sum, who, a, (int32_t)row, n);
-        }
-        if (pooled && !k->maximum) {
-            take(sum, 0, width, k->channels, tiles, y);
-            for (int64_t place = 1; place < width; place++) {
-                take(sum, place, width, k->channels, tiles, part);
-                add_row(y, part, results);
-            }
-            multiply(y, inverse, results);
-        } else if (pooled) {
-            take(sum, 0, width, k->channels, tiles, y);
-            take((float *)who, 0, width, k->channels, tiles, (float *)won);
-            for (int64_t i = 0; i < results; i++)
-                won[i] *= (int32_t)width;
-            for (int64_t place = 1; place < width; place++) {
-                take(sum, place, width, k->channels, tiles, a);
-                take((float *)who, place, width, k->channels, tiles, part);
-                challenge_place(y, won, a, (int32_t *)part, (int32_t)width, (int32_t)place, results);
-            }
-            if (k->winners)
-                for (int64_t i = 0; i < results; i++)
-                    k->winners[first + i] = (uint8_t)won[i];
-        }
-        write_row(k->y, k->y_type, k->stream, first, y, results, (uint16_t *)part);
+        block = at.block;
+        if (pooled)
+            run_pooled(k, &at, &r);
+        else
+            run_pointwise(k, &at, &r);
     }
     finish_stream(k->stream);
-    free(room);
+    free(all.all);
     return 0;
 }
