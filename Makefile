@@ -33,7 +33,7 @@ HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet test test-gpu setup-mpi test-mpi soak lint docs bench clean
+.PHONY: setup demo demo-unet test test-gpu setup-mpi test-mpi soak lint docs bench bench-gpu clean
 
 setup: $(ready)
 
@@ -100,6 +100,10 @@ lint: $(ready)
 
 docs: $(ready)
 	$(bin)/python docs/operators.py
+
+# On a machine with a GPU; it goes on where the last run ended.
+bench-gpu: $(ready)
+	$(bin)/python benchmarks/gpu.py
 
 bench: $(ready)
 	$(bin)/python benchmarks/step.py
