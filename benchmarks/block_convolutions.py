@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fastest import BlockConvolution
+from block_kernels import BlockConvolution
 from networks import Step
 from torch import nn
 from torch.overrides import TorchFunctionMode

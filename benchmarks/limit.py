@@ -9,8 +9,8 @@ Three things take turns in one process group (batch 1, one thread a rank):
 2. The step over the ranks, forward and backward, without the optimiser.
 3. Every pass (forward, weight gradient, input gradient unless nobody wants it) of every
    convolution and transposed convolution of that step, on this rank's block, plain and without
-   communication, with every kernel near the fastest (`fastest`), on all ranks at once. Shapes that
-   occur more often are measured once a turn. Operands lie ready: conversions are not counted.
+   communication, with every kernel near the fastest (`block_kernels`), on all ranks at once. Shapes
+   that occur more often are measured once a turn. Operands lie ready: conversions are not counted.
 
 The limit is the sum of 3, each pass with its fastest kernel. At the end one profiled step tells
 how long each layer's own operators take in 2.
@@ -29,8 +29,9 @@ from typing import Any
 
 import torch
 from block_convolutions import LayerConvolution, convolutions_of
+from block_kernels import PASSES, BlockConvolution, operands
 from clock import machine, slowest, summary
-from fastest import PASSES, BlockConvolution, FastestPass, operands
+from fastest import FastestPass
 from launch import run_ranks
 from layer_seconds import measure_layers
 from networks import NETWORKS, Step, make_case

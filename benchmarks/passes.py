@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from clock import slowest, stopwatch, summary
+from fastest import fastest_passes
 from torch import nn
 
 import hyperslab as hs
@@ -27,6 +28,9 @@ from hyperslab.trace.virtual import Messages, VirtualCommunicator, VirtualGrid
 T = TypeVar("T")
 
 PASSES = ("forward", "backward-filter", "backward-data")
+
+NEAR = 1.15
+"""Of the blocks of many parts, which are large, only such kernels keep their operands."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +160,16 @@ def measure_layer(
         name: LayerPasses(cut, grid, dtype, plain=name == "plain")
         for name in ("plain", "distributed")
     }
-    times: dict[str, list[list[float]]] = {name: [] for name in sides}
+    shape = cut.partition.box(grid.coords).shape
+    first = sides["plain"].first
+    alone = fastest_passes(cut.layer, shape, dtype, grid, needs_dx=not first, near=NEAR)
+    times: dict[str, list[list[float]]] = {name: [] for name in (*sides, "fastest")}
     for _ in range(1 + turns):
         for name, side in sides.items():
             grid.barrier()
             times[name].append(slowest(side.run(), grid.device))
+        found = [one.fastest() for one in alone]
+        times["fastest"].append([*found, 0.0] if first else found)
     by_pass = {
         name: {which: summary([turn[i] for turn in rows[1:]]) for i, which in enumerate(PASSES)}
         for name, rows in times.items()
@@ -242,7 +251,8 @@ def _wide(values: Sequence[T], first: int) -> list[tuple[T, int]]:
 def print_parts(title: str, rows: list[dict[str, Any]]) -> None:
     """As Table II: time, speed, the plain kernel's speed, and the share of it."""
     print(f"\n{title}")
-    print(f"{'':8}{'block':>22}{'time [ms]':>11}{'Gflop/s':>9}{'plain':>9}{'share':>8}", end="")
+    print(f"{'':8}{'block':>22}{'time [ms]':>11}{'Gflop/s':>9}", end="")
+    print("".join(f"{side:>9}{'share':>8}" for side in ("plain", "fastest")), end="")
     print("".join(f"{name:>17}" for name in PASSES))
     for row in rows:
         form = " x ".join(map(str, row["input"][1:])) + ("" if row["cut"] else " whole")
@@ -253,12 +263,14 @@ def print_parts(title: str, rows: list[dict[str, Any]]) -> None:
 def print_share(layer: str, form: str, rows: list[dict[str, Any]]) -> None:
     sums = {
         side: [sum(row[side][name]["median"] for row in rows) for name in PASSES]
-        for side in ("plain", "distributed")
+        for side in ("plain", "distributed", "fastest")
     }
     flops = sum(row["flops"] for row in rows for name in PASSES if row["plain"][name]["median"] > 0)
     plain = sum(sums["plain"])
     whole = sum(sums["distributed"])
     print(f"{layer:8}{form:>22}{1e3 * whole:11.2f}{flops / whole / 1e9:9.1f}", end="")
-    print(f"{flops / plain / 1e9:9.1f}{plain / whole:8.3f}", end="")
+    fastest = sum(sums["fastest"])
+    for alone in (plain, fastest):
+        print(f"{flops / alone / 1e9:9.1f}{alone / whole:8.3f}", end="")
     pairs = zip(sums["plain"], sums["distributed"], strict=True)
     print("".join(f"{a / b:17.3f}" if b else f"{'':17}" for a, b in pairs))

@@ -7,7 +7,7 @@
    while the others sleep in a barrier). On GPUs: R GPUs against one.
 2. Layer by layer for CosmoFlow, the distributed convolution against the plain one of the same
    block without communication, on all ranks at once: the share of the kernel's speed that is
-   reached (Oyama et al. 2020, table II).
+   reached (Oyama et al. 2020, table II), and that of the fastest kernels there are for the block.
 3. ``--what passes``: every convolution of a whole sample, pass by pass (Mathuriya et al. 2018,
    table I). ``--what parts``: table II at 2, 8 and 32 parts, by one rank's block where there are
    fewer ranks. ``--what time``: a step's time by what it is spent on (their figure 3).
@@ -23,16 +23,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from categories import measure_categories, print_categories
-from clock import machine, slowest, stopwatch, summary
+from clock import machine, slowest, summary
+from convolution_shares import compare_convolutions, print_convolutions
 from launch import run_ranks
 from networks import NETWORKS, OURS, PARTS, Step, make_case
 from passes import measure_parts, measure_passes, print_parts, print_passes
-from torch import nn
 
 import hyperslab as hs
-from hyperslab.geometry import Partition
 
 WARM_UP = 3
 WIDTH_OF_PARTS = {2: 256, 8: 512, 32: 512}
@@ -93,85 +91,6 @@ def report(turns: list[dict[str, Any]]) -> dict[str, Any]:
             "ratio": summary(ratios),
         }
     return {"parts": table, "busy": summary([t["busy"] for t in turns])}
-
-
-def compare_convolutions(
-    width: int, ranks: int, steps: int, dtype: torch.dtype
-) -> list[dict[str, Any]]:
-    """Every convolution of the network, forward and backward, as it lies there; on every rank."""
-    grid = hs.Grid(depth=ranks)
-    layers: list[tuple[str, nn.Conv3d, Partition]] = []
-    features = hs.models.CosmoFlow(width).to(grid.device).features
-    for name, module in features.named_children():
-        if isinstance(module, nn.Conv3d):
-            module.register_forward_pre_hook(
-                lambda layer, args, name=name: layers.append((name, layer, args[0].partition))
-            )
-    with torch.no_grad():
-        features(hs.shard(torch.zeros(1, 4, width, width, width, device=grid.device), grid))
-    return [
-        {"layer": name, **compare_layer(layer, partition, i > 0, grid, steps, dtype)}
-        for i, (name, layer, partition) in enumerate(layers)
-    ]
-
-
-def compare_layer(
-    layer: nn.Conv3d,
-    partition: Partition,
-    needs_dx: bool,
-    grid: hs.Grid,
-    steps: int,
-    dtype: torch.dtype,
-) -> dict[str, Any]:
-    """One convolution of one input, plain and distributed in turn, on all ranks at once."""
-    block = torch.randn(
-        partition.box(grid.coords).shape, device=grid.device, dtype=dtype, requires_grad=needs_dx
-    )
-    cut = hs.Sharded.from_local(block, partition, grid)
-    weight = torch.randn(layer.weight.shape, device=grid.device, dtype=dtype, requires_grad=True)
-    plain = Convolution(layer, block, weight)
-    distributed = Convolution(layer, cut, weight)
-    flops = weight.numel() * block.numel() / block.shape[1]
-    turns = []
-    for _ in range(WARM_UP + steps * min(10, 1 + int(1e9 / flops))):  # short ones more often
-        both = []
-        for side in (plain, distributed):
-            grid.barrier()
-            both.append(slowest(side.run(), grid.device))
-        turns.append(both)
-    turns = turns[WARM_UP:]
-    shares = [sum(a) / sum(b) for a, b in turns]
-    sides = {
-        side: {
-            name: summary([t[i][part] for t in turns])
-            for part, name in enumerate(("forward", "backward"))
-        }
-        for i, side in enumerate(("plain", "distributed"))
-    }
-    cut_along = ", ".join(cut.axis for cut in partition.cuts if cut is not None)
-    return {"input": list(partition.shape), "cut": cut_along, "share": summary(shares), **sides}
-
-
-class Convolution:
-    """A convolution to be timed."""
-
-    def __init__(self, layer: nn.Conv3d, x: Any, weight: torch.Tensor) -> None:
-        self.layer = layer
-        self.x = x
-        self.weight = weight
-        self.gradient: torch.Tensor | None = None
-
-    def forward(self) -> None:
-        y = F.conv3d(self.x, self.weight, None, self.layer.stride, self.layer.padding)
-        self.y = y.local if isinstance(y, hs.Sharded) else y
-
-    def backward(self) -> None:
-        if self.gradient is None:
-            self.gradient = torch.randn_like(self.y)
-        self.y.backward(self.gradient)
-
-    def run(self) -> list[float]:
-        return stopwatch(self.weight.device, [self.forward, self.backward])
 
 
 def on_ranks(options: argparse.Namespace) -> dict[str, Any]:
@@ -239,31 +158,6 @@ def print_step(name: str, result: dict[str, Any], ranks: int) -> None:
         )
     print(f"a waiting rank used {100 * result['busy']['median']:.1f} % of a core")
     print("last losses: serial {:.6g}, distributed {:.6g}".format(*result["losses"]))
-
-
-def print_convolutions(name: str, rows: list[dict[str, Any]], ranks: int) -> None:
-    print(f"\n{name}: plain convolution of the block against the distributed one, {ranks} ranks")
-    print(f"{'':34}{'plain [ms]':>18}{'distributed [ms]':>18}{'share':>16}")
-    print(
-        f"{'layer':8}{'input':>26}{'best':>9}{'median':>9}{'best':>9}{'median':>9}"
-        f"{'best':>8}{'paired':>8}"
-    )
-    sides = ("plain", "distributed")
-    totals = {(side, kind): 0.0 for side in sides for kind in ("min", "median")}
-    for row in rows:
-        times = {
-            (side, kind): sum(part[kind] for part in row[side].values()) for side, kind in totals
-        }
-        totals = {key: totals[key] + times[key] for key in totals}
-        shape = " x ".join(map(str, row["input"][1:])) + ("" if row["cut"] else " (whole)")
-        print_shares(f"{row['layer']:8}{shape:>26}", times, row["share"]["median"])
-    print_shares(f"{'all':34}", totals, totals["plain", "median"] / totals["distributed", "median"])
-
-
-def print_shares(label: str, times: dict[tuple[str, str], float], paired: float) -> None:
-    columns = "".join(f"{1e3 * t:9.2f}" for t in times.values())
-    best = times["plain", "min"] / times["distributed", "min"]
-    print(f"{label}{columns}{best:8.3f}{paired:8.3f}")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from block_convolutions import LayerConvolution, block_of, noted
-from fastest import PASSES, BlockConvolution, kernels, operands
+from block_kernels import PASSES, BlockConvolution, kernels, operands
 from limit import extents_of, fastest_of, limit_of, measure
 from torch import nn
 
