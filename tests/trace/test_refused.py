@@ -73,7 +73,7 @@ resource.setrlimit(resource.RLIMIT_AS, ({3 << 30}, {3 << 30}))
 import torch.nn.functional as F
 from hyperslab import models
 from hyperslab.trace import Workload, trace_step
-shapes = ((1, 4, 128, 128, 128), (1, 4))
+shapes = ((2, 4, 128, 128, 128), (2, 4))
 trace = trace_step(Workload(lambda: models.CosmoFlow(128), *shapes, loss=F.mse_loss), {{}})
 status = open("/proc/self/status").read()  # getrusage would count the process before exec, too
 print(trace.peak, int(status.split("VmHWM:")[1].split()[0]) << 10)
