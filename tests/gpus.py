@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import os
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 
 import pytest
@@ -22,6 +25,26 @@ SAMPLES_ON = os.environ.get("HYPERSLAB_TEST_DEVICE", "cpu")
 BACKEND = "gloo" if SAMPLES_ON == "cpu" else GLOO_ON_CUDA
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="Triton is not installed (Linux on x86-64 has it)",
+)
+
+
+def run_module(module: str, **variables: str) -> str:
+    """Run a module in a process of its own, whose Triton interprets, say; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def settle_device() -> None:

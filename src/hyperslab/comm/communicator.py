@@ -149,7 +149,8 @@ def _ended(what: str) -> CommError:
 def _packed(piece: torch.Tensor) -> torch.Tensor:
     # gloo refuses non-contiguous buffers, and a view would pin all of its tensor until it has left.
     piece = piece.resolve_conj().resolve_neg()  # it would send what lies in memory
-    if piece.is_contiguous() and piece.untyped_storage().nbytes() == piece.nbytes:
+    own = piece.device.type == "cuda" or piece.untyped_storage().nbytes() == piece.nbytes
+    if piece.is_contiguous() and own:  # what a GPU sends is waited for by the same operator
         return piece
     return piece.clone(memory_format=torch.contiguous_format)
 

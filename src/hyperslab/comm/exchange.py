@@ -14,6 +14,7 @@ from functools import cached_property
 
 import torch
 
+from hyperslab.comm.boxes import Boxes, BoxTable, add, at_once, pack
 from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
 from hyperslab.comm.grid import Grid
 from hyperslab.comm.per_grid import per_grid
@@ -51,6 +52,16 @@ class ExchangePlan(TransferPlan):
     def parts_sent(self) -> list[tuple[int, tuple[slice, ...], tuple[int, ...]]]:
         """Who gets which part of the own block, and its shape."""
         return [(t.rank, t.box.slices(self.own), t.box.shape) for t in self.sends]
+
+    @cached_property
+    def boxes_sent(self) -> Boxes:
+        """What others get of the own block."""
+        return Boxes(self.own, tuple(t.box for t in self.sends))
+
+    @cached_property
+    def tables(self) -> dict[object, BoxTable]:
+        """Of the boxes that are sent, for a kernel; by what it does with which block."""
+        return {}
 
     @cached_property
     def parts_received(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -108,7 +119,7 @@ def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Arriving:
 
     ``x`` holds ``plan.own``.
     """
-    sends = [(rank, x[part]) for rank, part, _ in plan.parts_sent]
+    sends = _parts_of(x, plan)
     receives = [(rank, x.new_empty(shape)) for rank, shape in plan.parts_received]
     return _exchange(plan, sends, receives, what)
 
@@ -118,8 +129,25 @@ def start_adjoint(
 ) -> Arriving:
     """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
     sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
-    receives = [(rank, like.new_empty(shape)) for rank, _, shape in plan.parts_sent]
+    boxes = plan.boxes_sent
+    if at_once(like, boxes):
+        room = boxes.room(like)
+    else:
+        room = [like.new_empty(shape) for _, _, shape in plan.parts_sent]
+    receives = [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, room, strict=True)]
     return _exchange(plan, sends, receives, f"the adjoint of {what}")
+
+
+def _parts_of(x: torch.Tensor, plan: ExchangePlan) -> list[PeerTensor]:
+    """What others want of the block: views of it, on a GPU copies that one kernel makes."""
+    boxes = plan.boxes_sent
+    if not at_once(x, boxes):
+        return [(rank, x[part]) for rank, part, _ in plan.parts_sent]
+    key = (pack, x.stride(), x.device)
+    if key not in plan.tables:
+        plan.tables[key] = boxes.packing(x.stride(), x.device)
+    pieces = pack(x, boxes, plan.tables[key])
+    return [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, pieces, strict=True)]
 
 
 class _Nothing:
@@ -141,8 +169,20 @@ def add_returned(
     gradient: torch.Tensor, returned: Sequence[torch.Tensor], plan: ExchangePlan
 ) -> None:
     """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
+    boxes = plan.boxes_sent
+    if at_once(gradient, boxes) and _in_one_buffer(returned):
+        key = (add, gradient.stride(), gradient.device)
+        if key not in plan.tables:
+            plan.tables[key] = boxes.adding(gradient.stride(), gradient.device)
+        add(gradient, returned, plan.tables[key])
+        return
     for (_, part, _), piece in zip(plan.parts_sent, returned, strict=True):
         gradient[part].add_(piece)
+
+
+def _in_one_buffer(pieces: Sequence[torch.Tensor]) -> bool:
+    """Whether they were received where `start_adjoint` makes room for all of them."""
+    return len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
 
 
 def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:

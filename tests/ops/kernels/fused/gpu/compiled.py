@@ -12,7 +12,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from hyperslab.comm.boxes import add, pack
 from hyperslab.ops.kernels.fused import on_cuda
+from tests.comm.packed import plan_of
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024  # [B] of a Hopper's multiprocessor that one program may have
@@ -48,7 +50,7 @@ class NoGpu:
 
 
 def run_all() -> None:
-    """CosmoFlow's chains: leaky ReLU and mean, with batch norm, and a maximum of ReLU."""
+    """CosmoFlow's chains, with batch norm; a maximum of ReLU; what is sent to neighbours."""
     kernels = on_cuda.triton_versions()
     x = torch.zeros(1, 16, 4, 4, 4, dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last_3d)
@@ -63,6 +65,10 @@ def run_all() -> None:
     kernels["chain_backward"](g, marks, *[None] * 5, 0.0, pool, True, x.shape, x.dtype)
     kernels["chain_forward"](torch.zeros(1, 3, 5), None, None, 0.0, [], False, True, torch.float32)
     kernels["reorder"](x, False, torch.float32)
+    boxes = plan_of(0).boxes_sent
+    block = torch.zeros(boxes.own.shape, dtype=torch.bfloat16)
+    pieces = pack(block, boxes, boxes.packing(block.stride(), block.device))
+    add(block, pieces, boxes.adding(block.stride(), block.device))
 
 
 if __name__ == "__main__":
