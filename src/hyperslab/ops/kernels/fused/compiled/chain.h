@@ -36,8 +36,9 @@ INLINE int activation_of(const chain *k)
  * of its `pool_depth * pool_height` rows is one line. Rows are long, for memory is fast only in
  * order; the loops go over them step by step, with scales of the length of a step, for the first
  * cache is small. */
-#define LONGEST 4096 /* elements of a row, about */
-#define STEP 512     /* elements of a step, about */
+#define LONGEST 2048   /* elements of a row, about */
+#define STEP 2048      /* elements of a step, about */
+#define SHORT_STEP 512 /* the same where scales or sums take room beside it */
 
 typedef struct {
     int64_t block, plane, line, tile;   /* of the result, where it begins */
@@ -70,7 +71,8 @@ static cursor begin(const chain *k)
     int64_t vectors = 16; /* a step is of whole vectors */
     while (vectors > 1 && k->channels * vectors / 2 % 16 == 0)
         vectors /= 2;
-    at.step = ratio_up(ratio_up(STEP, k->channels), vectors) * vectors * k->channels;
+    int64_t step = k->scale || k->sums ? SHORT_STEP : STEP;
+    at.step = ratio_up(ratio_up(step, k->channels), vectors) * vectors * k->channels;
 
     int64_t runs_of_plane = ratio_up(at.lines, at.lines_of_run) * ratio_up(at.tiles, at.tiles_of_run);
     int64_t runs_of_line = ratio_up(at.tiles, at.tiles_of_run);
