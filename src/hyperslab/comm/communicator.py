@@ -108,6 +108,9 @@ class Pending:
                 shared.send(piece, peer, what)
             else:
                 self._sends.append((peer, _packed(piece)))
+        self._turned = [(b, _contiguous_like(b)) for _, b in far if not b.is_contiguous()]
+        into = {id(buffer): contiguous for buffer, contiguous in self._turned}
+        far = [(peer, into.get(id(buffer), buffer)) for peer, buffer in far]
         self._peers = [peer for peer, _ in (*far, *self._sends)]
         try:
             ops = [dist.P2POp(dist.irecv, buffer, peer, group) for peer, buffer in far]
@@ -130,6 +133,8 @@ class Pending:
                 work.wait()
             except RuntimeError as error:
                 raise self._lost(peers, error) from error
+        for buffer, contiguous in self._turned:
+            buffer.copy_(contiguous)
         for peer, buffer in self._receives:
             if self._shared is not None and self._shared.fits(buffer):
                 self._shared.receive(buffer, peer, self._what)
@@ -153,6 +158,10 @@ def _packed(piece: torch.Tensor) -> torch.Tensor:
     if piece.is_contiguous() and own:  # what a GPU sends is waited for by the same operator
         return piece
     return piece.clone(memory_format=torch.contiguous_format)
+
+
+def _contiguous_like(buffer: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(buffer, memory_format=torch.contiguous_format)
 
 
 class ThroughHost:

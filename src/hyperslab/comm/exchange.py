@@ -120,7 +120,7 @@ def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Arriving:
     ``x`` holds ``plan.own``.
     """
     sends = _parts_of(x, plan)
-    receives = [(rank, x.new_empty(shape)) for rank, shape in plan.parts_received]
+    receives = [(rank, _room(shape, x)) for rank, shape in plan.parts_received]
     return _exchange(plan, sends, receives, what)
 
 
@@ -133,7 +133,7 @@ def start_adjoint(
     if at_once(like, boxes):
         room = boxes.room(like)
     else:
-        room = [like.new_empty(shape) for _, _, shape in plan.parts_sent]
+        room = [_room(shape, like) for _, _, shape in plan.parts_sent]
     receives = [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, room, strict=True)]
     return _exchange(plan, sends, receives, f"the adjoint of {what}")
 
@@ -148,6 +148,13 @@ def _parts_of(x: torch.Tensor, plan: ExchangePlan) -> list[PeerTensor]:
         plan.tables[key] = boxes.packing(x.stride(), x.device)
     pieces = pack(x, boxes, plan.tables[key])
     return [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, pieces, strict=True)]
+
+
+def _room(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """For a message that is to lie in memory as ``like`` does; on a GPU it is contiguous."""
+    on_cpu = like.device.type == "cpu"
+    order = memory_format_of(like) if on_cpu else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
 
 
 class _Nothing:

@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 
 import hyperslab as hs
-from hyperslab.comm import shared_channels
+from hyperslab.comm import plan_exchange, shared_channels
+from hyperslab.comm.exchange import start
 from hyperslab.comm.shared_memory import segment
 from hyperslab.comm.shared_memory.channels import LARGEST, Shared
 from hyperslab.comm.shared_memory.segment import SHARED_FOLDER
 from hyperslab.comm.shared_memory.sums import SMALL
+from hyperslab.geometry import Partition
 from tests.ranks import RankError, fresh_groups, run_ranks
 
 
@@ -59,6 +61,48 @@ def talk(seed: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_messages_arrive_whole_and_in_order(ranks: int) -> None:
     run_ranks(ranks, talk, 1)
+
+
+def orders() -> None:
+    """Whatever the order in memory on either side, small or too large for a slot."""
+    grid = hs.Grid(depth=2)
+    other = 1 - grid.rank
+    for shape in ((2, 3, 4, 5), (1, 3, 4, 5, 6), (1, 1, 4, 1, 6), (2, 3, 90, 90, 90)):
+        numbers = torch.arange(float(torch.Size(shape).numel())).view(shape)
+        last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        for mine in (torch.contiguous_format, last):
+            for its in (torch.contiguous_format, last):
+                orders = (mine, its) if grid.rank == 0 else (its, mine)
+                x = (numbers + grid.rank).contiguous(memory_format=orders[0])
+                buffer = torch.empty(shape, memory_format=orders[0])
+                sends = [(other, x), (other, x[..., 1:, 1:])]
+                cropped = x.new_empty(x[..., 1:, 1:].shape)
+                receives = [(other, buffer), (other, cropped)]
+                grid.halos.exchange(sends, receives, "a test").wait()
+                assert torch.equal(buffer, numbers + other)
+                assert torch.equal(cropped, (numbers + other)[..., 1:, 1:])
+
+
+def test_messages_of_any_order_in_memory() -> None:
+    run_ranks(2, orders)
+
+
+def halo_of(x: torch.Tensor) -> bool:
+    """Whether the halo of a block lies in memory as the block does, and is right."""
+    grid = hs.Grid(depth=2)
+    cut = hs.shard(x, grid)
+    block = cut.local.contiguous(memory_format=torch.channels_last_3d)
+    plan = plan_exchange(cut.partition, Partition.whole(x.shape).cover, grid)
+    (piece,) = start(block, plan, "a test").wait()
+    return piece.is_contiguous(memory_format=torch.channels_last_3d) and torch.equal(
+        piece, x[plan.receives[0].box.slices()]
+    )
+
+
+def test_a_halo_lies_in_memory_as_its_block() -> None:
+    torch.manual_seed(0)
+    for x in (torch.randn(1, 3, 4, 5, 6), torch.randn(1, 3, 100, 40, 60)):
+        assert run_ranks(2, halo_of, x) == [True, True]
 
 
 def add(seed: int) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from hyperslab.comm.shared_memory.pairs import FIRST_VALUES, FREE, FULL, SLOTS, RankPairs
 from hyperslab.comm.shared_memory.segment import Segment, connect
 from hyperslab.comm.shared_memory.sums import SharedSums, area_bytes, check_size
+from hyperslab.memory_format import CHANNELS_LAST
 
 BUDGET = 32 << 20  # [B] of all slots together
 LARGEST = 1 << 20  # [B] of one slot
@@ -51,10 +52,15 @@ class Shared:
         return x.device.type == "cpu" and x.nbytes <= self.slot
 
     def send(self, x: torch.Tensor, peer: int, what: str) -> None:
-        """Put ``x``, contiguous or not, where ``peer`` finds it."""
+        """Put ``x``, contiguous or not, where ``peer`` finds it.
+
+        It travels in the order in which it lies in memory: with the channels last if they are.
+        """
         self._pairs.wait(self.rank, peer, FREE, peer, what)
-        self._slot(self.rank, peer, self._sent[peer], x).copy_(x)
-        self.segment.numbers[self._number(self.rank, peer, self._sent[peer])] = x.nbytes
+        last = _channels_last(x)
+        self._slot(self.rank, peer, self._sent[peer], x, last).copy_(x)
+        number = self._number(self.rank, peer, self._sent[peer])
+        self.segment.numbers[number] = 2 * x.nbytes + last
         self._sent[peer] += 1
         self._pairs.post(self.rank, peer, FULL)
 
@@ -65,9 +71,10 @@ class Shared:
             CommError: that is not as large as ``out``, or see `Segment.wait`.
         """
         self._pairs.wait(peer, self.rank, FULL, peer, what)
-        found = self.segment.numbers[self._number(peer, self.rank, self._received[peer])]
+        number = self._number(peer, self.rank, self._received[peer])
+        found, last = divmod(self.segment.numbers[number], 2)
         check_size(self.rank, peer, out.nbytes, found, what)
-        out.copy_(self._slot(peer, self.rank, self._received[peer], out))
+        out.copy_(self._slot(peer, self.rank, self._received[peer], out, bool(last)))
         self._received[peer] += 1
         self._pairs.post(peer, self.rank, FREE)
 
@@ -81,18 +88,33 @@ class Shared:
         """The mean over all ranks in memory that all map; see `SharedSums.average_shown`."""
         self._sums.average_shown(parts, what)
 
-    def _slot(self, sender: int, receiver: int, number: int, like: torch.Tensor) -> torch.Tensor:
-        """The part of a slot that a message fills."""
-        key = (sender, receiver, number % SLOTS, like.shape, like.dtype)
+    def _slot(
+        self, sender: int, receiver: int, number: int, like: torch.Tensor, last: bool
+    ) -> torch.Tensor:
+        """The part of a slot that a message fills, with its channels ``last`` in memory or not."""
+        key = (sender, receiver, number % SLOTS, like.shape, like.dtype, last)
         if key not in self._views:
             slot = self._slots[self._pairs.index[sender, receiver], number % SLOTS]
             with torch.inference_mode(False):  # or it could not be written to outside that mode
-                self._views[key] = slot[: like.nbytes].view(like.dtype).view(like.shape)
+                flat = slot[: like.nbytes].view(like.dtype)
+                if last:
+                    n, channels, *space = like.shape
+                    view = flat.view(n, *space, channels).movedim(-1, 1)
+                else:
+                    view = flat.view(like.shape)
+                self._views[key] = view
         return self._views[key]
 
     def _number(self, sender: int, receiver: int, number: int) -> int:
-        """Where the size [B] of a message stands; those of the areas stand before them all."""
+        """Where stands twice the size [B] of a message, and one more if its channels are last.
+
+        The sizes of the areas stand before them all.
+        """
         return len(self._sent) + SLOTS * self._pairs.index[sender, receiver] + number % SLOTS
+
+
+def _channels_last(x: torch.Tensor) -> bool:
+    return x.dim() in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
 
 
 _OF_GROUP: weakref.WeakKeyDictionary[dist.ProcessGroup, Shared | None] = weakref.WeakKeyDictionary()
