@@ -102,6 +102,8 @@ def focal_loss(
     entropy = weighted = F.nll_loss(logarithms, labels, reduction="none")
     if alpha is not None:
         weight = torch.as_tensor(alpha, dtype=entropy.dtype)
+        if weight.device.type == "cpu" and entropy.device.type == "cuda":
+            weight = weight.pin_memory()  # from there a copy waits for nothing
         weight = weight.to(entropy.device, non_blocking=True)
         weighted = F.nll_loss(logarithms, labels, weight, reduction="none")
     # 1 - p_t without cancellation; never 0, where the gradient of a root is infinite.

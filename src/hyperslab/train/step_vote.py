@@ -87,7 +87,11 @@ def _facts(
     finite = torch.isfinite(loss)
     wrong = ~torch.isfinite(prediction).all()
     of_step = (torch.where(finite, loss, 0.0), ~finite, wrong * (grid.size - grid.rank))
-    of_rank = torch.tensor([stop, wait, memory_bytes(grid.device)], dtype=torch.float64)
+    of_rank = torch.tensor(
+        [stop, wait, memory_bytes(grid.device)],
+        dtype=torch.float64,
+        pin_memory=grid.device.type == "cuda",
+    )
     return torch.cat(
         (
             torch.stack([fact.double() for fact in of_step]),

@@ -12,6 +12,8 @@ def constant(
 ) -> torch.Tensor:
     """A tensor of a few numbers. Its copy to a GPU waits for nothing that is queued there.
 
-    `torch.tensor` with a device waits until all is done that the device was given before.
+    `torch.tensor` with a device waits until all is done that the device was given before, and so
+    does CUDA where the copy is not from page-locked memory.
     """
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
