@@ -66,6 +66,7 @@ def triton_chain_backward(
         PER_SAMPLE=per_sample(scale, shift, b, c),
         ACTIVATION=activation(slope),
         WINNERS=winners > 0,
+        BITS=tiles.bits_side_by_side,
         **tiles.arguments,
     )
     return dx
@@ -89,6 +90,33 @@ def through_activation(da, passing, slope, ACTIVATION: tl.constexpr):  # type: i
         return tl.where(passing, da, 0.0)
     else:
         return tl.where(passing, da, da * slope)
+
+
+@triton.jit
+def _load_bits(  # type: ignore[no-untyped-def]
+    bits,
+    begin,
+    v,
+    c0,
+    C,
+    V,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Whether the bit of each element (R, K) of a sample that begins there is set."""
+    if BITS == "channels":  # one load for eight of them
+        c = c0 + 8 * tl.arange(0, K // 8)[None, :]
+        at = (begin + offset(v, c, C, V, LAST)) // 8
+        bytes_ = tl.load(bits + at, mask=(v < V) & (c < C), other=0).to(tl.int32)
+        each = (bytes_[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+        return tl.reshape(each, (R, K)) != 0
+    else:
+        c = c0 + tl.arange(0, K)[None, :]
+        at = begin + offset(v, c, C, V, LAST)
+        bytes_ = tl.load(bits + at // 8, mask=(v < V) & (c < C), other=0).to(tl.int32)
+        return ((bytes_ >> (at % 8).to(tl.int32)) & 1) != 0
 
 
 @triton.jit
@@ -121,6 +149,7 @@ def _backward(  # type: ignore[no-untyped-def]
     PER_SAMPLE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     WINNERS: tl.constexpr,
+    BITS: tl.constexpr,
 ):
     V = D * H * W
     TAPS: tl.constexpr = PD * PH * PW
@@ -151,8 +180,8 @@ def _backward(  # type: ignore[no-untyped-def]
                         u = affine(value, factor, addend, SCALE, SHIFT)
                         passing = hands_on(u, ACTIVATION)
                     else:
-                        byte = tl.load(bits + at // 8, mask=exist, other=0).to(tl.int32)
-                        passing = ((byte >> (at % 8).to(tl.int32)) & 1) != 0
+                        begin = n * C * V * TAPS
+                        passing = _load_bits(bits, begin, whole, c0, C, V * TAPS, LAST, R, K, BITS)
                     du = through_activation(du, passing, slope, ACTIVATION)
                 if SCALE:
                     du *= factor

@@ -57,7 +57,7 @@ def triton_chain_forward(
     if x.numel() == 0:
         return y, marks
     tiles = Tiles.of(x.shape, pool, memory_format)
-    beside = _lie_side_by_side(tiles) if bits else "nowhere"
+    beside = tiles.bits_side_by_side if bits else "nowhere"
     about = {
         "SCALE": scale is not None,
         "SHIFT": shift is not None,
@@ -92,15 +92,6 @@ def triton_chain_forward(
             **about,
         )
     return y, marks
-
-
-def _lie_side_by_side(tiles: Tiles) -> str:
-    """What of a tile has its bits in the same bytes, and nobody else's."""
-    if tiles.channels_last and tiles.all_channels % 8 == 0:
-        return "channels"
-    run = tiles.voxels * (tiles.all_channels if tiles.channels_last else 1)
-    gapless = tiles.channels in (1, tiles.all_channels) and math.prod(tiles.pool) == 1
-    return "tile" if gapless and run % 8 == 0 else "nowhere"
 
 
 @triton.jit
@@ -223,7 +214,7 @@ def _pack(  # type: ignore[no-untyped-def]
     u = tl.load(x + e, mask=e < count, other=0.0).to(tl.float32)
     if SHIFT:
         c = e % C if LAST else e // V % C
-        at = e // (C * V) * C + c if PER_SAMPLE else c
+        at = e // V // C * C + c if PER_SAMPLE else c
         u += tl.load(shift + at, mask=e < count, other=0.0)
     flags = (hands_on(u, ACTIVATION) & (e < count)).to(tl.int32)
     packed = tl.sum(flags << tl.arange(0, 8)[None, :], 1).to(tl.uint8)

@@ -104,7 +104,7 @@ def _part_of(shares, C, K: tl.constexpr):  # type: ignore[no-untyped-def]
     block = tl.program_id(0) // shares
     samples = tl.num_programs(0) // (shares * blocks_c)
     n = (block // blocks_c).to(tl.int64)
-    c = block % blocks_c * K + tl.arange(0, K)[None, :]
+    c = (block % blocks_c).to(tl.int64) * K + tl.arange(0, K)[None, :]
     return share, n, c, share * 2 * samples * C + n * C + c, samples * C
 
 

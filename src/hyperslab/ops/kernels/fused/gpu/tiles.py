@@ -70,6 +70,15 @@ class Tiles:
         return self.samples * self.channel_blocks * self.voxel_blocks
 
     @property
+    def bits_side_by_side(self) -> str:
+        """What of a tile has its bits in the same bytes, and nobody else's."""
+        if self.channels_last and self.all_channels % 8 == 0:
+            return "channels"
+        run = self.voxels * (self.all_channels if self.channels_last else 1)
+        gapless = self.channels in (1, self.all_channels) and math.prod(self.pool) == 1
+        return "tile" if gapless and run % 8 == 0 else "nowhere"
+
+    @property
     def arguments(self) -> dict[str, Argument]:
         """What every kernel is told of them."""
         names = ("D", "H", "W", "PD", "PH", "PW")
