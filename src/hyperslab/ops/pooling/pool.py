@@ -17,7 +17,8 @@ from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.tile_average import TileAverage
 from hyperslab.ops.pooling.flat_indices import move_indices
 from hyperslab.ops.pooling.pooled import Pooled, Windows
-from hyperslab.ops.pooling.tiled import pooled_chain
+from hyperslab.ops.pooling.tiled import pooled_chain, result_type
+from hyperslab.ops.pooling.window_maximum import WindowGrid, WindowMaximum
 from hyperslab.tensor import Sharded
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -56,6 +57,11 @@ def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
     if chain is not None:
         return result(chain, p.x, p.partition)
     dilation = [w.dilation for w in windows]
+    if choose.maximum_version(p.block, p.kernel, max(dilation)) == "windows":
+        shapes = (p.kernel, p.stride, p.padding, p.out.shape[2:])
+        grid = WindowGrid(*map(tuple, shapes))
+        dtype = result_type(p.name, p.block.dtype, p.block.device)
+        return p.wrap(WindowMaximum.apply(p.block, grid, dtype))
     run = MAX[len(windows)]
     return p.wrap(run(p.block, p.kernel, p.stride, p.padding, dilation, ceil))
 

@@ -27,7 +27,7 @@ def pooled_chain(p: Pooled, *, maximum: bool) -> Chain | None:
     chain = begin(p.x)
     if chain is None or (maximum and math.prod(p.kernel) > WINNERS):
         return None
-    dtype = _result_type(p.name, chain.dtype, chain.block.device)
+    dtype = result_type(p.name, chain.dtype, chain.block.device)
     links = replace(chain.links, pool=tuple(p.kernel), maximum=maximum, dtype=dtype)
     return replace(chain, links=links)
 
@@ -50,7 +50,7 @@ def _result_type_in(name: str, dtype: torch.dtype, device: torch.device, _mode: 
     return pool(x, 1).dtype
 
 
-def _result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """What torch's own returns: autocast may choose another type."""
     if not torch.is_autocast_enabled(device.type):
         return dtype

@@ -42,6 +42,8 @@ class Library:
     backward: Function
     sums: Function
     reorder: Function
+    window_maximum: Function
+    window_spread: Function
 
 
 @functools.cache
@@ -72,6 +74,8 @@ def load_library(path: Path) -> Library:
         loaded.hyperslab_chain_backward,
         loaded.hyperslab_chain_sums,
         loaded.hyperslab_reorder,
+        loaded.hyperslab_window_maximum,
+        loaded.hyperslab_window_spread,
     ]
     for function in functions:
         function.argtypes = [ctypes.c_char_p]
