@@ -54,16 +54,23 @@ class Chain:
             return ChainFunction.apply(self.block, self.weight, self.bias, links)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Recomputable:
-    """An operand that is kept for the backward pass as what it is computed from."""
+    """An operand that is kept for the backward pass as what it is computed from.
 
-    tensors: tuple[torch.Tensor, ...]
+    ``tensors``: the block, weight and bias of a normalisation.
+    """
+
+    tensors: tuple[torch.Tensor | None, ...]
     links: Links
 
-    def value(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The operand once more."""
-        return self.links.forward(*tensors, mark=False)[0]
+    def value(self, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+        """The operand once more; with a graph where one is recorded."""
+        if torch.is_grad_enabled():
+            return ChainFunction.apply(*tensors, self.links)
+        block = tensors[0]
+        assert block is not None
+        return self.links.forward(block, *self.links.tensors, mark=False)[0]
 
 
 def begin(x: Sharded) -> Chain | None:
@@ -100,9 +107,9 @@ def operand(x: Sharded, dtype: torch.dtype) -> tuple[torch.Tensor, Recomputable 
     chain = x.recipe
     if not isinstance(chain, Chain):
         return x.block, None
-    pending = x.pending is not None and chain.links.pool == ()
+    pending = x.pending is not None
     block = chain.value(dtype) if pending and dtype != chain.dtype else x.block
     if chain.links.scale is None or chain.links.pool:
         return block, None
     links = replace(chain.links, dtype=block.dtype)
-    return block, Recomputable((chain.block, *links.tensors), links)
+    return block, Recomputable((chain.block, chain.weight, chain.bias), links)
