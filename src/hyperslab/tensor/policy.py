@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +11,8 @@ class Policy:
     """Choices that travel with a tensor through a network.
 
     ``batch_norm``: statistics over the whole ``"grid"`` (the serial result) or per ``"replica"``.
+    ``kernels``: those of convolutions by measurement, by a fixed rule, or as torch chooses.
     """
 
     batch_norm: str = "grid"
+    kernels: Literal["measure", "fixed", "torch"] = "measure"

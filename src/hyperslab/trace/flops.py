@@ -48,9 +48,14 @@ def _of_mkldnn_convolution(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
     return conv_flop_count(x, weight, out_val)
 
 
+def _of_transposed(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
+    return conv_flop_count(x, weight, out_val, transposed=True)
+
+
 FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
     _aten.mkldnn_convolution: _of_mkldnn_convolution,
+    torch.ops.mkldnn._convolution_transpose_pointwise: _of_transposed,
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from hyperslab.trace.forms import (
     zeros_of,
 )
 from hyperslab.trace.layers import Layers
+from hyperslab.trace.meta_forms import META_FORMS
 from hyperslab.trace.nothing import Nothing
 from hyperslab.trace.records import Call, LocalOperator, Stage, TensorSpec, Trace
 from hyperslab.trace.scratch import scratch_of
@@ -49,18 +49,6 @@ WITHOUT_WORK = {
 
 NO_META_FORM = ("'Meta' backend", "expects CPU tensor", "no fake impl", "Meta tensors")
 """What torch says of an operator that it cannot run on its meta device."""
-
-
-def _as_convolution(x, weight, bias, padding, stride, dilation, groups):  # type: ignore[no-untyped-def]
-    zero = [0] * len(padding)
-    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, zero, groups)
-
-
-META_FORMS: dict[Any, Callable[..., Any]] = {
-    _aten.mkldnn_convolution: _as_convolution,
-    _aten.to_mkldnn: lambda x, *_: torch.empty_like(x),
-}
-"""Of operators that torch has on the CPU only."""
 
 
 @dataclass(slots=True)

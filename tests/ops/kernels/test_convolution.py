@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.convolution import (
     ConvOptions,
     conv_backward,
@@ -121,21 +120,3 @@ def test_uneven_padding() -> None:
     got = differentiable_conv(x, weight, None, options, (0, 1), (0, 1, 0, 1))
     padded = F.pad(x, [1, 2, 0, 1])
     torch.testing.assert_close(got, reference(padded, weight, None, options, (0, 0)))
-
-
-def test_which_version_runs() -> None:
-    small, weight = torch.randn(1, 8, 4, 4, 4), torch.randn(8, 8, 3, 3, 3)
-    assert choose.convolution_version(small, weight) == "onednn"
-    assert choose.convolution_version(torch.empty(1, 128, 20, 20, 2), weight) == "torch", "large"
-    assert choose.convolution_version(small.double(), weight.double()) == "torch"
-    last = small.contiguous(memory_format=torch.channels_last_3d)
-    assert choose.convolution_version(last, weight) == "torch"
-    both = {"of_weight": True, "with_graph": False}
-    assert choose.gradient_version(small, weight, **both) == "onednn"
-    assert choose.gradient_version(small, weight, of_weight=True, with_graph=True) == "torch"
-    flat = torch.randn(1, 8, 2, 4, 4)
-    assert choose.gradient_version(flat.bfloat16(), weight.bfloat16(), **both) == "padded"
-    assert choose.differentiable_version(flat.bfloat16(), weight.bfloat16()) == "padded"
-    assert choose.differentiable_version(flat, weight) == "torch"
-    meta = small.to("meta")
-    assert choose.convolution_version(meta, weight.to("meta")) == "torch"

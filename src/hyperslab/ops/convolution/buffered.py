@@ -19,10 +19,10 @@ from hyperslab.comm.exchange import (
     start_adjoint,
 )
 from hyperslab.geometry import Box
-from hyperslab.ops.kernels.convolution import Gradients
+from hyperslab.ops.kernels.convolution import Gradients, Kept, Kernels, Passes
 
 
-class Local(Protocol):
+class Local(Passes, Protocol):
     """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
 
     ``box``: what the buffer spans: what the plan brings, and zeros beside it.
@@ -37,52 +37,48 @@ class Local(Protocol):
     @property
     def box(self) -> Box: ...
 
-    def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The rank's outputs from the buffer."""
-
-    def backward(
-        self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
-    ) -> Gradients:
-        """Gradients of buffer, weight and bias; None where ``needs`` is false."""
-
 
 class BufferConv(torch.autograd.Function):
     """Convolution whose windows do not line up with the cut.
 
     Distribution scheme, forward: 1. exchange halos, 2. put block and halos into one buffer that
     spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Saved are
-    the block (the producer's own tensor) and the thin halos, not the buffer: it is filled again
-    in the backward pass. Backward: 1. gradients of buffer, weight, bias, 2. halo gradients
-    travel home and are added; or `backward_with_graph`.
+    the block (the producer's own tensor, or what ``source`` makes it of) and the thin halos, not
+    the buffer: it is filled again in the backward pass. Backward: 1. gradients of buffer, weight,
+    bias, 2. halo gradients travel home and are added; or `backward_with_graph`.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, spec: Local):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, bias, spec: Local, kernels: Kernels, source):  # type: ignore[no-untyped-def]
         pieces = start(x, spec.plan, spec.name).wait()
+        kept = Kept(x, source)
+        ctx.value = kept.value
         ctx.spec = spec
+        ctx.kernels = kernels
         ctx.has_bias = bias is not None
-        ctx.save_for_backward(x, weight, *pieces)
-        return spec.forward(_fill(x, pieces, spec), weight, bias)
+        ctx.save_for_backward(weight, *pieces, *kept.tensors)
+        return spec.forward(_fill(x, pieces, spec), weight, bias, kernels)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         spec = ctx.spec
         plan = spec.plan
-        x, weight, *pieces = ctx.saved_tensors
+        weight, *saved = ctx.saved_tensors
+        pieces = saved[: len(plan.receives)]
+        x = ctx.value(tuple(saved[len(pieces) :]))
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         if torch.is_grad_enabled():
-            return *backward_with_graph(gradient, x, weight, spec, needs), None
-        whole, dw, db = spec.backward(gradient, _fill(x, pieces, spec), weight, needs)
+            return *backward_with_graph(gradient, x, weight, spec, needs), None, None, None
+        buffer = _fill(x, pieces, spec)
+        whole, dw, db = spec.backward(gradient, buffer, weight, needs, ctx.kernels)
         if whole is None:
-            return None, dw, db, None
+            return None, dw, db, None, None, None
         halos = [whole[t.box.slices(spec.box)] for t in plan.receives]
         pending = start_adjoint(halos, whole, plan, spec.name)
         dx = new_box(plan.own, plan.kept_parts, whole)
         copy_overlap(dx, plan.own, whole, spec.box)
         add_returned(dx, pending.wait(), plan)
-        return dx, dw, db, None
+        return dx, dw, db, None, None, None
 
 
 def backward_with_graph(
@@ -103,7 +99,7 @@ def backward_with_graph(
     after = [b - a for a, b in zip(wanted.hi, box.hi, strict=True)]
     margins = [m for ends in zip(reversed(before), reversed(after), strict=True) for m in ends]
     buffer = F.pad(buffer, margins) if any(margins) else buffer
-    whole, dw, db = spec.backward(gradient, buffer, weight, needs)
+    whole, dw, db = spec.backward(gradient, buffer, weight, needs, "torch")
     if whole is None:
         return None, dw, db
     return give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.geometry import Partition, Window
+from hyperslab.memory_format import memory_format_of
 from hyperslab.ops.chains.chain import operand
 from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
@@ -22,7 +23,7 @@ from hyperslab.ops.common.placement import (
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.ops.convolution.spec import ConvSpec
-from hyperslab.ops.kernels.convolution import ConvOptions, differentiable_conv
+from hyperslab.ops.kernels.convolution import ConvOptions, converted, differentiable_conv
 from hyperslab.tensor import Sharded
 
 
@@ -145,16 +146,28 @@ def convolve(
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
     block, _ = operand(x, operand_type(x))
-    block = cast_for_autocast(block)
+    kernels = x.policy.kernels
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
+    last = serial_is_last(x, block, weight)
+    block = converted(cast_for_autocast(block), weight, kernels)
     if layout.spec is None:
-        y = differentiable_conv(block, weight, bias, layout.options, layout.padding, layout.margins)
+        y = differentiable_conv(
+            block, weight, bias, layout.options, layout.padding, layout.margins, kernels
+        )
     elif layout.slabs is None:
-        y = BufferConv.apply(block, weight, bias, layout.spec)
+        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, None)
     else:
-        y = SlabConv.apply(block, weight, bias, layout.spec, layout.slabs)
-    return x.like(y, layout.output, fresh=True)
+        y = SlabConv.apply(block, weight, bias, layout.spec, layout.slabs, kernels, None)
+    return x.like(y, layout.output, fresh=True, reordered=not last)
+
+
+def serial_is_last(x: Sharded, block: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether serial torch's convolution returns channels last: where an operand is that."""
+    formats = {memory_format_of(weight)}
+    if not x.reordered:
+        formats.add(memory_format_of(block))
+    return formats != {torch.contiguous_format}
 
 
 def operand_type(x: torch.Tensor) -> torch.dtype:

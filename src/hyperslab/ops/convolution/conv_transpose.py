@@ -20,8 +20,16 @@ from hyperslab.ops.common.placement import (
     read_cover,
 )
 from hyperslab.ops.convolution.buffered import BufferConv
-from hyperslab.ops.convolution.conv import cast_for_autocast
-from hyperslab.ops.kernels.convolution import Gradients
+from hyperslab.ops.convolution.conv import cast_for_autocast, serial_is_last
+from hyperslab.ops.kernels.convolution import (
+    ConvOptions,
+    Gradients,
+    Kernels,
+    LocalConv,
+    converted,
+    transposed_backward,
+    transposed_forward,
+)
 from hyperslab.tensor import Sharded
 
 
@@ -36,11 +44,9 @@ class TransposedSpec:
     name: str
     plan: ExchangePlan
     box: Box
-    stride: tuple[int, ...]
+    options: ConvOptions
     padding: tuple[int, ...]
-    dilation: tuple[int, ...]
     extra: tuple[int, ...]
-    groups: int
 
     @property
     def local(self) -> bool:
@@ -48,37 +54,26 @@ class TransposedSpec:
         return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
 
     def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
     ) -> torch.Tensor:
         """The rank's outputs from the buffer."""
-        return torch.ops.aten.convolution(
-            x,
-            weight,
-            bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            True,
-            self.extra,
-            self.groups,
-        )
+        return transposed_forward(x, weight, bias, self.options, self.padding, self.extra, kernels)
 
     def backward(
-        self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
+        self,
+        gradient: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        needs: Sequence[bool],
+        kernels: Kernels,
     ) -> Gradients:
         """Gradients of buffer, weight and bias; None where ``needs`` is false."""
-        return torch.ops.aten.convolution_backward(
-            gradient,
-            x,
-            weight,
-            [weight.shape[1] * self.groups],
-            self.stride,
-            self.padding,
-            self.dilation,
-            True,
-            self.extra,
-            self.groups,
-            list(needs),
+        return transposed_backward(
+            gradient, x, weight, self.options, self.padding, self.extra, needs, kernels
         )
 
 
@@ -134,11 +129,13 @@ def _spec(
         name=f"the halo exchange of {name}",
         plan=replace(plan, own=own, wanted=plan.wanted.intersect(volume)),
         box=Box.of([own.interval(0), own.interval(1), *(crop.inputs for crop in crops)]),
-        stride=tuple(w.stride for w in windows),
+        options=ConvOptions(
+            stride=tuple(w.stride for w in windows),
+            dilation=tuple(w.dilation for w in windows),
+            groups=groups,
+        ),
         padding=tuple(crop.padding for crop in crops),
-        dilation=tuple(w.dilation for w in windows),
         extra=tuple(crop.extra for crop in crops),
-        groups=groups,
     )
 
 
@@ -176,10 +173,12 @@ def convolve_transposed(
         groups,
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
-    block = cast_for_autocast(x.block)
+    kernels = x.policy.kernels
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
+    last = serial_is_last(x, x.block, weight)
+    block = converted(cast_for_autocast(x.block), weight, kernels)
     spec = layout.spec
-    if spec.local:
-        return x.like(spec.forward(block, weight, bias), layout.output, fresh=True)
-    return x.like(BufferConv.apply(block, weight, bias, spec), layout.output, fresh=True)
+    apply = LocalConv.apply if spec.local else BufferConv.apply
+    y = apply(block, weight, bias, spec, kernels, None)
+    return x.like(y, layout.output, fresh=True, reordered=not last)

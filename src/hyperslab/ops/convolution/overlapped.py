@@ -16,7 +16,7 @@ from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, 
 from hyperslab.geometry import Box
 from hyperslab.ops.convolution.buffered import backward_with_graph
 from hyperslab.ops.convolution.spec import ConvSpec
-from hyperslab.ops.kernels.convolution import conv_backward, conv_forward
+from hyperslab.ops.kernels.convolution import Kept, Kernels, conv_backward, conv_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,16 @@ class SlabConv(torch.autograd.Function):
     own padding while they travel, 3. add each slab's convolution to the few output planes that
     it touches. Backward: 1. gradients of the slabs, sent home, 2. gradients of the block, weight
     and bias while they travel, 3. add what came home; or `backward_with_graph`. Saved: the block
-    (the producer's own tensor) and the thin slabs.
+    (the producer's own tensor, or what ``source`` makes it of) and the thin slabs.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, spec: ConvSpec, slabs: tuple[Slab, ...]):  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x, weight, bias, spec: ConvSpec, slabs: tuple[Slab, ...], kernels: Kernels, source
+    ):
         pending = start(x, spec.plan, spec.name)
-        y = conv_forward(x, weight, bias, spec.options, [w.before for w in spec.windows])
+        padding = [w.before for w in spec.windows]
+        y = conv_forward(x, weight, bias, spec.options, padding, kernels)
         halos = _fill_slabs(x, pending.wait(), spec, slabs)
         for slab, halo in zip(slabs, halos, strict=True):
             for plane in slab.outputs:
@@ -123,24 +126,31 @@ class SlabConv(torch.autograd.Function):
                     None,
                     spec.options,
                     slab.padding,
+                    kernels,
                 )
                 y.narrow(slab.dim, plane.output, 1).add_(part)
+        kept = Kept(x, source)
+        ctx.value = kept.value
         ctx.spec = spec
         ctx.slabs = slabs
+        ctx.kernels = kernels
         ctx.has_bias = bias is not None
-        ctx.save_for_backward(x, weight, *halos)
+        ctx.save_for_backward(weight, *halos, *kept.tensors)
         return y
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         spec = ctx.spec
         slabs = ctx.slabs
-        x, weight, *halos = ctx.saved_tensors
+        kernels = ctx.kernels
+        weight, *saved = ctx.saved_tensors
+        halos = saved[: len(slabs)]
+        x = ctx.value(tuple(saved[len(slabs) :]))
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         if torch.is_grad_enabled():
-            return *backward_with_graph(gradient, x, weight, spec, needs), None, None
+            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 4
         grads = [
-            _slab_backward(gradient, halo, weight, spec, slab, needs)
+            _slab_backward(gradient, halo, weight, spec, slab, needs, kernels)
             for slab, halo in zip(slabs, halos, strict=True)
         ]
         pending = None
@@ -149,14 +159,14 @@ class SlabConv(torch.autograd.Function):
             pieces = _pieces_of_slabs(dhalos, spec, slabs)
             pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
         padding = [w.before for w in spec.windows]
-        dx, dw, db = conv_backward(gradient, x, weight, spec.options, padding, needs)
+        dx, dw, db = conv_backward(gradient, x, weight, spec.options, padding, needs, kernels)
         if dw is not None:
             for slab, (_, taps) in zip(slabs, grads, strict=True):
                 for plane, dtaps in zip(slab.outputs, taps, strict=True):
                     _taps(dw, slab, plane).add_(dtaps)
         if pending is not None and dx is not None:
             add_returned(dx, pending.wait(), spec.plan)
-        return dx, dw, db, None, None
+        return dx, dw, db, *[None] * 4
 
 
 def _planes(halo: torch.Tensor, slab: Slab, plane: Plane, spec: ConvSpec) -> torch.Tensor:
@@ -192,6 +202,7 @@ def _slab_backward(
     spec: ConvSpec,
     slab: Slab,
     needs: list[bool],
+    kernels: Kernels,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """The gradient of one slab and of the kernel taps of each of its planes."""
     whole = len(slab.outputs) == 1 and slab.outputs[0].planes == halo.shape[slab.dim]
@@ -206,6 +217,7 @@ def _slab_backward(
             spec.options,
             slab.padding,
             [needs[0], needs[1], False],
+            kernels,
         )
         if dhalo is None:
             dhalo = dx

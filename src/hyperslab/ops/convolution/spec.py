@@ -12,6 +12,7 @@ from hyperslab.geometry import Box, Window
 from hyperslab.ops.kernels.convolution import (
     ConvOptions,
     Gradients,
+    Kernels,
     conv_backward,
     conv_forward,
 )
@@ -43,13 +44,23 @@ class ConvSpec:
         return self.plan.wanted
 
     def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
     ) -> torch.Tensor:
         """The rank's outputs from the buffer."""
-        return conv_forward(x, weight, bias, self.options, self.uncovered_padding)
+        return conv_forward(x, weight, bias, self.options, self.uncovered_padding, kernels)
 
     def backward(
-        self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: Sequence[bool]
+        self,
+        gradient: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        needs: Sequence[bool],
+        kernels: Kernels,
     ) -> Gradients:
         """Gradients of buffer, weight and bias; None where ``needs`` is false."""
-        return conv_backward(gradient, x, weight, self.options, self.uncovered_padding, needs)
+        padding = self.uncovered_padding
+        return conv_backward(gradient, x, weight, self.options, padding, needs, kernels)

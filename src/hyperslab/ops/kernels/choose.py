@@ -15,7 +15,6 @@ from hyperslab.ops.kernels.windows.reference import MOST_TAPS
 
 IM2COL = 20480  # below this batch * channels * rows torch 2.13 takes im2col in float32
 
-ConvolutionVersion = Literal["torch", "onednn", "padded"]
 AverageVersion = Literal["torch", "tiles"]
 MaximumVersion = Literal["torch", "windows"]
 MomentsVersion = Literal["torch", "cached"]
@@ -37,45 +36,6 @@ def as_if_on(kind: str) -> Iterator[None]:
 def device_kind(x: torch.Tensor) -> str:
     """The kind of device for which versions are chosen: ``x``'s, but for `as_if_on`."""
     return _as_if.get() or x.device.type
-
-
-def convolution_version(x: torch.Tensor, weight: torch.Tensor) -> ConvolutionVersion:
-    """``"onednn"`` names the library instead of leaving the choice to torch.
-
-    For a small input torch takes im2col however many channels come out: two to five times slower
-    on the blocks and slabs of a cut volume.
-    """
-    small = (
-        device_kind(x) == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.dim() in (4, 5)
-        and x.numel() > 0
-        and x.shape[:4].numel() <= IM2COL
-        and x.is_contiguous()
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-    )
-    return "onednn" if small else "torch"
-
-
-def differentiable_version(x: torch.Tensor, weight: torch.Tensor) -> ConvolutionVersion:
-    """``"padded"`` where the kernel is larger than the volume in some dim.
-
-    There the weight gradient of oneDNN (3.12) in bfloat16 reads, and sometimes writes, foreign
-    memory unless the padding is part of ``x``: garbage or NaN, also in a plain torch convolution.
-    """
-    larger = any(k > e for k, e in zip(weight.shape[2:], x.shape[2:], strict=True))
-    broken = larger and device_kind(x) == "cpu" and x.dtype == torch.bfloat16
-    return "padded" if broken else "torch"
-
-
-def gradient_version(
-    x: torch.Tensor, weight: torch.Tensor, *, of_weight: bool, with_graph: bool
-) -> ConvolutionVersion:
-    """As for the two forward passes; the gradients that oneDNN is asked for have no graph."""
-    if of_weight and differentiable_version(x, weight) == "padded":
-        return "padded"
-    return "torch" if with_graph else convolution_version(x, weight)
 
 
 def maximum_version(x: torch.Tensor, kernel: Sequence[int], dilation: int) -> MaximumVersion:

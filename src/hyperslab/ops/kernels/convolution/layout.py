@@ -1,0 +1,74 @@
+"""The memory format in which a convolution computes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from hyperslab.memory_format import CHANNELS_LAST
+from hyperslab.ops.kernels import choose, fused
+from hyperslab.ops.kernels.convolution.options import Kernels
+
+assert fused  # registers the operator reorder
+
+
+def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
+    """Whether a convolution of ``x`` computes, and returns its result, in channels last.
+
+    On the CPU wherever oneDNN computes it: in channels last it is faster in all three passes,
+    conversions of the first layer's few channels included, and needs no copy of its operands. It
+    depends on nothing in which ranks of one grid could differ.
+    """
+    return (
+        kernels != "torch"
+        and x.dim() in CHANNELS_LAST
+        and x.dtype == weight.dtype
+        and choose.device_kind(x) == "cpu"
+        and weight.device == x.device
+        and bool(torch.backends.mkldnn.enabled)
+        and onednn_has(x.dtype)
+    )
+
+
+@functools.cache
+def onednn_has(dtype: torch.dtype) -> bool:
+    """Whether oneDNN convolves in this type on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def in_channels_last(x: torch.Tensor) -> torch.Tensor:
+    """``x`` channels last, with the strides that say so also where an extent is one."""
+    strides = _strides(x.shape)
+    if x.stride() == strides:
+        return x
+    if x.is_contiguous(memory_format=CHANNELS_LAST[x.dim()]):
+        return x.as_strided(x.shape, strides)
+    return torch.ops.hyperslab.reorder(x, True, x.dtype)
+
+
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` contiguous."""
+    return x if x.is_contiguous() else torch.ops.hyperslab.reorder(x, False, x.dtype)
+
+
+def no_view(x: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor of its own, which autograd lets a user change in place.
+
+    What a `torch.autograd.Function` returns must be one.
+    """
+    return x.data if x._is_view() else x
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    step = shape[1]
+    strides = []
+    for extent in reversed(shape[2:]):
+        strides.append(step)
+        step *= max(extent, 1)
+    return (step, 1, *reversed(strides))

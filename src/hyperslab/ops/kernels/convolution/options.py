@@ -1,0 +1,139 @@
+"""What a convolution is asked for: its options, and one pass over one shape."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+Kernels = Literal["measure", "fixed", "torch"]
+"""How kernels are chosen: by measurement, by a rule from the shapes alone, or as torch does."""
+
+KERNELS: tuple[Kernels, ...] = ("measure", "fixed", "torch")
+
+Task = Literal["forward", "input", "weight"]
+"""The convolution, the gradient of its input, that of its weight."""
+
+
+HEAVY = 8  # times as large as both volumes: a weight whose order in memory counts more than theirs
+PROBLEMS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ConvOptions:
+    """What a convolution takes besides its tensors and its padding."""
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def outreaches(weight: Sequence[int], x: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether a kernel is larger than the volume in some dim, in bfloat16: see `guards`."""
+    if dtype != torch.bfloat16:
+        return False
+    return any(k > e for k, e in zip(weight[2:], x[2:], strict=True))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One pass of a convolution of one shape: what the choice of its kernel depends on.
+
+    ``x``: the shape of its input (N, C, *extents); ``weight``: (out, C / groups, *kernel). A
+    transposed convolution is the ``"input"`` pass of the convolution whose gradient it is, and its
+    ``x`` is what that one makes.
+    """
+
+    task: Task
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    dtype: torch.dtype
+    options: ConvOptions
+    padding: tuple[int, ...]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return self.weight[2:]
+
+    @cached_property
+    def y(self) -> tuple[int, ...]:
+        """The shape of what the convolution makes."""
+        steps = zip(
+            self.x[2:],
+            self.kernel,
+            self.options.stride,
+            self.padding,
+            self.options.dilation,
+            strict=True,
+        )
+        extents = ((e + 2 * p - d * (k - 1) - 1) // s + 1 for e, k, s, p, d in steps)
+        return (self.x[0], self.weight[0], *extents)
+
+    @cached_property
+    def left_over(self) -> tuple[int, ...]:
+        """Rows at the end of ``x`` that no window reaches: a transposed one's output padding."""
+        steps = zip(
+            self.x[2:],
+            self.y[2:],
+            self.kernel,
+            self.options.stride,
+            self.padding,
+            self.options.dilation,
+            strict=True,
+        )
+        return tuple(e - ((y - 1) * s - 2 * p + d * (k - 1) + 1) for e, y, k, s, p, d in steps)
+
+    @cached_property
+    def products(self) -> int:
+        """Multiplications of two numbers."""
+        return self.y[0] * math.prod(self.y[2:]) * math.prod(self.weight)
+
+    @cached_property
+    def outreaches(self) -> bool:
+        """Whether padding must be part of ``x``, see `guards`.
+
+        Where the kernel is larger than the volume in bfloat16; for the weight's gradient in any
+        type, and also where it is as large.
+        """
+        if self.task == "weight" and any(self.padding):
+            return any(k >= e for k, e in zip(self.kernel, self.x[2:], strict=True))
+        return outreaches(self.weight, self.x, self.dtype)
+
+    @cached_property
+    def has_lone_column(self) -> bool:
+        """Whether one output in the last dim is made of one channel by a step of several voxels."""
+        one = self.y[-1] == 1 and self.weight[1] == 1
+        return self.task == "forward" and one and self.options.stride[-1] > 1
+
+    @cached_property
+    def heavy(self) -> bool:
+        """Whether the weight is much larger than the volumes.
+
+        Then it is the weight whose order in memory counts, and parameters are contiguous.
+        """
+        return math.prod(self.weight) > HEAVY * (math.prod(self.x) + math.prod(self.y))
+
+    def of(self, task: Task) -> Problem:
+        """Another pass of the same convolution."""
+        return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
+
+    def padded(self) -> Problem:
+        """The same pass where the padding is part of ``x``."""
+        pairs = zip(self.x[2:], self.padding, strict=True)
+        x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
+        zero = (0,) * len(self.padding)
+        return problem_for(self.task, x, self.weight, self.dtype, self.options, zero)
+
+    def in_steps_of_one(self) -> Problem:
+        """With no stride in the last dim: where there was one output it is the first one now."""
+        options = replace(self.options, stride=(*self.options.stride[:-1], 1))
+        return problem_for(self.task, self.x, self.weight, self.dtype, options, self.padding)
+
+
+problem_for = functools.lru_cache(PROBLEMS)(Problem)
+"""One object for each problem, with what was worked out for it."""

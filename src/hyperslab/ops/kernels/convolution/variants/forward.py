@@ -1,0 +1,55 @@
+"""The forward pass: variants of (x, weight, bias, problem) -> y, all channels last."""
+
+from __future__ import annotations
+
+import torch
+
+from hyperslab.ops.kernels.convolution.layout import in_channels_last, in_rows
+from hyperslab.ops.kernels.convolution.options import Problem
+from hyperslab.ops.kernels.convolution.variants import matrix
+from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
+
+
+def forward_by_torch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """Torch chooses: im2col for small blocks in float32."""
+    options = problem.options
+    y = torch.ops.aten.convolution(
+        x,
+        weight,
+        bias,
+        options.stride,
+        problem.padding,
+        options.dilation,
+        False,
+        [0] * len(problem.padding),
+        options.groups,
+    )
+    return in_channels_last(y)
+
+
+def forward_by_name(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN, whatever torch would choose."""
+    options = problem.options
+    y = torch.ops.aten.mkldnn_convolution(
+        x, weight, bias, problem.padding, options.stride, options.dilation, options.groups
+    )
+    return in_channels_last(y)
+
+
+def forward_contiguous(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN in contiguous memory."""
+    return forward_by_name(in_rows(x), weight.contiguous(), bias, problem)
+
+
+FORWARD_VARIANTS: ConvVariants = {
+    "onednn": ConvVariant(forward_by_name),
+    "contiguous": ConvVariant(forward_contiguous),
+    "torch": ConvVariant(forward_by_torch),
+    "matrix": ConvVariant(matrix.forward_by_matrix, matrix.windows_tile),
+}

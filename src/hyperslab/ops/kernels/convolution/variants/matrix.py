@@ -1,0 +1,85 @@
+"""Convolutions whose windows tile the volume, as products of matrices.
+
+Channels last the voxels of a window are rows: a kernel of one voxel needs no copy at all.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hyperslab.ops.kernels.convolution.layout import in_channels_last
+from hyperslab.ops.kernels.convolution.options import Problem
+
+
+def windows_tile(problem: Problem) -> bool:
+    """Whether the windows cover the volume without overlap."""
+    options = problem.options
+    return (
+        options.groups == 1
+        and set(options.dilation) == {1}
+        and problem.kernel == options.stride
+        and not any(problem.padding)
+        and not any(problem.left_over)
+    )
+
+
+def forward_by_matrix(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """The convolution."""
+    rows = _windows(x, problem)
+    matrix = _matrix(weight).t()
+    y = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
+    return in_channels_last(y.view(_voxels_last(problem.y)).movedim(-1, 1))
+
+
+def input_by_matrix(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """From what the convolution makes back to its input."""
+    windows = _rows(g) @ _matrix(weight)
+    extents = problem.y[2:]
+    n = len(extents)
+    x = windows.view(problem.y[0], *extents, *problem.kernel, problem.x[1])
+    order = [0, *(i for dim in range(1, n + 1) for i in (dim, dim + n)), 2 * n + 1]
+    x = x.permute(order).reshape(_voxels_last(problem.x)).movedim(-1, 1)
+    x = in_channels_last(x)
+    return x if bias is None else x.add_(bias.view(-1, *[1] * n))
+
+
+def weight_by_matrix(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of weight and bias."""
+    rows = _rows(g)
+    matrix = rows.t() @ _windows(x, problem)
+    dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
+    return dw.contiguous(), rows.sum(0) if with_bias else None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """One row a voxel, one column a channel."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def _windows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """One row a window."""
+    extents = problem.y[2:]
+    n = len(extents)
+    pairs = [e for pair in zip(extents, problem.kernel, strict=True) for e in pair]
+    x = x.movedim(1, -1).reshape(problem.x[0], *pairs, problem.x[1])
+    order = [0, *range(1, 2 * n, 2), *range(2, 2 * n + 1, 2), 2 * n + 1]
+    return x.permute(order).reshape(x.shape[0] * _count(extents), -1)
+
+
+def _matrix(weight: torch.Tensor) -> torch.Tensor:
+    """One row an output channel, its columns as those of `_windows`."""
+    return weight.movedim(1, -1).reshape(weight.shape[0], -1)
+
+
+def _voxels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], *shape[2:], shape[1])
+
+
+def _count(extents: tuple[int, ...]) -> int:
+    return torch.Size(extents).numel()
