@@ -145,7 +145,7 @@ def convolve(
         groups,
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
-    block, _ = operand(x, operand_type(x))
+    block, source = operand(x, operand_type(x))
     kernels = x.policy.kernels
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
@@ -153,12 +153,12 @@ def convolve(
     block = converted(cast_for_autocast(block), weight, kernels)
     if layout.spec is None:
         y = differentiable_conv(
-            block, weight, bias, layout.options, layout.padding, layout.margins, kernels
+            block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
         )
     elif layout.slabs is None:
-        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, None)
+        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source)
     else:
-        y = SlabConv.apply(block, weight, bias, layout.spec, layout.slabs, kernels, None)
+        y = SlabConv.apply(block, weight, bias, layout.spec, layout.slabs, kernels, source)
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 

@@ -6,6 +6,9 @@ from typing import Protocol
 
 import torch
 
+Saved = tuple[torch.Tensor | None, ...]
+"""As autograd takes and returns them."""
+
 
 class Recomputed(Protocol):
     """An input that is computed again in the backward pass, so that it need not be kept.
@@ -17,10 +20,10 @@ class Recomputed(Protocol):
     """
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> Saved:
         """What the input is computed from."""
 
-    def value(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def value(self, tensors: Saved) -> torch.Tensor:
         """The input."""
 
 
@@ -28,9 +31,11 @@ class Kept:
     """What to save of an input, and the way back; ``source`` None: the input itself."""
 
     def __init__(self, x: torch.Tensor, source: Recomputed | None) -> None:
-        self.tensors = (x,) if source is None else source.tensors
+        self.tensors: Saved = (x,) if source is None else source.tensors
         self.value = _first if source is None else source.value
 
 
-def _first(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return tensors[0]
+def _first(tensors: Saved) -> torch.Tensor:
+    (x,) = tensors
+    assert x is not None
+    return x
