@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
+from hyperslab.memory_format import dense, memory_format_of
 from hyperslab.ops.chains.chain import TYPES, begin, result
 from hyperslab.ops.chains.statistics import Population, moments_of, normalised_chain
 from hyperslab.ops.common.half_precision import widened
@@ -50,7 +51,7 @@ def instance_norm(
             f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
         )
     if running_mean is None and _left_to_torch(x, count):
-        return x.like(F.instance_norm(x.block, weight=weight, bias=bias, eps=eps), fresh=True)
+        return x.like(_by_rows(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = F.instance_norm(x.block.new_zeros(1, 1, 2)).dtype  # autocast may choose another
     y, mean, var = normalise_space(x, dtype, weight, bias, eps, 1)
     if running_mean is not None and running_var is not None:
@@ -82,7 +83,7 @@ def group_norm(
     pool = x.shape[1] // num_groups
     if _left_to_torch(x, pool * math.prod(x.shape[2:])):
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
-        return x.like(torch.group_norm(x.block, num_groups, weight, bias, eps), fresh=True)
+        return x.like(_by_rows(torch.group_norm(x.local, num_groups, weight, bias, eps)))
     dtype = F.group_norm(x.block.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
     return normalise_space(x, dtype, weight, bias, eps, pool)[0]
 
@@ -94,6 +95,18 @@ def _left_to_torch(x: Sharded, count: int) -> bool:
     """
     whole = group_over(x, range(2, x.dim())) is None
     return whole and (count <= FEW or x.dtype not in TYPES)
+
+
+def _by_rows(y: torch.Tensor) -> torch.Tensor:
+    """Have the gradient of torch's own result contiguous, as the result is.
+
+    Torch (2.13) computes wrong gradients, silently, of a single sample's instance norm channels
+    last.
+    """
+    if y.requires_grad:
+        rows = memory_format_of(y)
+        y.register_hook(lambda gradient: dense(gradient.contiguous(memory_format=rows), rows))
+    return y
 
 
 def check_normalised(x: object, name: str, *parameters: object) -> None:
