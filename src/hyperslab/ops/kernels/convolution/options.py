@@ -97,10 +97,15 @@ class Problem:
     def outreaches(self) -> bool:
         """Whether padding must be part of ``x``, see `guards`.
 
-        Where the kernel is larger than the volume in bfloat16; for the weight's gradient in any
-        type, and also where it is as large.
+        Where a window reads nothing but padding. Where the kernel is larger than the volume in
+        bfloat16; for the weight's gradient in any type, and also where it is as large.
         """
-        if self.task == "weight" and any(self.padding):
+        if not any(self.padding):
+            return False
+        steps = zip(self.kernel, self.padding, self.options.dilation, strict=True)
+        if any(p > d * (k - 1) for k, p, d in steps):
+            return True
+        if self.task == "weight":
             return any(k >= e for k, e in zip(self.kernel, self.x[2:], strict=True))
         return outreaches(self.weight, self.x, self.dtype)
 
