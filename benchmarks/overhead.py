@@ -4,11 +4,11 @@
                                   [--json OUT]
 
 Blocks are tiny (8 channels of 4 x 8 x 8), so that a kernel takes next to nothing. Each operator
-runs on a cut tensor and, as plain torch, on a block of the same shape without communication. What
-is over and above that and not a message is the *overhead*: rules, autograd functions, wrapping,
-and what the rule computes besides (the slabs of a convolution, the sums of a normalisation). A
-message's time, which contains waiting for the other rank, stands apart. A forward pass keeps its
-graph; a backward pass is `torch.autograd.grad`. The best of several rounds, of the slower rank.
+runs on a cut tensor and, as plain torch, on a block of the same shape without communication.
+*Kernels* are torch's operators that the rule calls, each run again alone, but for views; *messages*
+is the time of its messages and sums, which contains waiting for the other rank. What is neither is
+the *overhead*: rules, autograd, wrapping, slices. A forward pass keeps its graph; a backward pass is
+`torch.autograd.grad`. The best of several rounds, of the slower rank; take it on an idle machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from clock import machine, slowest
 from launch import run_ranks
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import hyperslab as hs
 from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
@@ -106,6 +108,39 @@ def _linear(x: Any, weight: Any, bias: Any) -> Any:
     return F.linear(x.flatten(1), weight, bias)
 
 
+def _unrecorded() -> AbstractContextManager[object]:
+    """What messages copy is no kernel."""
+    recording = torch._C._len_torch_dispatch_stack() > 0
+    return _disable_current_modes() if recording else nullcontext()
+
+
+class Kernels(TorchDispatchMode):
+    """Writes down the operators that are called, but for views and empty tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], object]] = []
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def, override]
+        self, operator, types, args=(), kwargs=None
+    ):
+        if not operator.is_view and "empty" not in operator.name():
+            self.calls.append(partial(operator, *args, **(kwargs or {})))
+        with torch._C.DisableTorchFunctionSubclass():
+            return operator(*args, **(kwargs or {}))
+
+    def seconds(self, rounds: int) -> float:
+        """Of all of them, each alone: the best of several rounds."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            return sum(min(_seconds(call) for _ in range(rounds)) for call in self.calls)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
 class Timed:
     """A communicator that adds up the seconds that its messages and sums hold the rank up."""
 
@@ -120,13 +155,15 @@ class Timed:
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Arriving:
         begin = time.perf_counter()
-        arriving = self.inner.exchange(sends, receives, what)
+        with _unrecorded():
+            arriving = self.inner.exchange(sends, receives, what)
         self.spent[0] += time.perf_counter() - begin
         return TimedArrival(arriving, self.spent)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         begin = time.perf_counter()
-        total = self.inner.sum_in_place(x, what)
+        with _unrecorded():
+            total = self.inner.sum_in_place(x, what)
         self.spent[0] += time.perf_counter() - begin
         return total
 
@@ -140,7 +177,8 @@ class TimedArrival:
 
     def wait(self) -> list[torch.Tensor]:
         begin = time.perf_counter()
-        arrived = self.inner.wait()
+        with _unrecorded():
+            arrived = self.inner.wait()
         self.spent[0] += time.perf_counter() - begin
         return arrived
 
@@ -163,15 +201,16 @@ class TimedGrid(hs.Grid):
 
 @dataclass(frozen=True)
 class Times:
-    """Of one pass [us]: plain torch's, the cut one's without messages, and the messages'."""
+    """Of one pass [us]: plain torch's; the cut one's without messages, its kernels', its messages'."""
 
     plain: float
     cut: float
     message: float
+    kernels: float
 
     @property
     def overhead(self) -> float:
-        return self.cut - self.plain
+        return self.cut - self.kernels
 
 
 class Side:
@@ -195,6 +234,14 @@ class Side:
 
     def backward(self, y: torch.Tensor) -> None:
         torch.autograd.grad(y, [self.leaf, *self.weights], self.gradient)
+
+    def kernels(self, rounds: int) -> list[float]:
+        """Seconds of the kernels of both passes."""
+        with Kernels() as forward:
+            y = self.forward()
+        with Kernels() as backward:
+            self.backward(y)
+        return [forward.seconds(rounds), backward.seconds(rounds)]
 
     def seconds(self, calls: int, spent: list[float]) -> list[list[float]]:
         """Per call, forward and backward: the whole, and what of it messages took."""
@@ -232,11 +279,12 @@ def measure(case: Case, grid: TimedGrid, calls: int, rounds: int) -> dict[str, T
         if turn >= WARM_UP:
             for found, a, b in zip(best, alone, together, strict=True):
                 found[:] = map(min, found, (a[0], b[0], b[1]))
-    seconds = [t for found in best for t in found]
+    kernels = cut.kernels(calls)
+    seconds = [t for found, alone in zip(best, kernels, strict=True) for t in (*found, alone)]
     if grid.size > 1:
         seconds = slowest(seconds, grid.device)
-    forward = Times(*(1e6 * t for t in seconds[:3]))
-    return {"forward": forward, "backward": Times(*(1e6 * t for t in seconds[3:]))}
+    times = [1e6 * t for t in seconds]
+    return {"forward": Times(*times[:4]), "backward": Times(*times[4:])}
 
 
 def on_ranks(options: argparse.Namespace, size: int) -> dict[str, Any]:
@@ -253,12 +301,12 @@ def on_ranks(options: argparse.Namespace, size: int) -> dict[str, Any]:
 
 def print_table(size: int, rows: dict[str, dict[str, Times]]) -> None:
     print(f"\n{size} ranks, blocks of {CHANNELS} x {DEPTH} x {WIDTH} x {WIDTH} [us]")
-    print(f"{'':24}{'forward':^40}{'backward':^40}")
-    columns = "".join(f"{word:>10}" for word in ("plain", "cut", "overhead", "messages"))
+    print(f"{'':24}{'forward':^50}{'backward':^50}")
+    columns = "".join(f"{word:>10}" for word in ("plain", "cut", "kernels", "overhead", "messages"))
     print(f"{'':24}{columns}{columns}")
     for name, passes in rows.items():
         cells = "".join(
-            f"{t.plain:10.0f}{t.cut:10.0f}{t.overhead:10.0f}{t.message:10.0f}"
+            f"{t.plain:10.0f}{t.cut:10.0f}{t.kernels:10.0f}{t.overhead:10.0f}{t.message:10.0f}"
             for t in passes.values()
         )
         print(f"{name:24}{cells}")
@@ -279,7 +327,10 @@ def main() -> None:
         rows = run_ranks(size, on_ranks, options, size)[0]
         print_table(size, rows)
         results[str(size)] = {
-            name: {which: asdict(times) for which, times in passes.items()}
+            name: {
+                which: asdict(times) | {"overhead": times.overhead}
+                for which, times in passes.items()
+            }
             for name, passes in rows.items()
         }
     if options.json:
