@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from overhead import CHANNELS, DEPTH, WIDTH, Side, TimedGrid, cases, on_ranks
+from operator_cases import CHANNELS, DEPTH, WIDTH, cases
+from overhead import Side, TimedGrid, on_ranks
 
 import hyperslab as hs
 from tests.ranks import run_ranks

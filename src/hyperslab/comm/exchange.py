@@ -7,6 +7,7 @@ and is made once per (partition, cover).
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from hyperslab.comm.grid import Grid
 from hyperslab.comm.per_grid import per_grid
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
 from hyperslab.memory_format import memory_format_of
+
+_KEPT = 4096
+"""Answers about boxes, which all steps ask again."""
 
 
 @dataclass(frozen=True)
@@ -197,16 +201,28 @@ def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.
     out = torch.empty(
         box.shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
     )
-    if sum(box.intersect(part).size for part in parts) < box.size:
+    if _leave_a_gap(box, tuple(parts)):
         out.fill_(fill)
     return out
 
 
+@functools.lru_cache(maxsize=_KEPT)
+def _leave_a_gap(box: Box, parts: tuple[Box, ...]) -> bool:
+    return sum(box.intersect(part).size for part in parts) < box.size
+
+
 def copy_overlap(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:
     """Copy what ``part``, which holds the box ``at``, has of ``box`` into ``out``."""
+    places = _overlap(box, at)
+    if places is not None:
+        out[places[0]] = part[places[1]]
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _overlap(box: Box, at: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Where what two boxes have in common lies in each."""
     common = box.intersect(at)
-    if not common.empty:
-        out[common.slices(box)] = part[common.slices(at)]
+    return None if common.empty else (common.slices(box), common.slices(at))
 
 
 class _Fetch(torch.autograd.Function):

@@ -45,7 +45,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(max(0, b - a) for a, b in zip(self.lo, self.hi, strict=True))
+        return tuple([max(0, b - a) for a, b in zip(self.lo, self.hi, strict=True)])
 
     @property
     def size(self) -> int:
@@ -82,4 +82,5 @@ class Box:
         (slice(1, 3, None), slice(2, 3, None))
         """
         base = origin.lo if origin is not None else (0,) * self.ndim
-        return tuple(slice(a - o, b - o) for a, b, o in zip(self.lo, self.hi, base, strict=True))
+        corners = zip(self.lo, self.hi, base, strict=True)
+        return tuple([slice(a - o, b - o) for a, b, o in corners])
