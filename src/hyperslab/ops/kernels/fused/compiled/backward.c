@@ -1,8 +1,6 @@
 /* The gradient of a chain: its sums, and that of its input, each in one pass over the block. */
 #include "chain.h"
 
-enum { FROM_X, FROM_BITS };
-
 /* A step of masks, all ones where the activation passes the gradient. */
 static void read_bits(const uint8_t *bits, int64_t first, int64_t n, uint32_t *restrict mask)
 {
@@ -131,24 +129,59 @@ static const float *spread_gradient(const chain *k, const cursor *at, const grad
     return r->spread;
 }
 
-/* du at a step, which begins at `i` in its row and at `from` in the block. */
-static const float *gradient_of_step(const chain *k, const cursor *at, const gradient_rooms *r,
-                                     const float *g, const float *x, int64_t row, int64_t i,
-                                     int64_t from, int64_t n)
+/* A step: `i` elements after the beginning of a row's elements, `from` after that of the block. */
+typedef struct {
+    int64_t row, i, from, n;
+    const float *g; /* at the first element of the row */
+} place;
+
+INLINE int known_by(const chain *k)
 {
-    int activation = activation_of(k);
-    g += i;
+    return activation_of(k) == IDENTITY ? EVERYWHERE : k->bits ? FROM_BITS : FROM_X;
+}
+
+#if WIDE
+/* A step for `gradient_wide_any`, but for what becomes of it. */
+static gradient_step wide_step(const chain *k, const cursor *at, const gradient_rooms *r,
+                               const place *p)
+{
+    gradient_step w = {
+        .g = p->g + p->i,
+        .winner = k->maximum ? r->winner + p->i : NULL,
+        .number = (int32_t)(p->row * tile_in_row(k, at)),
+        .x = k->x,
+        .x_type = k->x_type,
+        .first_x = p->from,
+        .s = r->s,
+        .t = r->t,
+        .bits = k->bits,
+        .first = p->from,
+        .slope = (float)k->slope,
+        .activation = activation_of(k),
+    };
+    return w;
+}
+#endif
+
+/* du from element `skip` of a step on, at which x is given. */
+static const float *gradient_from(const chain *k, const cursor *at, const gradient_rooms *r,
+                                  const place *p, int64_t skip, const float *x)
+{
+    const float *g = p->g + p->i + skip;
+    int64_t n = p->n - skip;
     if (k->maximum) {
-        award(r->da, g, r->winner + i, (int32_t)(row * tile_in_row(k, at)), n);
-        g = r->da;
+        int32_t number = (int32_t)(p->row * tile_in_row(k, at));
+        award(r->da + skip, g, r->winner + p->i + skip, number, n);
+        g = r->da + skip;
     }
-    if (activation == IDENTITY)
+    int known = known_by(k);
+    if (known == EVERYWHERE)
         return g;
-    if (k->bits)
-        read_bits(k->bits, from, n, r->mask);
-    gradient_any(r->du, g, x, r->s, r->t, r->mask, n, (float)k->slope, activation,
-                 k->bits ? FROM_BITS : FROM_X);
-    return r->du;
+    if (known == FROM_BITS)
+        read_bits(k->bits, p->from + skip, n, r->mask);
+    gradient_any(r->du + skip, g, x, r->s + skip, r->t + skip, r->mask, n, (float)k->slope,
+                 activation_of(k), known);
+    return r->du + skip;
 }
 
 static void accumulate(double *restrict sum, double *restrict product, const float *restrict du,
@@ -158,6 +191,26 @@ static void accumulate(double *restrict sum, double *restrict product, const flo
         sum[i] += (double)du[i];
         product[i] += (double)du[i] * (double)x[i];
     }
+}
+
+static void sum_step(const chain *k, const cursor *at, const gradient_rooms *r, const place *p,
+                     double *sum, double *product)
+{
+    int64_t done = 0;
+#if WIDE
+    if (p->g) {
+        gradient_step w = wide_step(k, at, r, p);
+        w.sum = sum;
+        w.product = product;
+        done = gradient_wide_any(&w, p->n, known_by(k), SUMMED);
+    }
+#endif
+    int64_t rest = p->n - done;
+    if (rest == 0)
+        return;
+    const float *x = read_row(k->x, k->x_type, p->from + done, rest, r->loaded);
+    const float *du = p->g ? gradient_from(k, at, r, p, done, x) : x;
+    accumulate(sum + done, product + done, du, x, rest);
 }
 
 /* Add the sums of a step's elements to those of its channels, and begin again. */
@@ -203,11 +256,8 @@ int hyperslab_chain_sums(const chain *k)
         for (int64_t row = 0; row < rows_of(k, &at); row++) {
             int64_t from = row_of(k, &at, row);
             for (int64_t i = 0; i < n; i += at.step) {
-                int64_t here = min_of(at.step, n - i);
-                const float *x = read_row(k->x, k->x_type, from + i, here, r.loaded);
-                const float *du =
-                    g ? gradient_of_step(k, &at, &r, g, x, row, i, from + i, here) : x;
-                accumulate(sum, product, du, x, here);
+                place p = {row, i, from + i, min_of(at.step, n - i), g};
+                sum_step(k, &at, &r, &p, sum, product);
             }
         }
     }
@@ -237,20 +287,34 @@ static void write_gradient(const chain *k, const cursor *at, const gradient_room
 {
     int64_t n = elements_here(k, at), from = row_of(k, at, row);
     for (int64_t i = 0; i < n; i += at->step) {
-        int64_t here = min_of(at->step, n - i);
-        const float *x = k->x ? read_row(k->x, k->x_type, from + i, here, r->loaded) : NULL;
-        const float *du = gradient_of_step(k, at, r, g, x, row, i, from + i, here);
-        float *dx = row_to_write(k->y, k->y_type, k->stream, from + i, out);
+        place p = {row, i, from + i, min_of(at->step, n - i), g};
+        int64_t done = 0;
+#if WIDE
+        gradient_step w = wide_step(k, at, r, &p);
+        w.target = k->y;
+        w.y_type = k->y_type;
+        w.stream = k->stream;
+        w.first_y = p.from;
+        w.b = b;
+        w.c = c;
+        done = gradient_wide_any(&w, p.n, known_by(k), k->b ? COMBINED : k->scale ? SCALED : PLAIN);
+#endif
+        int64_t first = p.from + done, rest = p.n - done;
+        if (rest == 0)
+            continue;
+        const float *x = k->x ? read_row(k->x, k->x_type, first, rest, r->loaded) : NULL;
+        const float *du = gradient_from(k, at, r, &p, done, x);
+        float *dx = row_to_write(k->y, k->y_type, k->stream, first, out);
         const float *result = dx;
         if (k->b)
-            combine_rows(dx, du, r->s, x, b, c, here);
+            combine_rows(dx, du, r->s + done, x, b + done, c + done, rest);
         else if (k->scale)
-            scale_row(dx, du, r->s, here);
+            scale_row(dx, du, r->s + done, rest);
         else if (dx == out)
             result = du;
         else
-            memcpy(dx, du, 4 * here);
-        write_row(k->y, k->y_type, k->stream, from + i, result, here, halves);
+            memcpy(dx, du, 4 * rest);
+        write_row(k->y, k->y_type, k->stream, first, result, rest, halves);
     }
 }
 

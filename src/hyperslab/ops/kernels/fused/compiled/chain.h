@@ -6,7 +6,7 @@
 #ifndef HYPERSLAB_CHAIN_H
 #define HYPERSLAB_CHAIN_H
 
-#include "rows.h"
+#include "wide.h"
 
 typedef struct {
     const void *x;
@@ -23,8 +23,6 @@ typedef struct {
     double slope;
     int64_t part, parts; /* this call does the part-th of so many */
 } chain;
-
-enum { IDENTITY, RELU, LEAKY };
 
 INLINE int activation_of(const chain *k)
 {

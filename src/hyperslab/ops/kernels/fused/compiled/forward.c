@@ -15,21 +15,6 @@ INLINE void activate(float *restrict a, const float *restrict x, const float *re
     }
 }
 
-#define CASE(activation, scaled, add)                                                             \
-    case (activation) * 4 + (scaled) * 2 + (add):                                                 \
-        activate(a, x, s, t, n, slope, activation, scaled, add);                                  \
-        break;
-
-static void activate_any(float *a, const float *x, const float *s, const float *t, int64_t n,
-                         float slope, int activation, int scaled, int add)
-{
-    switch (activation * 4 + scaled * 2 + add) {
-        CASE(IDENTITY, 0, 0) CASE(IDENTITY, 0, 1) CASE(IDENTITY, 1, 0) CASE(IDENTITY, 1, 1)
-        CASE(RELU, 0, 0) CASE(RELU, 0, 1) CASE(RELU, 1, 0) CASE(RELU, 1, 1)
-        CASE(LEAKY, 0, 0) CASE(LEAKY, 0, 1) CASE(LEAKY, 1, 0) CASE(LEAKY, 1, 1)
-    }
-}
-
 /* One bit an element: not (x <= 0) for relu, x > 0 for leaky relu. */
 static void write_bits(const float *x, int64_t n, int activation, uint8_t *bits, int64_t first)
 {
@@ -57,6 +42,51 @@ static void write_bits(const float *x, int64_t n, int activation, uint8_t *bits,
     for (; i < n; i++) { /* into bytes that others write, too: they were cleared before */
         unsigned passes = relu ? !(x[i] <= 0) : x[i] > 0;
         bits[(first + i) / 8] |= (uint8_t)(passes << (first + i) % 8);
+    }
+}
+
+/* Where a step is read and written: from element `first` of x to `first_y` of a row. */
+typedef struct {
+    const chain *k;
+    int64_t first, n;
+    void *target;
+    int64_t y_type, stream, first_y;
+    const float *s, *t;
+    float *loaded, *a;
+    uint16_t *halves;
+} step;
+
+INLINE void activate_step(const step *p, int activation, int scaled, int add)
+{
+    const chain *k = p->k;
+    float slope = (float)k->slope;
+    int64_t done = 0;
+#if WIDE
+    done = activate_wide(p->target, p->y_type, p->stream, p->first_y, k->x, k->x_type, p->first,
+                         p->s, p->t, p->n, slope, k->bits, activation, scaled, add);
+#endif
+    if (done == p->n)
+        return;
+    int64_t first = p->first + done, first_y = p->first_y + done, n = p->n - done;
+    const float *x = read_row(k->x, k->x_type, first, n, p->loaded);
+    float *y = row_to_write(p->target, p->y_type, p->stream, first_y, p->a);
+    if (k->bits)
+        write_bits(x, n, activation, k->bits, first);
+    activate(y, x, p->s + done, p->t + done, n, slope, activation, scaled, add);
+    write_row(p->target, p->y_type, p->stream, first_y, y, n, p->halves);
+}
+
+#define CASE(activation, scaled, add)                                                             \
+    case (activation) * 4 + (scaled) * 2 + (add):                                                 \
+        activate_step(p, activation, scaled, add);                                                \
+        break;
+
+static void activate_any(const step *p, int add)
+{
+    switch (activation_of(p->k) * 4 + (p->k->scale != NULL) * 2 + add) {
+        CASE(IDENTITY, 0, 0) CASE(IDENTITY, 0, 1) CASE(IDENTITY, 1, 0) CASE(IDENTITY, 1, 1)
+        CASE(RELU, 0, 0) CASE(RELU, 0, 1) CASE(RELU, 1, 0) CASE(RELU, 1, 1)
+        CASE(LEAKY, 0, 0) CASE(LEAKY, 0, 1) CASE(LEAKY, 1, 0) CASE(LEAKY, 1, 1)
     }
 }
 
@@ -145,15 +175,10 @@ static int prepare(store *all, forward_rooms *r, const cursor *at)
 static void run_pointwise(const chain *k, const cursor *at, const forward_rooms *r)
 {
     int64_t n = elements_here(k, at), from = row_of(k, at, 0);
-    int activation = activation_of(k);
     for (int64_t i = 0; i < n; i += at->step) {
-        int64_t here = min_of(at->step, n - i);
-        const float *x = read_row(k->x, k->x_type, from + i, here, r->loaded);
-        float *y = row_to_write(k->y, k->y_type, k->stream, from + i, r->a);
-        if (k->bits)
-            write_bits(x, here, activation, k->bits, from + i);
-        activate_any(y, x, r->s, r->t, here, (float)k->slope, activation, k->scale != NULL, 0);
-        write_row(k->y, k->y_type, k->stream, from + i, y, here, r->halves);
+        step p = {k, from + i, min_of(at->step, n - i), k->y, k->y_type, k->stream, from + i,
+                  r->s, r->t, r->loaded, r->a, r->halves};
+        activate_any(&p, 0);
     }
 }
 
@@ -161,17 +186,14 @@ static void run_pointwise(const chain *k, const cursor *at, const forward_rooms 
 static void run_pooled(const chain *k, const cursor *at, const forward_rooms *r)
 {
     int64_t n = elements_here(k, at);
-    int activation = activation_of(k);
     for (int64_t row = 0; row < rows_of(k, at); row++) {
         int64_t from = row_of(k, at, row);
         for (int64_t i = 0; i < n; i += at->step) {
             int64_t here = min_of(at->step, n - i);
             int later = k->maximum && row;
-            const float *x = read_row(k->x, k->x_type, from + i, here, r->loaded);
-            if (k->bits)
-                write_bits(x, here, activation, k->bits, from + i);
-            activate_any(later ? r->a : r->rows + i, x, r->s, r->t, here, (float)k->slope,
-                         activation, k->scale != NULL, row && !k->maximum);
+            step p = {k, from + i, here, later ? r->a : r->rows + i, FLOAT32, 0, 0,
+                      r->s, r->t, r->loaded, r->a, r->halves};
+            activate_any(&p, row && !k->maximum);
             if (later)
                 challenge(r->rows + i, r->who + i, r->a, (int32_t)row, here);
         }
