@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels.fused import (
     chain_backward,
     chain_backward_sums,
@@ -20,90 +16,20 @@ from hyperslab.ops.kernels.fused import (
     reorder,
 )
 from hyperslab.ops.kernels.fused.compiled import chains, library, sums, transposition
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+from tests.ops.kernels.fused.compiled.cases import (
+    DTYPES,
+    Case,
+    assert_equal,
+    assert_near,
+    cases,
+    check_chain,
+    check_channel_sums,
+    check_reorder,
+)
 
 pytestmark = pytest.mark.skipif(
     library.library() is None, reason="no compiler: the references run, and have their own test"
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A block and a chain on it."""
-
-    shape: tuple[int, ...]
-    pool: list[int]
-    maximum: bool
-    slope: float
-    scale_rows: int  # 0: no scale
-    dtype: torch.dtype
-    result: torch.dtype
-    channels_last: bool
-    seed: int
-
-    def filled(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Ties, zeros of both signs, infinities and NaN among normal numbers."""
-        generator = torch.Generator().manual_seed(self.seed + len(shape))
-        x = torch.randn(*shape, generator=generator)
-        kind = torch.randint(0, 60, shape, generator=generator)
-        x = torch.where(kind < 20, (x * 2).round() / 2, x)
-        specials = {20: -0.0, 21: 0.0, 22: torch.inf, 23: -torch.inf, 24: torch.nan}
-        for number, value in specials.items():
-            x = torch.where(kind == number, value, x)
-        return self.ordered(x.to(dtype))
-
-    def ordered(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.channels_last:
-            return x.contiguous()
-        memory_format = CHANNELS_LAST[x.dim()]
-        return torch.empty_like(x, memory_format=memory_format).copy_(x)
-
-    def scales(self, count: int) -> list[torch.Tensor | None]:
-        if self.scale_rows == 0:
-            return [None] * count
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = (count, self.scale_rows, self.shape[1])
-        return list(torch.randn(shape, generator=generator).unbind())
-
-
-@st.composite
-def cases(draw: st.DrawFn, *, samples: int = 3) -> Case:
-    dims = draw(st.sampled_from([3, 3, 3, 2, 1]))
-    pool = draw(st.sampled_from([[], [2] * dims, None]))
-    if pool is None:
-        pool = [draw(st.integers(1, 3)) for _ in range(dims)]
-    counts = [draw(st.integers(1, 5 if dims == 3 else 9)) for _ in range(dims)]
-    if draw(st.booleans()):
-        counts[-1] = draw(st.integers(1, 40))  # several vectors
-    extents = [n * k for n, k in zip(counts, pool or [1] * dims, strict=True)]
-    batch = draw(st.integers(1, samples))
-    channels = draw(st.sampled_from([1, 2, 3, 4, 5, 8, 16, 17, 32, 48, 70]))
-    return Case(
-        shape=(batch, channels, *extents),
-        pool=pool,
-        maximum=draw(st.booleans()),
-        slope=draw(st.sampled_from([0.0, 0.01, 0.3, 1.0])),
-        scale_rows=draw(st.sampled_from([0, 1, batch])),
-        dtype=draw(st.sampled_from(DTYPES)),
-        result=draw(st.sampled_from(DTYPES)),
-        channels_last=dims > 1 and draw(st.booleans()),
-        seed=draw(st.integers(0, 1 << 20)),
-    )
-
-
-def assert_equal(got: torch.Tensor, want: torch.Tensor, message: str = "") -> None:
-    """Bit for bit but for the kind of NaN and the sign of zero."""
-    assert got.stride() == want.stride()
-    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, msg=message or None)
-
-
-def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
-    """But for the order of a few sums in float32."""
-    assert got.stride() == want.stride()
-    rtol = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[got.dtype]
-    torch.testing.assert_close(got, want, rtol=rtol, atol=rtol / 2, equal_nan=True)
-
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -111,53 +37,19 @@ EXAMPLES = settings(max_examples=60, deadline=None)
 @EXAMPLES
 @given(cases())
 def test_chain(case: Case) -> None:
-    x = case.filled(case.shape, case.dtype)
-    scale, shift, b, c = case.scales(4)
-    chain: tuple[Any, ...] = (case.slope, case.pool, case.maximum)
-    want, marks = chain_forward.reference(x, scale, shift, *chain, True, case.result)
-    y, got_marks = chains.compiled_chain_forward(x, scale, shift, *chain, True, case.result)
-    assert torch.equal(got_marks, marks)
-    averages = bool(case.pool) and not case.maximum
-    (assert_near if averages else assert_equal)(y, want)
-
-    g = case.filled(want.shape, case.result)
-    wants_x = None if scale is None else x
-    for factors in ((b, c), (None, None)):
-        arguments = (g, marks, wants_x, scale, shift, *factors, *chain, case.shape, case.dtype)
-        want_dx = chain_backward.reference(*arguments)
-        got_dx = chains.compiled_chain_backward(*arguments)
-        assert_near(got_dx, want_dx)
-    if scale is not None:
-        finite = case.ordered(x.nan_to_num(0, 2, -2))
-        g = case.ordered(g.nan_to_num(0, 2, -2))
-        want_sums = chain_backward_sums.reference(g, marks, finite, scale, shift, *chain)
-        got_sums = sums.compiled_backward_sums(g, marks, finite, scale, shift, *chain)
-        size = max(1.0, float(want_sums.abs().max()))
-        torch.testing.assert_close(got_sums, want_sums, rtol=1e-6, atol=1e-6 * size)
+    check_chain(case)
 
 
 @EXAMPLES
-@given(cases(), st.booleans())
-def test_channel_sums(case: Case, whole: bool) -> None:
-    x = case.filled(case.shape, case.dtype)
-    divisors = [g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0]
-    for groups in (0, divisors[case.seed % len(divisors)]):
-        want = channel_sums.reference(x, groups)
-        got = sums.compiled_channel_sums(x, groups)
-        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13, equal_nan=True)
+@given(cases())
+def test_channel_sums(case: Case) -> None:
+    check_channel_sums(case)
 
 
 @EXAMPLES
 @given(cases())
 def test_reorder(case: Case) -> None:
-    x = case.filled(case.shape, case.dtype)
-    if x.dim() > 3:
-        assert_equal(
-            transposition.compiled_reorder(x, not case.channels_last, case.result),
-            reorder.reference(x, not case.channels_last, case.result),
-        )
-    got = transposition.compiled_reorder(x, case.channels_last, case.result)
-    assert_equal(got, reorder.reference(x, case.channels_last, case.result))
+    check_reorder(case)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
