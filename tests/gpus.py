@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -30,6 +31,19 @@ needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="Triton is not installed (Linux on x86-64 has it)",
+)
+
+
+def interprets() -> bool:
+    """Whether Triton's interpreter can be trusted: 3.5's does not go with NumPy 2.4."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    major, minor, *_ = importlib.metadata.version("triton").split(".")
+    return (int(major), int(minor)) >= (3, 9)
+
+
+needs_interpreter = pytest.mark.skipif(
+    not interprets(), reason="Triton's interpreter before 3.9 was not tried, or is not there"
 )
 
 

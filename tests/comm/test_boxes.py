@@ -9,10 +9,10 @@ import torch
 from hyperslab.comm.boxes import ALIGNED, Boxes, at_once
 from hyperslab.geometry import Box
 from tests.comm import packed
-from tests.gpus import needs_triton, run_module
+from tests.gpus import needs_interpreter, run_module
 
 
-@needs_triton
+@needs_interpreter
 def test_kernels_are_slicing_and_adding() -> None:
     assert run_module(packed.__name__, TRITON_INTERPRET="1") == "equal\n"
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels.fused.compiled.library import library
 from hyperslab.ops.kernels.windows.reference import MOST_TAPS
 
@@ -46,6 +47,20 @@ def maximum_version(x: torch.Tensor, kernel: Sequence[int], dilation: int) -> Ma
     known = x.dtype in (torch.float32, torch.bfloat16, torch.float16) and x.dim() == 5
     plain = dilation == 1 and math.prod(kernel) <= MOST_TAPS
     return "windows" if device_kind(x) == "cpu" and known and plain and library() else "torch"
+
+
+def cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a convolution of ``x`` computes in channels last because it is on a GPU.
+
+    cuDNN's kernels for half precision are written for that; contiguous operands are turned for
+    every pass. In float32, TF32 or not, there are kernels for both: it is left to torch.
+    """
+    return (
+        device_kind(x) == "cuda"
+        and x.dim() in CHANNELS_LAST
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
+    )
 
 
 def average_version(

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from hyperslab.ops.kernels.convolution.chosen import chosen
-from hyperslab.ops.kernels.convolution.layout import computes_last, in_channels_last, no_view
+from hyperslab.ops.kernels.convolution.layout import (
+    as_wanted,
+    computes_last,
+    in_channels_last,
+    no_view,
+)
 from hyperslab.ops.kernels.convolution.options import (
     ConvOptions,
     Kernels,
@@ -33,7 +38,7 @@ def conv_forward(
     """The convolution of a block, without a graph."""
     problem = problem_of("forward", x, weight, bias, options, padding, kernels)
     if problem is None:
-        return own_forward(x, weight, bias, options, padding)
+        return own_forward(as_wanted(x, weight, kernels), weight, bias, options, padding)
     return no_view(chosen(problem, kernels, in_channels_last(x), weight, bias))
 
 
@@ -52,6 +57,8 @@ def conv_backward(
     """
     problem = problem_of("weight", x, weight, None, options, padding, kernels)
     if problem is None or torch.is_grad_enabled():
+        gradient = as_wanted(gradient, weight, kernels)
+        x = as_wanted(x, weight, kernels)
         return own_backward(gradient, x, weight, options, padding, needs)
     g = in_channels_last(gradient)
     dx = None

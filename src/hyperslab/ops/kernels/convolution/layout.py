@@ -52,6 +52,13 @@ def in_channels_last(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.hyperslab.reorder(x, True, x.dtype)
 
 
+def as_wanted(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """``x`` in the format in which the device's own convolution computes; differentiable."""
+    if kernels == "torch" or not choose.cudnn_takes_last(x, weight):
+        return x
+    return x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+
+
 def in_rows(x: torch.Tensor) -> torch.Tensor:
     """``x`` contiguous."""
     return x if x.is_contiguous() else torch.ops.hyperslab.reorder(x, False, x.dtype)

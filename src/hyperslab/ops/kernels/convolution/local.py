@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.ops.kernels.convolution.block import conv_backward, conv_forward
-from hyperslab.ops.kernels.convolution.layout import computes_last, in_channels_last
+from hyperslab.ops.kernels.convolution.layout import as_wanted, computes_last, in_channels_last
 from hyperslab.ops.kernels.convolution.options import ConvOptions, Kernels
 from hyperslab.ops.kernels.convolution.recomputed import Kept, Recomputed
 from hyperslab.ops.kernels.convolution.torchs_own import Gradients, own_differentiable
@@ -111,6 +111,7 @@ def differentiable_conv(
         x = F.pad(x, margins)
         source = None
     if not computes_last(x, weight, kernels):
+        x = as_wanted(x, weight, kernels)
         return own_differentiable(x, weight, bias, options, padding)
     x = converted(x, weight, kernels)
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
@@ -122,6 +123,8 @@ def converted(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.
     The convolution keeps what it is given, so that the input need not be converted once more in
     the backward pass. What has a gradient is left as it is: whoever made it may keep it as well.
     """
-    if x.requires_grad or not computes_last(x, weight, kernels):
+    if x.requires_grad:
         return x
-    return in_channels_last(x)
+    if computes_last(x, weight, kernels):
+        return in_channels_last(x)
+    return as_wanted(x, weight, kernels)

@@ -8,7 +8,12 @@ import torch
 
 from hyperslab.ops.kernels.convolution.block import sum_over_space
 from hyperslab.ops.kernels.convolution.chosen import chosen
-from hyperslab.ops.kernels.convolution.layout import computes_last, in_channels_last, no_view
+from hyperslab.ops.kernels.convolution.layout import (
+    as_wanted,
+    computes_last,
+    in_channels_last,
+    no_view,
+)
 from hyperslab.ops.kernels.convolution.options import ConvOptions, Kernels, Problem, problem_for
 from hyperslab.ops.kernels.convolution.torchs_own import (
     Gradients,
@@ -29,6 +34,7 @@ def transposed_forward(
     """The transposed convolution of a block, without a graph; ``extra`` is its output padding."""
     problem = _problem(x, weight, bias, options, padding, extra, kernels)
     if problem is None:
+        x = as_wanted(x, weight, kernels)
         return own_transposed(x, weight, bias, options, padding, extra)
     return no_view(chosen(problem, kernels, in_channels_last(x), weight, bias))
 
@@ -49,6 +55,8 @@ def transposed_backward(
     """
     problem = _problem(x, weight, None, options, padding, extra, kernels)
     if problem is None or torch.is_grad_enabled():
+        gradient = as_wanted(gradient, weight, kernels)
+        x = as_wanted(x, weight, kernels)
         return own_transposed_backward(gradient, x, weight, options, padding, extra, needs)
     g = in_channels_last(gradient)
     dx = chosen(problem.of("forward"), kernels, g, weight, None) if needs[0] else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.gpus import needs_triton, run_module
+from tests.gpus import needs_interpreter, needs_triton, run_module
 from tests.ops.kernels.fused.gpu import interpreted
 
 pytestmark = needs_triton
 
 
+@needs_interpreter
 def test_kernels_are_the_references() -> None:
     assert run_module(interpreted.__name__, TRITON_INTERPRET="1") == "equal\n"
 
