@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from hyperslab.comm import Grid, average_gradients, shared_channels
 from hyperslab.errors import LayoutError
+from hyperslab.ops.kernels.convolution import KERNELS, Kernels
 from hyperslab.parallel.ddp_guard import Body, Guard, Watched
 from hyperslab.parallel.gather_before import Submodule, gather_before
 from hyperslab.parallel.shared_gradients import share_gradients
@@ -38,6 +39,7 @@ def parallelize(
     *,
     until: Submodule | Sequence[Submodule] = (),
     batch_norm: str = "grid",
+    kernels: Kernels = "measure",
     find_unused_parameters: bool = False,
 ) -> nn.Module:
     """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
@@ -62,16 +64,20 @@ def parallelize(
             whole from there on; the log says where.
         batch_norm: statistics over the whole ``"grid"``, which is the serial result, or per
             ``"replica"`` as in Oyama et al. 2020 (the running statistics are the replicas' mean).
+        kernels: how kernels of convolutions are chosen on the CPU: large ones by measurement at
+            their first use, kept in the user's cache folder (``"measure"``), by a fixed rule, so
+            that repetitions are bit-equal on another machine, too (``"fixed"``), or as torch
+            chooses (``"torch"``). The results differ by rounding.
         find_unused_parameters: pass True if some parameters take no part in a step's loss.
 
     Raises:
-        LayoutError: the module is parallelised already, ``batch_norm`` is unknown, or ``until``
-            names no part of it. Later, from forward or backward: the module is used in a way that
-            would leave a gradient partial.
+        LayoutError: the module is parallelised already, ``batch_norm`` or ``kernels`` is unknown,
+            or ``until`` names no part of it. Later, from forward or backward: the module is used
+            in a way that would leave a gradient partial.
     """
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
-    prepare(module, grid, until=until, batch_norm=batch_norm)
+    prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels)
     _average_gradients(module, grid, find_unused_parameters)
     return module
 
@@ -82,18 +88,22 @@ def prepare(
     *,
     until: Submodule | Sequence[Submodule] = (),
     batch_norm: str = "grid",
+    kernels: Kernels = "measure",
 ) -> None:
-    """What `parallelize` does for the forward pass: device, gathers, the policy of statistics.
+    """What `parallelize` does for the forward pass: device, gathers, the policy of its tensors.
 
     Raises:
-        LayoutError: ``batch_norm`` is unknown, or ``until`` names no part of the module.
+        LayoutError: ``batch_norm`` or ``kernels`` is unknown, or ``until`` names no part of the
+            module.
     """
     if batch_norm not in STATISTICS:
         raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
+    if kernels not in KERNELS:
+        raise LayoutError(f"kernels={kernels!r}; use one of {', '.join(KERNELS)}")
     gather_before(module, until, grid)
     module.to(grid.device)
-    if batch_norm != "grid":
-        policy = Policy(batch_norm=batch_norm)
+    policy = Policy(batch_norm=batch_norm, kernels=kernels)
+    if policy != Policy():
         module.register_forward_pre_hook(_policy_hook(policy), with_kwargs=True)
 
 

@@ -254,6 +254,8 @@ class Recipe(Section):
     loss: Literal[RegressionLoss, SegmentationLoss] = "mse"
     epochs: PositiveInt = 130
     precision: Literal["float32", "bf16"] = "float32"
+    # of convolutions on the CPU: the fastest here, by a fixed rule (bit-equal anywhere), or torch's
+    kernels: Literal["measure", "fixed", "torch"] = "measure"
     memory: Literal["keep", "recompute"] = "keep"  # activations, until the backward pass
     # cuda: one rank per device, over NCCL; cuda-shared: several may have one, over gloo, to test
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"

@@ -100,7 +100,8 @@ def data_card(data: volumes.Dataset) -> DataCard:
 def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
     """The recipe's network for such data, parallelised; raises what `build_network` does."""
     model = build_network(recipe, about)
-    return parallelize(model, grid, batch_norm=recipe.model.statistics)
+    statistics = recipe.model.statistics
+    return parallelize(model, grid, batch_norm=statistics, kernels=recipe.kernels)
 
 
 def build_network(recipe: Recipe, about: DataCard) -> torch.nn.Module:

@@ -63,6 +63,11 @@ def cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
+def is_traced() -> bool:
+    """Whether a device is only chosen for, see `as_if_on`."""
+    return _as_if.get() is not None
+
+
 def average_version(
     x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]
 ) -> AverageVersion:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from hyperslab.ops.kernels.convolution.guards import guarded
+from hyperslab.ops.kernels.convolution.measured import is_measured, measured_choices
 from hyperslab.ops.kernels.convolution.options import Kernels, Problem
 from hyperslab.ops.kernels.convolution.variants import CONV_VARIANTS, fixed
 
@@ -16,6 +19,11 @@ def chosen(problem: Problem, kernels: Kernels, *operands: Any) -> Any:
     """
 
     def run(problem: Problem, *operands: Any) -> Any:
-        return CONV_VARIANTS[problem.task][fixed(problem)].run(*operands, problem)
+        variants = CONV_VARIANTS[problem.task]
+        if kernels != "measure" or not is_measured(problem):
+            return variants[fixed(problem)].run(*operands, problem)
+        known = measured_choices(torch.get_num_threads())
+        name = known.name(problem, lambda name: variants[name].run(*operands, problem))
+        return variants[name].run(*operands, problem)
 
     return guarded(run, problem, *operands)

@@ -57,6 +57,12 @@ class Problem:
     padding: tuple[int, ...]
 
     @property
+    def text(self) -> str:
+        """In words that are the same in every process."""
+        shapes = (list(v) for v in (self.x, self.weight, self.padding))
+        return f"{self.task} {' '.join(map(str, shapes))} {self.dtype} {self.options}"
+
+    @property
     def kernel(self) -> tuple[int, ...]:
         return self.weight[2:]
 

@@ -1,0 +1,79 @@
+"""All variants of all passes equal the reference (tier: no process)."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyperslab.ops.kernels.convolution import ConvOptions, reference
+from hyperslab.ops.kernels.convolution.guards import guarded
+from hyperslab.ops.kernels.convolution.layout import in_channels_last
+from hyperslab.ops.kernels.convolution.options import Problem, problem_for
+from hyperslab.ops.kernels.convolution.variants import CONV_VARIANTS, fixed
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Kernels larger than the volume, windows of nothing but padding, rows that none reaches."""
+    n = draw(st.sampled_from([2, 3]))
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(n))
+
+    kernel = each(1, 4)
+    stride = draw(st.sampled_from([(1,) * n, kernel, each(1, 3)]))
+    dilation = draw(st.sampled_from([(1,) * n, each(1, 2)]))
+    padding = draw(st.sampled_from([(0,) * n, each(0, 2)]))
+    least = [
+        max(1, d * (k - 1) + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)
+    ]
+    extents = [draw(st.integers(low, low + 5)) for low in least]
+    groups = draw(st.sampled_from([1, 1, 2]))
+    inner, outer = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3, 4]))
+    return problem_for(
+        "forward",
+        (draw(st.sampled_from([1, 1, 2])), groups * inner, *extents),
+        (groups * outer, inner, *kernel),
+        torch.float32,
+        ConvOptions(stride, dilation, groups),
+        padding,
+    )
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(problems())
+def test_every_variant_equals_the_reference(problem: Problem) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(problem.x, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(problem.weight, dtype=torch.float64, requires_grad=True)
+    y = reference(x, weight, None, problem.options, problem.padding)
+    assert y.shape == problem.y
+    g = torch.randn_like(y)
+    dx, dw = torch.autograd.grad(y, (x, weight), g)
+    db = g.sum([0, *range(2, g.dim())])
+    narrow = in_channels_last(x.detach().float()), weight.detach().float()
+    wide = in_channels_last(g.float())
+    check(problem, y, narrow[0], narrow[1], None)
+    check(problem.of("input"), dx, wide, narrow[1], None)
+    check(problem.of("weight"), (dw, db), narrow[0], wide, narrow[1], True)
+
+
+def check(problem: Problem, expected: object, *operands: object) -> None:
+    variants = CONV_VARIANTS[problem.task]
+    assert variants[fixed(problem)].legal(problem)
+    for name, variant in variants.items():
+        if not variant.legal(problem):
+            continue
+
+        def run(other: Problem, *given: object, name: str = name) -> object:
+            legal = variants[name].legal(other)
+            return variants[name if legal else fixed(other)].run(*given, other)
+
+        found = guarded(run, problem, *operands)
+        pairs = (
+            zip(found, expected, strict=True) if problem.task == "weight" else [(found, expected)]
+        )
+        for got, want in pairs:
+            assert got.dtype == torch.float32
+            torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4, msg=f"{name}")
