@@ -80,10 +80,20 @@ class LazyTensor(TrackedTensor):
         pending = self.pending
         value = pending.value()
         self.pending = None
+        self.become(value)
+        self._computed = (pending, value._version)
+
+    def become(self, value: torch.Tensor) -> None:
+        """Have another block from now on: what an operator in place makes of it.
+
+        For a `private` tensor. Torch would note the change in a view of this tensor, and copy the
+        whole gradient for it, twice.
+        """
         # Who looks first may do so under no_grad.
         with DisableTorchFunctionSubclass(), torch.set_grad_enabled(value.requires_grad):
             torch._C._swap_tensor_impl(self, value.as_subclass(type(self)))
-            self._computed = (pending, value._version)
+        self._own = None
+        self._computed = None
 
     @property
     def recipe(self) -> Promise | None:
@@ -95,6 +105,16 @@ class LazyTensor(TrackedTensor):
         pending, version = self._computed
         with DisableTorchFunctionSubclass():
             return pending if self._block._version == version else None
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether an operator in place may give it another block: nobody would miss the old one.
+
+        Only where gradients are wanted.
+        """
+        with DisableTorchFunctionSubclass():
+            wanted = torch.is_grad_enabled() and self._block.requires_grad
+            return self.private and wanted and not self.retains_grad
 
     def defer(self, pending: Promise) -> None:
         """Have this tensor's block computed later; it has no memory until then."""

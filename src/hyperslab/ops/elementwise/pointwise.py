@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,13 @@ detach positive __pos__ bfloat16 bool byte char cpu cuda double float half int l
 """.split()  # noqa: SIM905
 """Those whose result may show the operand's own memory."""
 
+OUT_OF_PLACE = {
+    form: f"__{name}__" if form.startswith("__") else name
+    for name in ("add", "sub", "mul")
+    for form in (f"{name}_", f"__i{name}__")
+}
+"""Operators in place, and those that return a new tensor."""
+
 RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
 
 
@@ -85,6 +92,10 @@ def apply_pointwise(
                 f"are gathered along {', '.join(more)}, its ranks repeat the work from here on",
             )
         target = like.partition
+        real = not any(value.is_complex() for value in operands)
+        if real and like.replaceable and function.__name__ in OUT_OF_PLACE:
+            function = getattr(torch.Tensor, OUT_OF_PLACE[function.__name__])
+            return _replaced(like, function, args, kwargs)
     local = partial(operand_block, target=target, like=like)
     blocks = [like.block if in_place and value is like else local(value) for value in args]
     result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
@@ -96,6 +107,16 @@ def apply_pointwise(
     reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
     fresh = function.__name__ not in MAY_ALIAS
     return like.like(result, target, reordered=reordered, fresh=fresh)
+
+
+def _replaced(
+    x: Sharded, function: Operator, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Sharded:
+    """``x``, changed: a new block instead of a write into the old one."""
+    local = partial(operand_block, target=x.partition, like=x)
+    result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
+    x.become(result.to(x.dtype))
+    return x
 
 
 def _is_in_place(function: Operator) -> bool:

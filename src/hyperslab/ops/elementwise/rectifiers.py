@@ -49,12 +49,21 @@ def _chain(x: Sharded, slope: float) -> Chain | None:
 
 
 def _linked(x: Sharded, slope: float, inplace: bool) -> bool:
-    """In place: whether a normalisation that is pending has become an activated one."""
-    pending = x.pending
-    fits = isinstance(pending, Chain) and pending.links.slope == 1 and not pending.links.pool
-    if not inplace or not fits or slope < 0 or slope == 1:
+    """In place: whether ``x`` has become what its activation will be."""
+    if not inplace or slope < 0 or slope == 1:
         return False
-    assert isinstance(pending, Chain)
     x.settle_readers()
-    x.pending = replace(pending, links=replace(pending.links, slope=slope))
+    pending = x.pending
+    if isinstance(pending, Chain) and pending.links.slope == 1 and not pending.links.pool:
+        x.pending = replace(pending, links=replace(pending.links, slope=slope))
+        return True
+    if not x.replaceable:
+        return False
+    source = x.like(x.block, fresh=True)
+    chain = begin(source)
+    if chain is None:
+        return False
+    with torch.no_grad():
+        x.become(torch.empty(0, dtype=x.dtype, device=x.device))
+    x.defer(replace(chain, links=replace(chain.links, slope=slope)))
     return True
