@@ -34,6 +34,10 @@ needs_triton = pytest.mark.skipif(
 )
 
 
+ON_A_GPU = {"HYPERSLAB_TEST_DEVICE": "cuda", "TRITON_INTERPRET": "0"}
+"""Variables for `run_module`."""
+
+
 def interprets() -> bool:
     """Whether Triton's interpreter can be trusted: 3.5's does not go with NumPy 2.4."""
     if importlib.util.find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""What a process with ``TRITON_INTERPRET=1`` runs: the kernels of boxes against torch."""
+"""What a process with ``TRITON_INTERPRET=1``, or a GPU, runs: boxes against torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hyperslab.comm.boxes import Boxes, add, pack
 from hyperslab.comm.exchange import ExchangePlan, plan_exchange
 from hyperslab.geometry import Cover
 from hyperslab.trace.virtual import Messages, VirtualGrid
+from tests.gpus import SAMPLES_ON
 
 SHAPE = (2, 3, 9, 10, 12)
 GRID = {"depth": 3, "height": 2, "width": 2}
@@ -45,6 +46,7 @@ def check(boxes: Boxes, dtype: torch.dtype, last: bool) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_default_device(SAMPLES_ON)
     torch.manual_seed(0)
     for rank in (0, 6):
         boxes = plan_of(rank).boxes_sent

@@ -1,4 +1,4 @@
-"""Boxes that travel, packed and added by one kernel (tier: one process)."""
+"""Boxes that travel, packed and added by one kernel (tiers: one process; an accelerator)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import torch
 from hyperslab.comm.boxes import ALIGNED, Boxes, at_once
 from hyperslab.geometry import Box
 from tests.comm import packed
-from tests.gpus import needs_interpreter, run_module
+from tests.gpus import ON_A_GPU, needs_a_gpu, needs_interpreter, run_module
 
 
 @needs_interpreter
 def test_kernels_are_slicing_and_adding() -> None:
     assert run_module(packed.__name__, TRITON_INTERPRET="1") == "equal\n"
+
+
+@pytest.mark.gpu
+@needs_a_gpu
+def test_kernels_on_a_gpu_are_slicing_and_adding() -> None:
+    assert run_module(packed.__name__, **ON_A_GPU) == "equal\n"
 
 
 @pytest.mark.parametrize("rank", range(0, 12, 5))

@@ -24,7 +24,6 @@ OF_A_STEP = ("comm", "losses.py", "models", "ops", "parallel", "tensor")
 # Where Python's numbers become a tensor on a device by a copy that waits.
 WAITS = {
     "comm/agreement.py": "agreements are no part of a step",
-    "comm/shared_memory/segment.py": "of the CPU",
     "ops/elementwise/creation.py": "torch's own new_tensor, which refuses cut tensors",
     "ops/indexing/getitem.py": "of a list or a tensor of positions that the user gives",
     "ops/views/expand.py": "of counts that the user gives, on which the shape depends",
@@ -72,7 +71,10 @@ def copies_that_wait(path: Path) -> Iterator[int]:
     """Lines where Python's numbers are copied to a device, and the host waits for the copy."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            to_device = any(keyword.arg == "device" for keyword in node.keywords)
+            to_device = any(
+                keyword.arg == "device" and ast.unparse(keyword.value) != "'cpu'"
+                for keyword in node.keywords
+            )
             made = node.func.attr in ("tensor", "as_tensor") and to_device
             if made or node.func.attr == "new_tensor":
                 yield node.lineno

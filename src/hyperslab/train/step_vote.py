@@ -90,6 +90,7 @@ def _facts(
     of_rank = torch.tensor(
         [stop, wait, memory_bytes(grid.device)],
         dtype=torch.float64,
+        device="cpu",
         pin_memory=grid.device.type == "cuda",
     )
     return torch.cat(

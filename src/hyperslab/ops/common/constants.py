@@ -15,5 +15,5 @@ def constant(
     `torch.tensor` with a device waits until all is done that the device was given before, and so
     does CUDA where the copy is not from page-locked memory.
     """
-    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    host = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What a process with ``TRITON_INTERPRET=1`` runs: the kernels against the plain references.
+"""What a process with ``TRITON_INTERPRET=1``, or a GPU, runs: kernels against plain references.
 
 Triton reads that variable when it is imported, and the tests' own process may have done so before.
 The interpreter takes a millisecond for each tile, so that blocks are small; it cuts float32 off to
@@ -16,6 +16,7 @@ import torch
 from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels.fused import on_cuda
 from hyperslab.ops.kernels.fused.operators import FUSED_OPERATORS
+from tests.gpus import SAMPLES_ON
 
 REFERENCES = {operator.name: operator.reference for operator in FUSED_OPERATORS}
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative L2
@@ -139,6 +140,7 @@ def check_wide() -> None:
 
 
 if __name__ == "__main__":
+    torch.set_default_device(SAMPLES_ON)
     torch.manual_seed(0)
     check_chains()
     check_sums()

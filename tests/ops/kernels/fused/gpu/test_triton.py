@@ -1,10 +1,13 @@
-"""The Triton kernels: equal to the references in the interpreter, compiled (tier: one process)."""
+"""The Triton kernels: equal to the references, compiled (tiers: one process; an accelerator)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.gpus import needs_interpreter, needs_triton, run_module
+import pytest
+import torch
+
+from tests.gpus import ON_A_GPU, needs_a_gpu, needs_interpreter, needs_triton, run_module
 from tests.ops.kernels.fused.gpu import interpreted
 
 pytestmark = needs_triton
@@ -13,6 +16,17 @@ pytestmark = needs_triton
 @needs_interpreter
 def test_kernels_are_the_references() -> None:
     assert run_module(interpreted.__name__, TRITON_INTERPRET="1") == "equal\n"
+
+
+@pytest.mark.gpu
+@needs_a_gpu
+def test_kernels_on_a_gpu_are_the_references() -> None:
+    assert run_module(interpreted.__name__, **ON_A_GPU) == "equal\n"
+
+
+def test_the_dispatcher_has_them_for_cuda() -> None:
+    for name in interpreted.REFERENCES:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"hyperslab::{name}", "CUDA")
 
 
 def test_every_operator_has_a_kernel() -> None:
