@@ -107,7 +107,19 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     block = block.movedim(-1, 1) if kind.last else block
     if layout.rest:
         block = _resize_rest(resize, block, layout)
-    return x.like(block.to(dtype), layout.output)
+    y = block.to(dtype)
+    return x.like(_with_gradient_alike(y) if layout.rest else y, layout.output)
+
+
+def _with_gradient_alike(y: torch.Tensor) -> torch.Tensor:
+    """Have the gradient in the order of ``y``, channels last.
+
+    Of a contiguous one torch takes 1.7 times as long, with the conversion (2.13).
+    """
+    order = memory_format_of(y)
+    if y.requires_grad and order is not torch.contiguous_format:
+        y.register_hook(lambda gradient: gradient.contiguous(memory_format=order))
+    return y
 
 
 def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout) -> torch.Tensor:
