@@ -90,10 +90,13 @@ class LazyTensor(TrackedTensor):
         whole gradient for it, twice.
         """
         # Who looks first may do so under no_grad.
-        with DisableTorchFunctionSubclass(), torch.set_grad_enabled(value.requires_grad):
-            torch._C._swap_tensor_impl(self, value.as_subclass(type(self)))
         self._own = None
         self._computed = None
+        with DisableTorchFunctionSubclass(), torch.set_grad_enabled(value.requires_grad):
+            try:
+                torch._C._swap_tensor_impl(self, value.as_subclass(type(self)))
+            except RuntimeError:  # torch's profiler knows the old one
+                self._own = value
 
     @property
     def recipe(self) -> Promise | None:
