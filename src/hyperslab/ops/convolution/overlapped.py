@@ -56,9 +56,14 @@ def aligned(spec: ConvSpec) -> bool:
     return True
 
 
+SMALL = 1 << 20
+"""Elements of a block that is copied in less time than the slabs' own kernels are called."""
+
+
 def thin(spec: ConvSpec) -> bool:
     """Whether one convolution of block and halo together costs less than one of each."""
-    return 2 * spec.plan.wanted.size > 3 * spec.plan.own.size
+    own = spec.plan.own.size
+    return 2 * spec.plan.wanted.size > 3 * own or own <= SMALL
 
 
 def slabs_of(spec: ConvSpec) -> tuple[Slab, ...]:

@@ -11,6 +11,7 @@ from hyperslab.ops.kernels.convolution.layout import (
     as_wanted,
     computes_last,
     in_channels_last,
+    in_rows,
     no_view,
 )
 from hyperslab.ops.kernels.convolution.options import (
@@ -68,6 +69,7 @@ def conv_backward(
         dx = chosen(problem.of("input"), kernels, g, weight, None)
     if needs[1]:
         dw, db = chosen(problem, kernels, in_channels_last(x), g, weight, needs[2])
+        dw = in_rows(dw) if weight.is_contiguous() else dw  # or autograd would copy it so
     elif needs[2]:
         db = sum_over_space(g)
     return dx, dw, db
