@@ -109,7 +109,7 @@ class ChainFunction(torch.autograd.Function):
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     links = ctx.links
     x, weight, _, marks = ctx.saved_tensors
-    g = dense(gradient.contiguous(memory_format=ctx.format), ctx.format)
+    g = _in_format(gradient, ctx.format)
     marks = g.new_empty(0, dtype=torch.uint8) if marks is None else marks
     options = (links.slope, links.pool, links.maximum)
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
@@ -127,6 +127,13 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
             g, marks, x, links.scale, links.shift, b, c, *options, ctx.shape, ctx.dtype
         )
     return dx, dweight, dbias
+
+
+def _in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    if gradient.is_contiguous(memory_format=memory_format):
+        return dense(gradient, memory_format)
+    last = memory_format is not torch.contiguous_format
+    return _run.reorder(gradient, last, gradient.dtype)
 
 
 def sums_of_normalised(

@@ -23,7 +23,12 @@ from hyperslab.ops.common.placement import (
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.ops.convolution.spec import ConvSpec
-from hyperslab.ops.kernels.convolution import ConvOptions, converted, differentiable_conv
+from hyperslab.ops.kernels.convolution import (
+    ConvOptions,
+    cast_input,
+    converted,
+    differentiable_conv,
+)
 from hyperslab.tensor import Sharded
 
 
@@ -150,7 +155,9 @@ def convolve(
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
     last = serial_is_last(x, block, weight)
-    block = converted(cast_for_autocast(block), weight, kernels)
+    if block.dtype != operand_type(x):
+        block = cast_for_autocast(cast_input(block, weight, kernels))
+    block = converted(block, weight, kernels)
     if layout.spec is None:
         y = differentiable_conv(
             block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source

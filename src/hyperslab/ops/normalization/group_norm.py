@@ -14,6 +14,7 @@ from hyperslab.ops.chains.chain import TYPES, begin, result
 from hyperslab.ops.chains.statistics import Population, moments_of, normalised_chain
 from hyperslab.ops.common.half_precision import widened
 from hyperslab.ops.common.placement import check_channels
+from hyperslab.ops.common.result_type import result_type
 from hyperslab.ops.normalization.statistics import Normalise
 from hyperslab.ops.reductions.base import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
@@ -52,7 +53,7 @@ def instance_norm(
         )
     if running_mean is None and _left_to_torch(x, count):
         return x.like(_by_rows(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
-    dtype = F.instance_norm(x.block.new_zeros(1, 1, 2)).dtype  # autocast may choose another
+    dtype = result_type("instance_norm", x.dtype, x.device)
     y, mean, var = normalise_space(x, dtype, weight, bias, eps, 1)
     if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
@@ -84,7 +85,7 @@ def group_norm(
     if _left_to_torch(x, pool * math.prod(x.shape[2:])):
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
         return x.like(_by_rows(torch.group_norm(x.local, num_groups, weight, bias, eps)))
-    dtype = F.group_norm(x.block.new_zeros(1, 1, 2), 1).dtype  # autocast may choose another
+    dtype = result_type("group_norm", x.dtype, x.device)
     return normalise_space(x, dtype, weight, bias, eps, pool)[0]
 
 

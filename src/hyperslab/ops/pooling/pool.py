@@ -13,11 +13,12 @@ from hyperslab.ops.chains.chain import result
 from hyperslab.ops.common.arguments import PerDim, per_dim
 from hyperslab.ops.common.constants import constant
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
+from hyperslab.ops.common.result_type import result_type
 from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.tile_average import TileAverage
 from hyperslab.ops.pooling.flat_indices import move_indices
 from hyperslab.ops.pooling.pooled import Pooled, Windows
-from hyperslab.ops.pooling.tiled import pooled_chain, result_type
+from hyperslab.ops.pooling.tiled import pooled_chain
 from hyperslab.ops.pooling.window_maximum import WindowGrid, WindowMaximum
 from hyperslab.tensor import Sharded
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
-from typing import Any
-
-import torch
-import torch.nn.functional as F
 
 from hyperslab.ops.chains.chain import Chain, begin
-from hyperslab.ops.common.forms import Operator
+from hyperslab.ops.common.result_type import result_type
 from hyperslab.ops.pooling.pooled import Pooled
 
 WINNERS = 256
@@ -41,17 +36,3 @@ def _tiles(p: Pooled) -> bool:
         if any(end % k for end in ends):
             return False
     return True
-
-
-@functools.lru_cache(64)
-def _result_type_in(name: str, dtype: torch.dtype, device: torch.device, _mode: Any) -> torch.dtype:
-    x = torch.zeros((1, 1) + (1,) * int(name[-2]), dtype=dtype, device=device)
-    pool: Operator = getattr(F, name)
-    return pool(x, 1).dtype
-
-
-def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What torch's own returns: autocast may choose another type."""
-    if not torch.is_autocast_enabled(device.type):
-        return dtype
-    return _result_type_in(name, dtype, device, torch.get_autocast_dtype(device.type))

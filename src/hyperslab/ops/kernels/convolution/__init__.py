@@ -17,6 +17,7 @@ from hyperslab.ops.kernels.convolution.layout import computes_last
 from hyperslab.ops.kernels.convolution.local import (
     LocalConv,
     Passes,
+    cast_input,
     converted,
     differentiable_conv,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "LocalConv",
     "Passes",
     "Recomputed",
+    "cast_input",
     "computes_last",
     "conv_backward",
     "conv_forward",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 
-from hyperslab.memory_format import CHANNELS_LAST
+from hyperslab.memory_format import CHANNELS_LAST, dense
 from hyperslab.ops.kernels import choose, fused
 from hyperslab.ops.kernels.convolution.options import Kernels
 
@@ -44,11 +43,9 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 def in_channels_last(x: torch.Tensor) -> torch.Tensor:
     """``x`` channels last, with the strides that say so also where an extent is one."""
-    strides = _strides(x.shape)
-    if x.stride() == strides:
-        return x
-    if x.is_contiguous(memory_format=CHANNELS_LAST[x.dim()]):
-        return x.as_strided(x.shape, strides)
+    last = CHANNELS_LAST[x.dim()]
+    if x.is_contiguous(memory_format=last):
+        return dense(x, last)
     return torch.ops.hyperslab.reorder(x, True, x.dtype)
 
 
@@ -70,12 +67,3 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
     What a `torch.autograd.Function` returns must be one.
     """
     return x.data if x._is_view() else x
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    step = shape[1]
-    strides = []
-    for extent in reversed(shape[2:]):
-        strides.append(step)
-        step *= max(extent, 1)
-    return (step, 1, *reversed(strides))

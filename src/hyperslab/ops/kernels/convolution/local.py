@@ -128,3 +128,11 @@ def converted(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.
     if computes_last(x, weight, kernels):
         return in_channels_last(x)
     return as_wanted(x, weight, kernels)
+
+
+def cast_input(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """A network's input in another type, and in channels last in the same pass where it may be."""
+    rows = x.is_contiguous() and not x.requires_grad and x.dtype == torch.float32
+    if rows and computes_last(x[:0].to(weight.dtype), weight, kernels):
+        return torch.ops.hyperslab.reorder(x, True, weight.dtype)
+    return x
