@@ -56,14 +56,14 @@ def aligned(spec: ConvSpec) -> bool:
     return True
 
 
-SMALL = 1 << 20
+SMALL_BLOCK = 1 << 20
 """Elements of a block that is copied in less time than the slabs' own kernels are called."""
 
 
 def thin(spec: ConvSpec) -> bool:
     """Whether one convolution of block and halo together costs less than one of each."""
     own = spec.plan.own.size
-    return 2 * spec.plan.wanted.size > 3 * own or own <= SMALL
+    return 2 * spec.plan.wanted.size > 3 * own or own <= SMALL_BLOCK
 
 
 def slabs_of(spec: ConvSpec) -> tuple[Slab, ...]:
