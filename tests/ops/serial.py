@@ -38,6 +38,7 @@ class Example:
     weights: tuple[tuple[int, ...] | None, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
+    rounded: torch.dtype | None = None  # to this one first
     channels_last: bool = False
     mean: float = 0.0
     seed: int = 0
@@ -144,7 +145,8 @@ def nearer_to_float64(
     """
     if example.dtype == torch.float64 or found is None or expected is None:
         return False
-    exact = run(op, replace(example, dtype=torch.float64), lambda x: x)[name]
+    wider = replace(example, dtype=torch.float64, rounded=example.dtype)
+    exact = run(op, wider, lambda x: x)[name]
     assert exact is not None
     return distance(found.double(), exact) < distance(expected.double(), exact)
 
@@ -169,7 +171,7 @@ def run(
         y = op(given, *weights, **example.options)
     whole = y.full() if isinstance(y, hs.Sharded) else y
     generator = torch.Generator().manual_seed(example.seed + 1)
-    functional = torch.randn(whole.shape, generator=generator, dtype=whole.dtype)
+    functional = torch.randn(whole.shape, generator=generator, dtype=example.rounded or whole.dtype)
     (whole * functional.to(whole.device)).sum().backward()
     found = {"output": whole.detach(), "input gradient": x.grad}
     for index, weight in enumerate(w for w in weights if w is not None):
@@ -203,7 +205,7 @@ def inputs(example: Example) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
 
     def leaf(shape: tuple[int, ...], mean: float = 0.0) -> torch.Tensor:
         value = torch.randn(shape, generator=generator, dtype=torch.float64) + mean
-        return value.to(SAMPLES_ON, example.dtype)
+        return value.to(example.rounded or example.dtype).to(SAMPLES_ON, example.dtype)
 
     x = leaf(example.shape, example.mean)
     if example.channels_last:
