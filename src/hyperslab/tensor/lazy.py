@@ -32,6 +32,10 @@ class Promise(Protocol):
     def source(self) -> LazyTensor:
         """The tensor that it is computed from."""
 
+    @property
+    def recomputable(self) -> bool:
+        """Whether the block is to be computed once more, by who would keep it otherwise."""
+
     def value(self) -> torch.Tensor:
         """The block, with its graph."""
 
@@ -81,7 +85,8 @@ class LazyTensor(TrackedTensor):
         value = pending.value()
         self.pending = None
         self.become(value)
-        self._computed = (pending, value._version)
+        if pending.recomputable:
+            self._computed = (pending, value._version)
 
     def become(self, value: torch.Tensor) -> None:
         """Have another block from now on: what an operator in place makes of it.

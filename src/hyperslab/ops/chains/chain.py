@@ -37,6 +37,11 @@ class Chain:
         """Of the result."""
         return self.links.dtype
 
+    @property
+    def recomputable(self) -> bool:
+        """A normalised block is: what its normalisation keeps is all that it takes."""
+        return self.links.scale is not None and not self.links.pool
+
     def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The result, with its graph; in another type it is rounded once, to that one.
 
@@ -101,15 +106,14 @@ def result(chain: Chain, like: Sharded, partition: Partition) -> Sharded:
 def operand(x: Sharded, dtype: torch.dtype) -> tuple[torch.Tensor, Recomputable | None]:
     """The block as a convolution takes it, and how to have it again in the backward pass.
 
-    What is pending is computed in ``dtype`` at once. A normalised block is cheap to compute from
-    what its normalisation keeps anyway; others are to be kept.
+    What is pending is computed in ``dtype`` at once.
     """
     chain = x.recipe
     if not isinstance(chain, Chain):
         return x.block, None
     pending = x.pending is not None
     block = chain.value(dtype) if pending and dtype != chain.dtype else x.block
-    if chain.links.scale is None or chain.links.pool:
+    if not chain.recomputable:
         return block, None
     links = replace(chain.links, dtype=block.dtype)
     return block, Recomputable((chain.block, chain.weight, chain.bias), links)
