@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from hyperslab.ops.kernels.convolution.variants import CONV_VARIANTS, fixed
 
 WORTHWHILE = 200_000_000
 """Products from which on a pass is measured: several milliseconds of one core."""
+
+COPIED = 1 << 22
+"""Elements of both volumes up to which a variant may copy them."""
 
 SLOW = 2.0  # times the fastest so far: not run once more
 CLEARLY = 0.95  # of the rule's time: what another variant must be below
@@ -57,10 +61,17 @@ def is_measured(problem: Problem) -> bool:
 
 
 def legal(problem: Problem) -> list[str]:
-    """The names of its variants, the rule's first."""
+    """The names of its variants, the rule's first.
+
+    Of large volumes without those that copy them: a step may fit by less than that.
+    """
     first = fixed(problem)
-    variants = CONV_VARIANTS[problem.task]
-    rest = [name for name, v in variants.items() if name != first and v.legal(problem)]
+    large = math.prod(problem.x) + math.prod(problem.y) > COPIED
+    rest = [
+        name
+        for name, variant in CONV_VARIANTS[problem.task].items()
+        if name != first and variant.legal(problem) and not (large and variant.copies)
+    ]
     return [first, *rest]
 
 

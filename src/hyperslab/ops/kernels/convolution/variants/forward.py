@@ -49,7 +49,7 @@ def forward_contiguous(
 
 FORWARD_VARIANTS: ConvVariants = {
     "onednn": ConvVariant(forward_by_name),
-    "contiguous": ConvVariant(forward_contiguous),
+    "contiguous": ConvVariant(forward_contiguous, copies=True),
     "torch": ConvVariant(forward_by_torch),
-    "matrix": ConvVariant(matrix.forward_by_matrix, matrix.windows_tile),
+    "matrix": ConvVariant(matrix.forward_by_matrix, matrix.windows_tile, copies=True),
 }

@@ -99,7 +99,7 @@ def _reach(problem: Problem) -> list[int]:
 INPUT_VARIANTS: ConvVariants = {
     "flipped": ConvVariant(input_by_flipped_kernel, can_flip),
     "onednn": ConvVariant(input_by_name, has_name),
-    "contiguous": ConvVariant(input_contiguous, has_name),
+    "contiguous": ConvVariant(input_contiguous, has_name, copies=True),
     "torch": ConvVariant(input_by_torch),
-    "matrix": ConvVariant(matrix.input_by_matrix, matrix.windows_tile),
+    "matrix": ConvVariant(matrix.input_by_matrix, matrix.windows_tile, copies=True),
 }

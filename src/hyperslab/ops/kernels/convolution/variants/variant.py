@@ -16,10 +16,14 @@ def _always(_: Problem) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ConvVariant:
-    """``run`` takes blocks in channels last, the problem last, and gives such blocks."""
+    """``run`` takes blocks in channels last, the problem last, and gives such blocks.
+
+    ``copies``: it takes the memory of another copy of a block while it runs.
+    """
 
     run: Callable[..., Any]
     legal: Callable[[Problem], bool] = _always
+    copies: bool = False
 
 
 ConvVariants = Mapping[str, ConvVariant]

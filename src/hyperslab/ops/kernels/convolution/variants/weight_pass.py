@@ -105,7 +105,7 @@ def _by_aten(
 
 WEIGHT_VARIANTS: ConvVariants = {
     "torch": ConvVariant(weight_by_torch),
-    "halves": ConvVariant(weight_in_halves, has_halves),
-    "contiguous": ConvVariant(weight_contiguous),
-    "matrix": ConvVariant(matrix.weight_by_matrix, matrix.windows_tile),
+    "halves": ConvVariant(weight_in_halves, has_halves, copies=True),
+    "contiguous": ConvVariant(weight_contiguous, copies=True),
+    "matrix": ConvVariant(matrix.weight_by_matrix, matrix.windows_tile, copies=True),
 }
