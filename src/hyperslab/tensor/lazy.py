@@ -82,9 +82,10 @@ class LazyTensor(TrackedTensor):
         """Become what is pending; the object stays the same, whoever refers to it."""
         assert self.pending is not None
         pending = self.pending
-        value = pending.value()
-        self.pending = None
-        self.become(value)
+        with torch.inference_mode(False):  # put off outside of it, looked at inside
+            value = pending.value()
+            self.pending = None
+            self.become(value)
         if pending.recomputable:
             self._computed = (pending, value._version)
 

@@ -131,6 +131,34 @@ def changed_by_alias(model: nn.Module, x: Any) -> Any:
     return z.sum() + y.sum()
 
 
+def looked_at_in_inference_mode(model: nn.Module, x: Any) -> Any:
+    for part in model:  # type: ignore[attr-defined]
+        x = part(x)
+        with torch.inference_mode():
+            (x * 2).mean()
+    return x
+
+
+def pooled_without_gradients(model: nn.Module, x: Any) -> Any:
+    """As the target of another branch; the norm before it is wanted with gradients."""
+    y = model[:2](x)  # type: ignore[index]
+    for pool in (F.max_pool3d, F.avg_pool3d):
+        z = model[1](y)  # type: ignore[index]
+        with torch.no_grad():
+            target = pool(z, 2)
+        assert not target.requires_grad
+        y = y + z * target.mean()
+    return model[2:](y)  # type: ignore[index]
+
+
+def rectified_without_gradients(model: nn.Module, x: Any) -> Any:
+    """In place behind autograd's back: torch takes the gradient for that of the norm."""
+    y = model[:2](x)  # type: ignore[index]
+    with torch.no_grad():
+        F.relu(y, inplace=True)
+    return model[2:](y)  # type: ignore[index]
+
+
 WAYS = (
     plain,
     with_full_hooks,
@@ -143,6 +171,9 @@ WAYS = (
     changed_afterwards,
     changed_by_view,
     changed_by_alias,
+    looked_at_in_inference_mode,
+    pooled_without_gradients,
+    rectified_without_gradients,
 )
 
 

@@ -85,7 +85,9 @@ def begin(x: Sharded) -> Chain | None:
     the graph that is made at another time would let them send in another order.
     """
     if isinstance(x.pending, Chain):
-        return x.pending
+        if torch.is_grad_enabled():
+            return x.pending
+        x.settle()  # what goes on without gradients must not have the graph of what is pending
     empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
     if x.dtype not in TYPES or not 3 <= x.dim() <= 5 or empty:
         return None

@@ -50,7 +50,7 @@ def _chain(x: Sharded, slope: float) -> Chain | None:
 
 def _linked(x: Sharded, slope: float, inplace: bool) -> bool:
     """In place: whether ``x`` has become what its activation will be."""
-    if not inplace or slope < 0 or slope == 1:
+    if not inplace or slope < 0 or slope == 1 or not torch.is_grad_enabled():
         return False
     x.settle_readers()
     pending = x.pending
