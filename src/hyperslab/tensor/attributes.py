@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from hyperslab.tensor import Sharded, register
@@ -14,7 +17,7 @@ _backward_hooks
 
 METHODS = """
 element_size get_device is_complex is_conj is_floating_point is_inference is_neg is_signed
-register_hook requires_grad_ retain_grad register_post_accumulate_grad_hook
+requires_grad_ register_post_accumulate_grad_hook
 """.split()  # noqa: SIM905
 
 
@@ -35,6 +38,20 @@ def _register_all() -> None:
 
 
 _register_all()
+
+
+@register(torch.Tensor.register_hook, family="attribute")
+def register_hook(self: Sharded, hook: Callable[[torch.Tensor], Any]) -> Any:
+    """Asks or marks the block."""
+    self.check_on_path("register_hook")
+    return torch.Tensor.register_hook(self, hook)
+
+
+@register(torch.Tensor.retain_grad, family="attribute")
+def retain_grad(self: Sharded) -> None:
+    """Asks or marks the block."""
+    self.check_on_path("retain_grad")
+    torch.Tensor.retain_grad(self)
 
 
 @register(torch.Tensor.is_contiguous, family="attribute")

@@ -13,11 +13,13 @@ torch's order.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
+from hyperslab.errors import LayoutError
 from hyperslab.tensor.copies import TrackedTensor
 
 
@@ -29,8 +31,8 @@ class Promise(Protocol):
         """Of the block."""
 
     @property
-    def source(self) -> LazyTensor:
-        """The tensor that it is computed from."""
+    def sources(self) -> Iterable[LazyTensor]:
+        """The tensors that it is computed from."""
 
     @property
     def recomputable(self) -> bool:
@@ -52,6 +54,8 @@ class LazyTensor(TrackedTensor):
     The same on all ranks, also where a view is empty or a copy on some of them.
     """
     reordered = False
+    bypassed = False
+    """Somebody computed from what is pending here, in another type: no gradient comes through."""
     _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
     _computed: tuple[Promise, int] | None = None  # from what, and the version that it has since
 
@@ -82,11 +86,12 @@ class LazyTensor(TrackedTensor):
         """Become what is pending; the object stays the same, whoever refers to it."""
         assert self.pending is not None
         pending = self.pending
+        recomputable = pending.recomputable
         with torch.inference_mode(False):  # put off outside of it, looked at inside
             value = pending.value()
             self.pending = None
             self.become(value)
-        if pending.recomputable:
+        if recomputable:
             self._computed = (pending, value._version)
 
     def become(self, value: torch.Tensor) -> None:
@@ -103,6 +108,18 @@ class LazyTensor(TrackedTensor):
                 torch._C._swap_tensor_impl(self, value.as_subclass(type(self)))
             except RuntimeError:  # torch's profiler knows the old one
                 self._own = value
+
+    def check_on_path(self, what: str) -> None:
+        """Refuse to watch gradients that do not come through here.
+
+        Raises:
+            LayoutError: what used this tensor did so in another type, before it was computed.
+        """
+        if self.bypassed:
+            raise LayoutError(
+                f"{what}: the gradient does not come through this tensor, which an operator under "
+                "autocast took in another type\n    call it before the tensor is used"
+            )
 
     @property
     def recipe(self) -> Promise | None:
@@ -127,9 +144,9 @@ class LazyTensor(TrackedTensor):
 
     def defer(self, pending: Promise) -> None:
         """Have this tensor's block computed later; it has no memory until then."""
-        source = pending.source
-        alive = tuple(reader for reader in source.readers if reader() is not None)
-        source.readers = (*alive, weakref.ref(self))
+        for source in pending.sources:
+            alive = tuple(reader for reader in source.readers if reader() is not None)
+            source.readers = (*alive, weakref.ref(self))
         self.pending = pending
         self.private = True
 

@@ -40,6 +40,9 @@ def grad(
         or not all(isinstance(t, torch.Tensor) for t in (*sequence, *wanted))
     ):
         raise refuse(torch.autograd.grad, (sequence, wanted), {})
+    for tensor in wanted:
+        if isinstance(tensor, Sharded):
+            tensor.check_on_path("torch.autograd.grad")
     with torch.enable_grad():
         total = _total(sequence, grad_outputs)
     found = torch.autograd.grad(

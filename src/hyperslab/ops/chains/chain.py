@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +32,17 @@ class Chain:
     weight: torch.Tensor | None
     bias: torch.Tensor | None
     with_graph: bool
+    parents: tuple[tuple[weakref.ref[Sharded], Links], ...] = ()
+    """The tensors that this chain was taken over from, with their links."""
+
+    @property
+    def sources(self) -> list[Sharded]:
+        """What it is computed from: the source, or a parent that somebody still holds."""
+        return [self.source, *(parent for parent, _ in self._alive())]
+
+    def _alive(self) -> list[tuple[Sharded, Links]]:
+        found = ((ref(), links) for ref, links in self.parents)
+        return [(parent, links) for parent, links in found if parent is not None]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -40,7 +52,7 @@ class Chain:
     @property
     def recomputable(self) -> bool:
         """A normalised block is: what its normalisation keeps is all that it takes."""
-        return self.links.scale is not None and not self.links.pool
+        return self.links.scale is not None and not self.links.pool and not self._alive()
 
     def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The result, with its graph; in another type it is rounded once, to that one.
@@ -55,6 +67,12 @@ class Chain:
                 "alias that was taken before"
             )
         links = self.links if dtype is None else replace(self.links, dtype=dtype)
+        for parent, done in reversed(self._alive()):
+            # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
+            rest = links.after(done)
+            with torch.set_grad_enabled(self.with_graph):
+                block = dense(parent.block, memory_format_of(parent.block))
+                return ChainFunction.apply(block, None, None, rest)
         with torch.set_grad_enabled(self.with_graph):
             return ChainFunction.apply(self.block, self.weight, self.bias, links)
 
@@ -86,7 +104,8 @@ def begin(x: Sharded) -> Chain | None:
     """
     if isinstance(x.pending, Chain):
         if torch.is_grad_enabled():
-            return x.pending
+            parents = (*x.pending.parents, (weakref.ref(x), x.pending.links))
+            return replace(x.pending, parents=parents)
         x.settle()  # what goes on without gradients must not have the graph of what is pending
     empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
     if x.dtype not in TYPES or not 3 <= x.dim() <= 5 or empty:
@@ -114,7 +133,11 @@ def operand(x: Sharded, dtype: torch.dtype) -> tuple[torch.Tensor, Recomputable 
     if not isinstance(chain, Chain):
         return x.block, None
     pending = x.pending is not None
-    block = chain.value(dtype) if pending and dtype != chain.dtype else x.block
+    if pending and dtype != chain.dtype:
+        block = chain.value(dtype)
+        x.bypassed = True
+    else:
+        block = x.block
     if not chain.recomputable:
         return block, None
     links = replace(chain.links, dtype=block.dtype)

@@ -68,6 +68,15 @@ class Links:
             x, scale, shift, self.slope, self.pool, self.maximum, mark, self.dtype
         )
 
+    def after(self, done: Links) -> Links:
+        """The links that are left when those of ``done`` are applied."""
+        return Links(
+            self.dtype,
+            slope=self.slope if done.slope == 1 else 1.0,
+            pool=() if done.pool else self.pool,
+            maximum=self.maximum and not done.pool,
+        )
+
     @property
     def leaves_marks(self) -> bool:
         """Whether the gradient needs more than ``x``, scale and shift."""
