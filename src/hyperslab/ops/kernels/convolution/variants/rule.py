@@ -9,16 +9,12 @@ from hyperslab.ops.kernels.convolution.variants.input_pass import can_flip, has_
 from hyperslab.ops.kernels.convolution.variants.matrix import windows_tile
 from hyperslab.ops.kernels.convolution.variants.weight_pass import has_halves, takes_im2col
 
-TINY = 2_000_000
-"""Products up to which the way round oneDNN's choice takes longer than torch's im2col."""
-
 
 def fixed(problem: Problem) -> str:
     """The name of a variant that is legal.
 
     Where the weight is much larger than the volumes: oneDNN in contiguous memory. Otherwise oneDNN
-    in channels last, which in float32 takes another way round for each gradient, see the variants;
-    a tiny convolution is left to torch.
+    in channels last, which in float32 takes another way round for each gradient, see the variants.
     """
     return _BY_TASK[problem.task](problem)
 
@@ -30,8 +26,6 @@ def _forward(problem: Problem) -> str:
 def _input(problem: Problem) -> str:
     if problem.heavy and has_name(problem):
         return "contiguous"
-    if problem.products <= TINY:
-        return "torch"
     even = problem.x[2:] == problem.y[2:]  # else it multiplies more
     if problem.dtype == torch.float32 and even and can_flip(problem):
         return "flipped"
@@ -41,7 +35,7 @@ def _input(problem: Problem) -> str:
 def _weight(problem: Problem) -> str:
     if problem.heavy:
         return "contiguous"
-    if not takes_im2col(problem) or problem.products <= TINY:
+    if not takes_im2col(problem):
         return "torch"
     if windows_tile(problem) and set(problem.kernel) == {1}:
         return "matrix"
