@@ -40,6 +40,16 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
     assert recipe.output == Path("runs/mine")
 
 
+def test_larc_takes_the_papers_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALLEST)
+    assert load_recipe(path).optimizer.larc is None
+    larc = load_recipe(path, ["optimizer.larc={}"]).optimizer.larc
+    assert larc is not None
+    assert (larc.trust, larc.otherwise) == (0.002, 6.25e-5)
+    assert "unknown key 'optimizer.larc.eta'" in error(path, "optimizer.larc.eta=1")
+    assert "'optimizer.larc.trust'" in error(path, "optimizer.larc.trust=0")
+
+
 def test_overrides_are_yaml_and_reach_into_missing_sections(tmp_path: Path) -> None:
     recipe = load_recipe(
         write(tmp_path, SMALLEST),

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hyperslab.recipe.schema import OneOf, Recipe
+from hyperslab.recipe.data import OneOf
+from hyperslab.recipe.schema import Recipe
 
 DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule": "linear"}
 """Sections with alternatives, and the one that goes without saying."""

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    ByteSize,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from hyperslab.recipe.data import DataSection
+from hyperslab.recipe.optimizer import (
+    AdamSection,
+    AnyOptimizer,
+    LinearSchedule,
+    OptimizerSection,
+    Probability,
+    SGDSection,
+    StepSchedule,
 )
-
-from hyperslab.errors import DataError
-from hyperslab.formats import registry
-from hyperslab.formats.plugins import load_plugins
-from hyperslab.formats.source import Source
 from hyperslab.recipe.section import Section
-from hyperslab.recipe.synthetic import SyntheticSection
 
-Probability = Annotated[float, Field(ge=0, lt=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Marks a key that takes one of a list of words that may grow; for errors."""
-
-    words: Callable[[], Sequence[str]]
-
-
-def _registered(format: str) -> str:
-    if format not in registry.names():
-        raise ValueError("it is no registered format")
-    return format
-
-
-FormatName = Annotated[str, AfterValidator(_registered), OneOf(registry.names)]
+__all__ = [
+    "AdamSection",
+    "CosmoFlowSection",
+    "DataSection",
+    "GridSection",
+    "LinearSchedule",
+    "OptimizerSection",
+    "Recipe",
+    "RegressionLoss",
+    "SGDSection",
+    "SegmentationLoss",
+    "StepSchedule",
+    "UNet3DSection",
+]
 
 
 class ModelSection(Section):
@@ -75,85 +64,6 @@ class UNet3DSection(ModelSection):
 AnyModel = Annotated[CosmoFlowSection | UNet3DSection, Field(discriminator="name")]
 
 
-class DataSection(Section):
-    """The volumes and how they are read."""
-
-    path: Path | None = None  # a folder; or
-    synthetic: SyntheticSection | None = None  # made in memory, in place of files
-    batch_size: PositiveInt  # samples over all ranks
-    subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
-    plugins: tuple[str, ...] = ()  # modules to import, which register formats
-    format: FormatName | None = None  # None: found out
-    channels: Literal["first", "last"] | None = None  # None: found out
-    transform: Literal["auto", "log1p", "mean"] | None = "auto"  # log1p of counts, none of scans
-    window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
-    augment: bool = False  # flips, and axis permutations where voxels have no classes
-    fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
-    seed: NonNegativeInt = 0  # of the split and of the order
-    driver: Literal["mpio"] | None = None  # read HDF5 together, by MPI-IO
-    mode: Literal["direct", "store", "preload"] = "store"  # whether boxes are kept, see `open`
-    budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
-    staging: Path | None = None  # a folder of the node for what does not fit into the budget
-    on_error: Literal["stop", "skip"] = "stop"  # where a sample cannot be read
-    prefetch: NonNegativeInt = 2  # mini-batches read ahead
-    prefetch_bytes: ByteSize = ByteSize(1 << 30)  # that a rank may hold of them
-
-    @field_validator("plugins")
-    @classmethod
-    def _import(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
-        """Before the format is looked at, which may be theirs."""
-        try:
-            load_plugins(plugins)
-        except DataError as error:
-            raise ValueError(str(error)) from error
-        return plugins
-
-    @field_validator("fractions")
-    @classmethod
-    def _whole(cls, fractions: tuple[float, float, float]) -> tuple[float, float, float]:
-        if not math.isclose(sum(fractions), 1.0, abs_tol=1e-6):
-            raise ValueError(f"train, validation and test make {sum(fractions):g}, not 1")
-        return fractions
-
-    @model_validator(mode="after")
-    def _one_transform(self) -> DataSection:
-        if self.window is not None and self.transform not in ("auto", None):
-            raise ValueError("data.window and data.transform are two transforms; give one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _of_the_store(self) -> DataSection:
-        if self.mode == "direct" and (self.budget is not None or self.staging is not None):
-            raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
-        return self
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> DataSection:
-        if (self.path is None) == (self.synthetic is None):
-            found = "neither is given" if self.path is None else "both are; make one of them null"
-            raise ValueError(
-                "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
-                f"needed, and {found}"
-            )
-        of_files = [key for key in ("format", "channels", "driver") if getattr(self, key)]
-        if self.synthetic is not None and of_files:
-            raise ValueError(f"data.{of_files[0]} is of files, but data.synthetic reads none")
-        return self
-
-    @property
-    def origin(self) -> Path | Source:
-        """The folder, or the source of synthetic volumes: what `hyperslab.open` takes."""
-        if self.synthetic is not None:
-            return self.synthetic.source()
-        assert self.path is not None
-        return self.path
-
-    @property
-    def where(self) -> str:
-        """The words by which an error names the volumes."""
-        return "data.synthetic" if self.path is None else f"data.path {self.path}"
-
-
 class GridSection(Section):
     """The grid of ranks: its axes, or ``grid: auto`` for the best one of so many ranks."""
 
@@ -181,53 +91,6 @@ class GridSection(Section):
     def size(self) -> int:
         """How many ranks it takes."""
         return self.data * self.depth * self.height * self.width
-
-
-class LinearSchedule(Section):
-    """From 1 to ``factor`` in ``epochs``, then flat (Oyama et al. 2020, section IV)."""
-
-    name: Literal["linear"] = "linear"
-    epochs: PositiveFloat = 100
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.01
-    warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
-
-
-class StepSchedule(Section):
-    """Constant between epochs: ``at`` maps an epoch to the factor from there on."""
-
-    name: Literal["steps"]
-    at: dict[NonNegativeInt, NonNegativeFloat] = Field(default={})
-    warmup: NonNegativeFloat = 0
-
-
-AnySchedule = Annotated[LinearSchedule | StepSchedule, Field(discriminator="name")]
-
-
-class OptimizerSection(Section):
-    """What all optimizers have."""
-
-    learning_rate: PositiveFloat = 1e-3
-    schedule: AnySchedule = LinearSchedule()
-    clip: PositiveFloat | None = None  # the gradient's L2 norm at most
-    accumulate: PositiveInt = 1  # mini-batches per step
-
-
-class AdamSection(OptimizerSection):
-    """Adam with the paper's defaults."""
-
-    name: Literal["adam"] = "adam"
-    betas: tuple[Probability, Probability] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-
-
-class SGDSection(OptimizerSection):
-    """Stochastic gradient descent."""
-
-    name: Literal["sgd"]
-    momentum: Probability = 0.9
-
-
-AnyOptimizer = Annotated[AdamSection | SGDSection, Field(discriminator="name")]
 
 
 class CheckpointSection(Section):

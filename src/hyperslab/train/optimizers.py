@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from hyperslab.larc import scale_by_norms
 from hyperslab.recipe.choices import choose
-from hyperslab.recipe.schema import (
+from hyperslab.recipe.optimizer import (
     AdamSection,
+    AnySchedule,
+    LarcSection,
     LinearSchedule,
     OptimizerSection,
+    PolynomialSchedule,
     SGDSection,
     StepSchedule,
 )
@@ -21,12 +25,25 @@ Weights = Iterable[torch.nn.Parameter]
 
 
 def build_optimizer(config: AdamSection | SGDSection, parameters: Weights) -> torch.optim.Optimizer:
-    """Torch's own optimizer with the recipe's numbers.
+    """Torch's own optimizer with the recipe's numbers; with LARC, every step begins by it.
 
     Raises:
         RecipeError: `OPTIMIZERS` has no such name.
     """
-    return choose(OPTIMIZERS, config.name, "optimizer.name")(config, parameters)
+    optimizer = choose(OPTIMIZERS, config.name, "optimizer.name")(config, parameters)
+    if config.larc is not None:
+        _control_rates(optimizer, config.larc)
+    return optimizer
+
+
+def _control_rates(optimizer: torch.optim.Optimizer, config: LarcSection) -> None:
+    """A hook and no optimizer of our own: checkpoints are those of torch's."""
+
+    def scale(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        weights = (p for group in optimizer.param_groups for p in group["params"])
+        scale_by_norms(weights, trust=config.trust, otherwise=config.otherwise)
+
+    optimizer.register_step_pre_hook(scale)
 
 
 def _adam(config: AdamSection, parameters: Weights) -> torch.optim.Optimizer:
@@ -51,7 +68,7 @@ def build_schedule(
     return LambdaLR(optimizer, lambda step: factor_at(config.schedule, step / steps_per_epoch))
 
 
-def factor_at(schedule: LinearSchedule | StepSchedule, epoch: float) -> float:
+def factor_at(schedule: AnySchedule, epoch: float) -> float:
     """What multiplies the learning rate after so many epochs, which need not be whole.
 
     A warm-up grows linearly from zero to what the schedule says there.
@@ -71,6 +88,16 @@ def _linear(schedule: LinearSchedule, epoch: float) -> float:
     return 1 - (1 - schedule.factor) * min(epoch / schedule.epochs, 1.0)
 
 
+def _polynomial(schedule: PolynomialSchedule, epoch: float) -> float:
+    """(1 - factor) (1 - min(epoch / epochs, 1))^power + factor (Mathuriya et al. 2018, III-B).
+
+    Times the learning rate η_0 that is their (η_0 - η_min)(1 - t / t_decay) + η_min, as ``factor``
+    is η_min / η_0.
+    """
+    left = 1 - min(epoch / schedule.epochs, 1.0)
+    return float((1 - schedule.factor) * left**schedule.power + schedule.factor)
+
+
 def _steps(schedule: StepSchedule, epoch: float) -> float:
     """The factor of the latest epoch that is reached, 1 before the first."""
     reached = [start for start in schedule.at if start <= epoch]
@@ -79,6 +106,7 @@ def _steps(schedule: StepSchedule, epoch: float) -> float:
 
 SCHEDULES: dict[str, Callable[[Any, float], float]] = {
     "linear": _linear,
+    "polynomial": _polynomial,
     "steps": _steps,
 }
 """By ``optimizer.schedule.name``; each takes its section of the recipe and the epoch."""

@@ -1,0 +1,44 @@
+"""Layer-wise adaptive rate control (LARC): gradients that are scaled tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def scale_by_norms(
+    weights: Iterable[torch.Tensor], *, trust: float = 0.002, otherwise: float = 6.25e-5
+) -> None:
+    """Multiply the gradient g of every tensor w by min(trust ‖w‖₂ / ‖g‖₂, 1), in place.
+
+    The clipping variant, as Mathuriya et al. 2018, section III-B, have it: what an optimizer is
+    given is never more than the gradient, so the rate of no layer exceeds the nominal one. Each
+    tensor, weights and biases alike, is a layer of its own. Where ‖w‖₂ or ‖g‖₂ is 0, a bias that
+    starts at zero say, the factor is ``otherwise``. A tensor without gradient is passed over. NaN
+    stays NaN.
+
+    Order: it comes last before the optimizer's own step. So g is the gradient of the mean loss of
+    the global mini-batch: averaged over replicas, summed over the parts of the samples and over the
+    mini-batches that are accumulated, and after clipping by the global norm, if there is such.
+    It is in the units of the loss; there is no loss scaling that would have to be undone.
+    `torch.optim`'s own ``weight_decay``, which no recipe uses, is added afterwards and so not
+    scaled.
+
+    Grid: every rank holds all of every parameter and the same gradient of it, so the norms are
+    taken locally, need no message, and are those of the serial run. They are taken in float64,
+    so that neither large tensors nor tiny gradients lose them.
+    """
+    held = [w for w in weights if w.grad is not None]
+    gradients = [w.grad for w in held if w.grad is not None]
+    if not held:
+        return
+    of_weights = _norms([w.detach() for w in held])
+    of_gradients = _norms(gradients)
+    defined = (of_weights != 0) & (of_gradients != 0)
+    factors = torch.where(defined, trust * of_weights / of_gradients, otherwise).clamp(max=1.0)
+    torch._foreach_mul_(gradients, list(factors.unbind()))
+
+
+def _norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([torch.linalg.vector_norm(t, dtype=torch.float64) for t in tensors])

@@ -1,0 +1,78 @@
+"""What a recipe may say of the optimizer and its learning rate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hyperslab.recipe.section import Section
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class LinearSchedule(Section):
+    """From 1 to ``factor`` in ``epochs``, then flat (Oyama et al. 2020, section IV)."""
+
+    name: Literal["linear"] = "linear"
+    epochs: PositiveFloat = 100
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.01
+    warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
+
+
+class PolynomialSchedule(Section):
+    """From 1 to ``factor`` in ``epochs``, then flat (Mathuriya et al. 2018, section III-B)."""
+
+    name: Literal["polynomial"]
+    epochs: PositiveFloat = 100  # until the rate is at its least
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.05  # the least rate over the first
+    power: PositiveFloat = 1  # of what is left of the epochs
+    warmup: NonNegativeFloat = 0
+
+
+class StepSchedule(Section):
+    """Constant between epochs: ``at`` maps an epoch to the factor from there on."""
+
+    name: Literal["steps"]
+    at: dict[NonNegativeInt, NonNegativeFloat] = Field(default={})
+    warmup: NonNegativeFloat = 0
+
+
+AnySchedule = Annotated[
+    LinearSchedule | PolynomialSchedule | StepSchedule, Field(discriminator="name")
+]
+
+
+class LarcSection(Section):
+    """Layer-wise adaptive rate control, see `hyperslab.larc` (Mathuriya et al. 2018)."""
+
+    trust: PositiveFloat = 0.002  # of the weights' norm over the gradient's; at most 1 is taken
+    otherwise: PositiveFloat = 6.25e-5  # where one of the norms is 0
+
+
+class OptimizerSection(Section):
+    """What all optimizers have."""
+
+    learning_rate: PositiveFloat = 1e-3
+    schedule: AnySchedule = LinearSchedule()
+    clip: PositiveFloat | None = None  # the gradient's L2 norm at most
+    larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
+    accumulate: PositiveInt = 1  # mini-batches per step
+
+
+class AdamSection(OptimizerSection):
+    """Adam with the paper's defaults."""
+
+    name: Literal["adam"] = "adam"
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+
+
+class SGDSection(OptimizerSection):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"]
+    momentum: Probability = 0.9
+
+
+AnyOptimizer = Annotated[AdamSection | SGDSection, Field(discriminator="name")]
