@@ -154,6 +154,50 @@ def test_one_sample_gives_json_without_nan(made: Path) -> None:
     assert json.loads(text, parse_constant=refuse)["parameters"]["n_s"]["correlation"] is None
 
 
+def test_the_universe_of_every_sub_volume_is_written_and_its_average_is_recalibrated(
+    made: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(made, tmp_path / "run", symlinks=True))
+    folder = run.parent / "large"
+    universes(folder, np.random.default_rng(6), count=20, size=32)
+    overrides = [f"data.path={folder}", "data.subvolume=16"]
+    result = evaluate(run, overrides=overrides, calibrate=True)
+    rows = read(run)
+    assert len(rows) == 6 * 8
+    assert all(row["sample"].startswith(row["volume"] + "_") for row in rows)
+    assert len({row["volume"] for row in rows}) == 6
+    with (run / "evaluation" / "validation.csv").open() as file:
+        seen = list(csv.DictReader(file))
+    assert len({row["volume"] for row in seen}) == 4
+    written = json.loads((run / "evaluation" / "metrics.json").read_text())
+    for name in NAMES:
+
+        def means(of: list[dict[str, str]], kind: str, name: str = name) -> np.ndarray:
+            names = sorted({row["volume"] for row in of})
+            parts = [[float(r[f"{kind}_{name}"]) for r in of if r["volume"] == n] for n in names]
+            return np.array(parts).mean(1)
+
+        true, predicted = means(rows, "true"), means(rows, "predicted")
+        found = written["averaged"]["parameters"][name]
+        assert found["mse"] == pytest.approx(((predicted - true) ** 2).mean())
+        slope, intercept = np.polyfit(means(seen, "predicted"), means(seen, "true"), 1)
+        found = written["recalibrated"]
+        assert found["slope"][name] == pytest.approx(slope, rel=1e-6)
+        mse = ((slope * predicted + intercept - true) ** 2).mean()
+        assert found["parameters"][name]["mse"] == pytest.approx(mse, rel=1e-6)
+    console = Console(file=io.StringIO(), width=80)
+    show(result, run, console)
+    assert "and recalibrated" in console.file.getvalue()
+    evaluate(run)
+    assert not (run / "evaluation" / "validation.csv").exists(), "of another evaluation"
+
+
+@pytest.mark.parametrize("split", ["validation", "all"])
+def test_what_lines_were_fitted_to_does_not_judge_them(made: Path, split: str) -> None:
+    with pytest.raises(DataError, match="measure the test split"):
+        evaluate(made, split=split, calibrate=True)
+
+
 def test_which_checkpoint(made: Path, tmp_path: Path) -> None:
     newest = made / "checkpoints" / "step-00000007"
     for which in ("best", "latest", "step-00000007", str(newest)):

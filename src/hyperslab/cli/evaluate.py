@@ -35,6 +35,7 @@ COLUMNS = {
     "mae_physical": "MAE phys.",
     "relative_error": "relative",
 }
+OF_VOLUMES = {"averaged": "averaged", "recalibrated": "and recalibrated"}
 OF_CLASSES = {
     "dice": "Dice",
     "dice_mean": "mean Dice",
@@ -57,6 +58,14 @@ def evaluate_command(
         str, typer.Option(help="best, latest, the name of one of the run's, or a path.")
     ] = "best",
     split: Annotated[str, typer.Option(help="test, validation, train or all.")] = "test",
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Recalibrate predictions for whole volumes by lines fitted to the validation "
+            "split.",
+        ),
+    ] = False,
 ) -> None:
     """Measure a network on the test split; also under torchrun and srun, on any grid."""
     adopt_rank()
@@ -65,18 +74,25 @@ def evaluate_command(
     check_ranks(recipe, ranks)
     with exit_when_stopped():
         if is_rank(recipe):
-            evaluate_as_rank(run, overrides, checkpoint=checkpoint, split=split)
+            evaluate_as_rank(
+                run, overrides, checkpoint=checkpoint, split=split, calibrate=calibrate
+            )
             return
         options = ["--checkpoint", checkpoint, "--split", split]
+        options += ["--calibrate"] if calibrate else []
         launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 
 @record
-def evaluate_as_rank(run: Path, overrides: Sequence[str], *, checkpoint: str, split: str) -> None:
+def evaluate_as_rank(
+    run: Path, overrides: Sequence[str], *, checkpoint: str, split: str, calibrate: bool
+) -> None:
     """Evaluate as one rank; the main one prints."""
     is_main = become_rank()
     logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
-    result = evaluate(run, checkpoint=checkpoint, split=split, overrides=overrides)
+    result = evaluate(
+        run, checkpoint=checkpoint, split=split, overrides=overrides, calibrate=calibrate
+    )
     if is_main:
         show(result, run, Console(soft_wrap=True))
 
@@ -94,6 +110,8 @@ def show(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> N
         words = "Dice of all voxels together, and the mean of the samples' own"
     else:
         console.print(table_of(result.errors))
+        if any(kind in result.facts for kind in OF_VOLUMES):
+            console.print(table_of_volumes(result))
         words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
     console.print(
         f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
@@ -107,6 +125,16 @@ def table_of(errors: dict[str, dict[str, float]]) -> Table:
     for name, row in errors.items():
         cells = [f"{row[key]:.3g}" for key in COLUMNS if key != "relative_error"]
         table.add_row(name, *cells, f"{row['relative_error']:.2%}")
+    return table
+
+
+def table_of_volumes(result: Evaluation) -> Table:
+    """One row a parameter: the ratios of predictions for whole volumes."""
+    found = {kind: head for kind, head in OF_VOLUMES.items() if kind in result.facts}
+    table = _empty_table("ratio of volumes", found.values())
+    for name in result.errors:
+        rows = [result.facts[kind]["parameters"][name] for kind in found]
+        table.add_row(name, *(f"{row['ratio']:.3g}" for row in rows))
     return table
 
 

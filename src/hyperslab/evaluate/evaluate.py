@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def evaluate(
     checkpoint: str = "best",
     split: str = "test",
     overrides: Sequence[str] = (),
+    calibrate: bool = False,
 ) -> Evaluation | ClassEvaluation:
     """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
 
@@ -51,9 +53,12 @@ def evaluate(
             run's checkpoints, or a path.
         split: "test", "validation", "train" or "all".
         overrides: see `recipe_for`.
+        calibrate: predict the validation split, too, and recalibrate the predictions for whole
+            volumes by lines that are fitted to it; see `evaluate_regression`.
 
     Raises:
-        DataError: not a run's folder, no such checkpoint, or the results cannot be written.
+        DataError: not a run's folder, no such checkpoint, nothing to calibrate or no other split
+            to do so, or the results cannot be written.
         CheckpointError: the checkpoint is corrupt or of another network.
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
@@ -64,7 +69,7 @@ def evaluate(
     try:
         grid = Grid(**recipe.grid.model_dump())
         path = find_checkpoint(run, checkpoint)
-        result = _measure(recipe, grid, path, split)
+        result = _measure(recipe, grid, path, split, calibrate=calibrate)
         folder = run / "evaluation"
         from_main(
             lambda: _write(result, folder), failing=f"cannot write into {folder}", error=DataError
@@ -118,9 +123,19 @@ def find_checkpoint(run: Path, which: str) -> Path:
     return found
 
 
-def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation | ClassEvaluation:
+def _measure(
+    recipe: Recipe, grid: Grid, path: Path, split: str, *, calibrate: bool
+) -> Evaluation | ClassEvaluation:
     """Predict and compare; every rank gets the same."""
-    with open_data(recipe, grid, split=split, shuffle=False) as data:
+    if calibrate and split in ("validation", "all"):
+        raise DataError(
+            f"calibration fits lines to the validation split, so the {split} split says nothing "
+            "about them\n    measure the test split"
+        )
+    with ExitStack() as stack:
+        data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False))
+        if calibrate and data.classes:
+            raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
         model = build_model(recipe, data_card(data), grid)
         state = load(path, model)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
@@ -132,8 +147,15 @@ def _measure(recipe: Recipe, grid: Grid, path: Path, split: str) -> Evaluation |
                 recipe.data.where,
             )
         begin = time.perf_counter()
-        measure = evaluate_segmentation if data.classes else evaluate_regression
-        result: Evaluation | ClassEvaluation = measure(model, data, recipe)
+        result: Evaluation | ClassEvaluation
+        if data.classes:
+            result = evaluate_segmentation(model, data, recipe)
+        else:
+            seen = None
+            if calibrate:
+                seen = open_data(recipe, grid, split="validation", shuffle=False)
+                stack.enter_context(seen)
+            result = evaluate_regression(model, data, recipe, seen)
         result.facts.update(
             samples=len(data),
             split=split,

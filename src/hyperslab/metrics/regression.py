@@ -20,7 +20,8 @@ class Predictions:
 
     ``true`` and ``predicted`` (N, P) are normalised to [-1, 1]; their ``_physical`` twins have
     each parameter's own unit. ``training_mean`` (P,), normalised, is what one would predict
-    without looking at the sample.
+    without looking at the sample. ``volumes`` are those that the samples are parts of; empty where
+    that is not known.
     """
 
     names: tuple[str, ...]
@@ -30,6 +31,7 @@ class Predictions:
     true_physical: FloatArray
     predicted_physical: FloatArray
     training_mean: FloatArray
+    volumes: tuple[str, ...] = ()
 
 
 def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:

@@ -24,6 +24,7 @@ Table = dict[str, NDArray[np.float64]]
 """Columns of a CSV file by name, all equally long."""
 
 NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
+TEXT = ("sample", "volume")  # columns of an evaluation's CSV files that are no numbers
 NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 
 
@@ -118,7 +119,7 @@ def read_run(path: str | Path) -> Run:
         recipe=read_recipe(path / "recipe.yaml"),
         steps=_latest(read_table(path / "steps.csv", NEEDED_OF_STEPS), "step"),
         epochs=_latest(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
-        predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=("sample",)),
+        predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=TEXT),
         evaluation=evaluation,
         profiles=read_profiles(path),
         predicted=read_profile(predicted) if predicted.exists() else None,
