@@ -40,7 +40,7 @@ def save_step(
     Raises:
         CheckpointError: it cannot be written; the earlier ones are untouched.
     """
-    path = folder_of(run) / f"step-{step:08d}"
+    path = _path_of(folder_of(run), step)
     save(path, model, optimizer, **extra)
     from_main(
         lambda: _tidy(path, best=best, keep=keep),
@@ -62,6 +62,30 @@ def latest(run: str | Path) -> Path | None:
     return from_main(
         lambda: _newest_intact(folder), failing=f"cannot read {folder}", error=CheckpointError
     )
+
+
+def mend_best(path: Path, best_step: int | None) -> None:
+    """Let ``best`` be what the checkpoint ``path`` says, if that is there; every rank calls it.
+
+    A run may have been killed between writing a checkpoint and pointing to it.
+    """
+    if best_step is not None:
+        from_main(
+            lambda: _mend(path.parent, best_step),
+            failing=f"cannot tidy {path.parent}",
+            error=CheckpointError,
+        )
+
+
+def _mend(folder: Path, best_step: int) -> None:
+    best = _path_of(folder, best_step)
+    link = folder / "best"
+    if best.is_dir() and (not link.exists() or os.readlink(link) != best.name):
+        _point(link, best.name)
+
+
+def _path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
 
 
 def _newest_intact(folder: Path) -> Path | None:

@@ -25,6 +25,7 @@ class Position:
     samples: int = 0  # of this epoch
     seconds: float = 0.0  # that this epoch has taken
     best: float | None = None  # lowest validation loss at a checkpoint
+    best_step: int | None = None  # of that checkpoint
 
 
 @dataclass(frozen=True, slots=True)

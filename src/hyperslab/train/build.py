@@ -41,21 +41,26 @@ def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
 
 
 def open_training(recipe: Recipe, grid: Grid) -> Iterator[volumes.Dataset]:
-    """What is shown in every epoch: training, which gets the store's budget first, and validation.
+    """What is shown in every epoch: training, which gets the store's budget first, validation, and
+    test, if it is to be followed.
 
     Each is opened when it is asked for.
     """
     data = recipe.data
+    others = ["validation", *(["test"] if recipe.follow_test else [])]
     if data.mode == "direct":
-        yield open_data(recipe, grid, split="train")
-        yield open_data(recipe, grid, split="validation")
+        for split in ("train", *others):
+            yield open_data(recipe, grid, split=split)
         return
     budget = memory_budget(grid) if data.budget is None else data.budget
     store = StorePolicy(data.mode, budget, data.staging)
     training = open_data(recipe, grid, split="train", store=store)
     yield training
-    left = replace(store, budget=budget - training.store_room)
-    yield open_data(recipe, grid, split="validation", store=left)
+    budget -= training.store_room
+    for split in others:
+        opened = open_data(recipe, grid, split=split, store=replace(store, budget=budget))
+        budget -= opened.store_room
+        yield opened
 
 
 def open_data(

@@ -116,7 +116,7 @@ class Progress:
         }
         if self.reporter is not None:
             self.reporter.epoch(row, at.step)
-        self.at = Position(step=at.step, epoch=at.epoch + 1, best=at.best)
+        self.at = Position(step=at.step, epoch=at.epoch + 1, best=at.best, best_step=at.best_step)
         if self.at.epoch % self.recipe.checkpoint.every == 0 or self.at.epoch == self.recipe.epochs:
             validation = measured["validation_loss"]
             self.checkpoint(train_loss if validation is None else validation)
@@ -127,6 +127,7 @@ class Progress:
         best = score is not None and score < (math.inf if self.at.best is None else self.at.best)
         if best:
             self.at.best = score
+            self.at.best_step = self.at.step
         return save_step(
             self.recipe.output,
             self.at.step,

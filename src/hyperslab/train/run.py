@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.retention import folder_of, latest
+from hyperslab.checkpoint.retention import folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main, lost_contact
@@ -34,7 +34,7 @@ from hyperslab.train.profile.trainer import ProfiledTrainer
 from hyperslab.train.progress import Progress
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.run_lock import hold
-from hyperslab.train.trainer import Trainer
+from hyperslab.train.trainer import TEST_LOSS, Trainer
 
 log = logging.getLogger("hyperslab")
 
@@ -104,7 +104,7 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None) -> None:
 def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trainer:
     """Everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
-    data, validation = map(stack.enter_context, open_training(recipe, grid))
+    data, validation, *followed = map(stack.enter_context, open_training(recipe, grid))
     about = data_card(data)
     model = build_model(recipe, about, grid)
     objective = build_objective(recipe, about)
@@ -120,7 +120,10 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
         device=grid.device,
     )
     path = latest(recipe.output) if resume else None
-    at = Position() if path is None else state.restore(path)
+    at = Position()
+    if path is not None:
+        at = state.restore(path)
+        mend_best(path, at.best_step)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         words = f"cannot write into output {recipe.output}"
         from_main(
@@ -132,7 +135,15 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
         log.info("%s", _opening_words(grid, data, validation, path))
     reporter = _reporter(recipe, objective, at, steps, stack) if grid.is_main else None
     progress = Progress(recipe, grid, state, at, reporter=reporter)
-    return Trainer(recipe, grid, objective, data=data, validation=validation, progress=progress)
+    return Trainer(
+        recipe,
+        grid,
+        objective,
+        data=data,
+        validation=validation,
+        test=followed[0] if followed else None,
+        progress=progress,
+    )
 
 
 def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
@@ -165,7 +176,7 @@ def _reporter(
 ) -> Reporter:
     reporter = Reporter(
         recipe.output,
-        measures=objective.measures,
+        measures=(*objective.measures, *([TEST_LOSS] if recipe.follow_test else [])),
         step=at.step,
         epoch=at.epoch,
         total_steps=steps * recipe.epochs,

@@ -23,6 +23,10 @@ MiniBatch = tuple[Sharded, Sharded]
 """Values and target."""
 
 
+TEST_LOSS = "test_loss"
+"""Its column in ``epochs.csv``."""
+
+
 class Batches(Protocol):
     """The mini-batches of one split: `hyperslab.data.Dataset` has them."""
 
@@ -51,12 +55,15 @@ class Trainer:
         data: Batches,
         validation: Batches,
         progress: Progress,
+        test: Batches | None = None,
     ) -> None:
+        """``test`` is measured after every epoch, too, if it is there."""
         self.recipe = recipe
         self.grid = grid
         self.objective = objective
         self.data = data
         self.validation = validation
+        self.test = test
         self.progress = progress
         self.model = progress.state.model
         self.optimizer = progress.state.optimizer
@@ -82,7 +89,10 @@ class Trainer:
                 self.train_epoch()
                 began = time.perf_counter()
                 measured = self.validate()
-                self.progress.finish_epoch(measured, time.perf_counter() - began)
+                seconds = time.perf_counter() - began
+                if self.test is not None:  # not counted: a training needs none of it
+                    measured |= {TEST_LOSS: self.measure(self.test)["validation_loss"]}
+                self.progress.finish_epoch(measured, seconds)
 
     def train_epoch(self) -> None:
         """The rest of an epoch, from the position on."""
@@ -152,12 +162,16 @@ class Trainer:
         """In the recipe's precision."""
         return autocast(self.grid.device, self.recipe.precision)
 
-    @torch.no_grad()
     def validate(self) -> dict[str, float | None]:
         """The objective's measures over the validation split."""
+        return self.measure(self.validation)
+
+    @torch.no_grad()
+    def measure(self, split: Batches) -> dict[str, float | None]:
+        """The objective's measures over a split, under the names that they have in a validation."""
         self.model.eval()
         sums = self.objective.metric_sums(self.grid)
-        for x, y in self.validation.epoch(0):
+        for x, y in split.epoch(0):
             with self.autocast():
                 prediction = self.model(x)
                 loss = self.objective.loss(prediction, y)

@@ -23,6 +23,7 @@ class ProfiledTrainer(Trainer):
             trainer.objective,
             data=trainer.data,
             validation=trainer.validation,
+            test=trainer.test,
             progress=trainer.progress,
         )
         run = self.recipe.output
