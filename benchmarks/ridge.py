@@ -11,8 +11,8 @@ their predictions averaged over a volume and recalibrated by a line, which the v
 give. ``--splits 5`` does so for five seeds of the split, the recipe's and the next ones.
 
 Errors are mean squared errors over that of predicting the mean of the training targets: median and
-range over the splits. ``--out`` has for each row a folder with the predictions of the recipe's own
-split, in the files of `hyperslab evaluate`.
+range over the splits. ``--out`` has for each width a folder with the predictions of the recipe's
+own split, in the files of `hyperslab evaluate --calibrate`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from typing import Any
 
 import numpy as np
 from clock import machine, summary
-from regression_control import Split, averaged, recalibrated, ridge_predictions
+from numpy.typing import NDArray
+from regression_control import Split, ridge_predictions
 from summary_statistics import FloatArray, summary_statistics
 
 import hyperslab as hs
 from hyperslab.data.sampler import SPLITS, samples_of
 from hyperslab.evaluate.regression import Evaluation
 from hyperslab.formats.parameters import Parameters
+from hyperslab.metrics.of_volumes import averaged, calibration_of, recalibrated
 from hyperslab.metrics.regression import (
     Predictions,
     errors_per_parameter,
@@ -91,54 +93,65 @@ def split_of(volumes: Sequence[str], recipe: Recipe, seed: int) -> Split:
     }
 
 
-def evaluations(samples: Samples, recipe: Recipe, seed: int) -> dict[str, Evaluation]:
-    """The errors over the test samples, by row: as they are, and averaged where they are parts."""
+def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
+    """The errors over the test samples; those of their volumes, too, where samples are parts."""
     split = split_of(samples.volumes, recipe, seed)
     predicted = ridge_predictions(samples.statistics, samples.targets, split)
-    found = {"single": evaluation(samples.names, samples.targets, predicted, split, samples)}
-    if len(set(samples.volumes)) < len(samples.volumes):
-        names, mean = averaged(samples.volumes, predicted)
-        targets = averaged(samples.volumes, samples.targets)[1]
-        split = split_of(names, recipe, seed)
-        mean = recalibrated(mean, targets, split["validation"])
-        found["averaged"] = evaluation(names, targets, mean, split, samples)
-    return found
+    mean = samples.targets[split["train"]].mean(axis=0)
+    test = _predictions(samples, predicted, split["test"], mean)
+    errors = errors_per_parameter(test)
+    facts: dict[str, Any] = {"mean": means_over_parameters(errors), "split": "test"}
+    if len(set(samples.volumes)) == len(samples.volumes):
+        return Evaluation(test, errors, facts)
+    validation = _predictions(samples, predicted, split["validation"], mean)
+    lines = calibration_of(validation)
+    better = recalibrated(averaged(test), lines, samples.parameters.physical)
+    facts["recalibrated"] = {
+        "volumes": len(better.samples),
+        "parameters": errors_per_parameter(better),
+    }
+    return Evaluation(test, errors, facts, validation)
 
 
-def evaluation(
-    names: Sequence[str], targets: FloatArray, predicted: FloatArray, split: Split, of: Samples
-) -> Evaluation:
-    """The errors over the test samples."""
-    test = split["test"]
-    predictions = Predictions(
-        of.parameters.names,
-        tuple(names[sample] for sample in test),
-        targets[test],
-        predicted[test],
-        of.parameters.physical(targets[test]),
-        of.parameters.physical(predicted[test]),
-        targets[split["train"]].mean(axis=0),
+def _predictions(
+    samples: Samples, predicted: FloatArray, chosen: NDArray[np.intp], mean: FloatArray
+) -> Predictions:
+    true = samples.targets[chosen]
+    return Predictions(
+        samples.parameters.names,
+        tuple(samples.names[sample] for sample in chosen),
+        true,
+        predicted[chosen],
+        samples.parameters.physical(true),
+        samples.parameters.physical(predicted[chosen]),
+        mean,
+        tuple(samples.volumes[sample] for sample in chosen),
     )
-    errors = errors_per_parameter(predictions)
-    facts = {"mean": means_over_parameters(errors), "samples": len(test), "split": "test"}
-    return Evaluation(predictions, errors, facts)
 
 
 def rows_of(recipe: Recipe, width: int | None, splits: int, out: Path | None) -> dict[str, Any]:
-    """By the name of the row: for each parameter the ratios over the splits, and how many tests."""
+    """By the name of the row: the ratios of each parameter over the splits, and how many tests."""
     samples = read_samples(recipe, width)
-    title = "whole" if width is None else str(width)
+    name = "whole" if width is None else str(width)
     rows: dict[str, Any] = {}
     for seed in range(recipe.data.seed, recipe.data.seed + splits):
-        for kind, found in evaluations(samples, recipe, seed).items():
-            name = title if kind == "single" else f"{title}-{kind}"
-            row = rows.setdefault(name, {"tests": found.facts["samples"], "ratios": {}})
-            for parameter, errors in found.errors.items():
-                row["ratios"].setdefault(parameter, []).append(errors["ratio"])
-            if out is not None and seed == recipe.data.seed:
-                (out / name).mkdir(parents=True, exist_ok=True)
-                found.write(out / name)
+        found = evaluation(samples, recipe, seed)
+        _count(rows, name, found.errors, len(found.predictions.samples))
+        of_volumes = found.facts.get("recalibrated")
+        if of_volumes is not None:
+            _count(rows, f"{name}-averaged", of_volumes["parameters"], of_volumes["volumes"])
+        if out is not None and seed == recipe.data.seed:
+            (out / name).mkdir(parents=True, exist_ok=True)
+            found.write(out / name)
     return rows
+
+
+def _count(
+    rows: dict[str, Any], name: str, errors: Mapping[str, Mapping[str, float]], tests: int
+) -> None:
+    row = rows.setdefault(name, {"tests": tests, "ratios": {}})
+    for parameter, values in errors.items():
+        row["ratios"].setdefault(parameter, []).append(values["ratio"])
 
 
 def print_rows(rows: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import ridge
-from regression_control import averaged, recalibrated, ridge_predictions
+from regression_control import ridge_predictions
 from ridge import read_samples, split_of
 from summary_statistics import moments, power, shells, summary_statistics
 
@@ -85,19 +85,6 @@ def test_a_line_is_found_and_noise_is_not() -> None:
     assert 0.9 < error[1] < 1.15  # without a penalty 60 samples and 50 numbers make it about 6
 
 
-def test_parts_are_averaged_by_volume() -> None:
-    names, mean = averaged(["b", "a", "b", "a"], np.array([[1.0], [5], [3], [7]]))
-    assert names == ("a", "b")
-    assert mean.tolist() == [[6], [2]]
-
-
-def test_a_recalibration_is_fitted_where_it_is_told_to() -> None:
-    predicted = np.array([[0.0, 1], [1, 2], [2, 4]])
-    targets = np.array([[1.0, 3], [3, 5], [99, 99]])
-    found = recalibrated(predicted, targets, np.array([0, 1]))
-    np.testing.assert_allclose(found, [[1, 3], [3, 5], [5, 9]])
-
-
 @pytest.mark.parametrize("width", [None, 3])
 def test_splits_are_those_of_training(recipe: Recipe, width: int | None) -> None:
     samples = read_samples(recipe, width)
@@ -133,8 +120,10 @@ def test_the_command_writes_a_table_and_predictions(
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]} == {
         *found["rows"]
     }
-    for name, row in found["rows"].items():
+    for name, tests in {"whole": 6, "3": 48}.items():
         metrics = json.loads((tmp_path / "out" / name / "metrics.json").read_text())
-        assert metrics["parameters"]["clumping"]["ratio"] == row["ratios"]["clumping"][0]
+        ratio = found["rows"][name]["ratios"]["clumping"][0]
+        assert metrics["parameters"]["clumping"]["ratio"] == ratio
         rows = (tmp_path / "out" / name / "predictions.csv").read_text().splitlines()
-        assert len(rows) == 1 + row["tests"]
+        assert len(rows) == 1 + tests
+    assert metrics["recalibrated"]["parameters"]["clumping"]["ratio"] == mean[0]
