@@ -182,3 +182,28 @@ def test_no_such_dim() -> None:
         torch.cat([x, x], 2)
     with pytest.raises(IndexError, match="stack: dim 3"):
         torch.stack([x, x], 3)
+
+
+def order_of_gradients() -> list[bool]:
+    """Of two operands: channels last without gaps; and whether they are the serial ones."""
+    grid = hs.Grid(depth=2)
+    last = torch.channels_last_3d
+    blocks = [torch.randn(2, c, 4, 3, 2).to(memory_format=last) for c in (3, 2)]
+    cut = [hs.shard(b, grid).requires_grad_() for b in blocks]
+    serial = [b.clone().requires_grad_() for b in blocks]
+    found = []
+    for operand in cut:
+        operand.register_hook(lambda g: found.append(g.is_contiguous(memory_format=last)))
+    for operands in (cut, serial):
+        y = torch.cat(operands, 1)
+        (first,) = torch.autograd.grad((y**3).sum(), operands[:1], create_graph=True)
+        (first**2).sum().backward()
+    equal = [
+        c.grad is not None and s.grad is not None and torch.allclose(c.grad.full(), s.grad)
+        for c, s in zip(cut, serial, strict=True)
+    ]
+    return [bool(found) and all(found), *equal]
+
+
+def test_gradients_of_joined_channels_have_no_gaps() -> None:
+    assert run_ranks(2, order_of_gradients) == [[True] * 3] * 2

@@ -12,6 +12,7 @@ from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition
+from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.views.reshape import unsqueeze
 from hyperslab.tensor import Sharded, register
@@ -45,7 +46,35 @@ def join(
             parts.append(fetch(section.source.block, plan, what=what))
         else:
             parts.append(section.source[cover.box(like.grid.coords).slices()])
-    return like.like(torch.cat(parts, dim), target, fresh=True)
+    return like.like(_cat(parts, dim), target, fresh=True)
+
+
+def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    alike = len({part.dtype for part in parts}) == 1
+    last = alike and all(memory_format_of(p) is not torch.contiguous_format for p in parts)
+    if dim == 1 and last and any(part.requires_grad for part in parts):
+        return _JoinedChannels.apply(*parts)
+    return torch.cat(parts, dim)
+
+
+class _JoinedChannels(torch.autograd.Function):
+    """`torch.cat` of channels, which are last in memory.
+
+    Torch hands views of the gradient on; adding another one to such a view takes seven times as
+    long as to a tensor of its own, and a convolution copies it anyway (2.13, bfloat16).
+    """
+
+    @staticmethod
+    def forward(ctx, *parts):  # type: ignore[no-untyped-def]
+        ctx.extents = [part.shape[1] for part in parts]
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        pieces = gradient.split(ctx.extents, 1)
+        order = CHANNELS_LAST[gradient.dim()]
+        needs = zip(pieces, ctx.needs_input_grad, strict=True)
+        return tuple(p.contiguous(memory_format=order) if wanted else None for p, wanted in needs)
 
 
 def _wanted(target: Partition, dim: int, offset: int, interval: Interval) -> Cover:
