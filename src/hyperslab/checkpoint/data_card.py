@@ -12,20 +12,30 @@ from hyperslab.formats.parameters import Parameters
 class DataCard:
     """``shape`` (C, D, H, W) of a sample and ``whole`` of the volume that it may be a part of.
 
-    Voxels have ``classes``, or volumes have ``parameters``.
+    Voxels have ``classes``, or volumes have ``parameters``. ``redshifts``: of the channels, where
+    they are known; ``stored_redshifts``: of those of the files, where only some were shown.
     """
 
     shape: tuple[int, ...]
     whole: tuple[int, ...]
     classes: tuple[str, ...]
     parameters: Parameters
+    redshifts: tuple[float, ...] = ()
+    stored_redshifts: tuple[float, ...] = ()
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> DataCard:
         """The same from what `state` gave."""
         parameters = {key: _tuple(value) for key, value in state["parameters"].items()}
         rest = {key: tuple(state[key]) for key in ("shape", "whole", "classes")}
-        return cls(**rest, parameters=Parameters(**parameters))
+        known = {key: tuple(state.get(key, ())) for key in ("redshifts", "stored_redshifts")}
+        return cls(**rest, parameters=Parameters(**parameters), **known)
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """(C, D, H, W) of the volumes in the files, with channels that were not shown."""
+        channels = len(self.stored_redshifts) or self.whole[0]
+        return (channels, *self.whole[1:])
 
     def state(self) -> dict[str, Any]:
         """As plain values."""

@@ -60,8 +60,8 @@ class RunState:
 
         Raises:
             CheckpointError: it cannot be read, or is of another network.
-            RecipeError: its mini-batches had another size or its training split was another one,
-                so its position means something else.
+            RecipeError: its mini-batches had another size, its training split was another one, so
+                its position means something else; or what was shown of the data was.
         """
         state = load(path, self.model, self.optimizer)
         if state["batch_size"] != self.batch_size:
@@ -72,13 +72,28 @@ class RunState:
         if state.get("samples", self.samples) != self.samples:
             raise RecipeError(
                 f"the training split is not the one that {path} was trained on: data.seed, "
-                "data.fractions, data.subvolume or the files in data.path are others now\n"
+                "data.fractions, data.counts, data.repeat, data.subvolume or the files in "
+                "data.path are others now\n"
                 "    what it was trained on must not end up in another split: put them back, or "
                 "start another run"
             )
+        if "about" in state:
+            self._check_shown(DataCard.from_state(state["about"]), path)
         self.schedule.load_state_dict(state["schedule"])
         _set_random_state(state["random"], self.device)
         return Position(**state["position"])
+
+    def _check_shown(self, then: DataCard, path: Path) -> None:
+        """Refuse other targets or redshifts, of which there may be as many."""
+        now = self.about
+        names = then.parameters.names == now.parameters.names
+        if not names or (then.redshifts and then.redshifts != now.redshifts):
+            raise RecipeError(
+                f"{path} was trained on data.targets {list(then.parameters.names)} and "
+                f"data.redshifts {list(then.redshifts)}, now they are "
+                f"{list(now.parameters.names)} and {list(now.redshifts)}\n"
+                "    keep them, or start another run"
+            )
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from hyperslab.data import Source, Subvolumes
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
+from hyperslab.formats.selection import selected
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 
@@ -67,6 +68,7 @@ def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
         found = "synthetic"
     else:
         source, found = _of_folder(data.origin, data.format, data.channels)
+    source = selected(source, data.redshifts, data.targets)
     if data.subvolume is not None:
         source = Subvolumes(source, data.subvolume)
     return source, found, recipe.grid.model_dump()

@@ -9,6 +9,7 @@ import typer
 
 from hyperslab.cli.progress import progress
 from hyperslab.universe import NAMES, simulate
+from hyperslab.universe.ranges import RANGES
 
 
 def simulate_command(
@@ -23,6 +24,12 @@ def simulate_command(
     parameters: Annotated[
         str, typer.Option(help="Those that vary, with commas; the others stay fiducial.")
     ] = ",".join(NAMES),
+    ranges: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(RANGES)} (Mathuriya et al. 2018), and NAME=lo..hi, with commas."
+        ),
+    ] = "wide",
     particles: Annotated[
         int | None, typer.Option(help="Particles per side. Default: as many as voxels.")
     ] = None,
@@ -40,6 +47,7 @@ def simulate_command(
             parameters=[name.strip() for name in parameters.split(",") if name.strip()],
             particles=particles,
             steps=steps,
+            ranges=ranges,
             done=lambda path: bar.advance(task),
         )
     typer.echo(f"{count} universes in {out}")

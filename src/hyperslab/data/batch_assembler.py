@@ -79,12 +79,13 @@ class BatchAssembler:
         was expected, and for what was sent a step ago.
         """
         samples = self._samples(epoch, step)
+        turn = self.schedule.pass_of(epoch, step)  # a repeated sample is augmented anew
         ready: BoxesRead = {}
         if self.skipped is not None:
-            samples = self._readable(self.skipped, epoch, samples, ready)
+            samples = self._readable(self.skipped, turn, samples, ready)
             if not samples:
                 return None
-        plans = self.planner.plan(epoch, samples)
+        plans = self.planner.plan(turn, samples)
         computed = [plan for plan in plans if plan.transfer.wanted is not None]
         alone = self._zero_copy_plan(computed)
         batch: LocalBatch | None = None
@@ -127,17 +128,17 @@ class BatchAssembler:
         return self._batches[1][step]
 
     def _readable(
-        self, skipped: Skipped, epoch: int, samples: list[int], ready: BoxesRead
+        self, skipped: Skipped, turn: int, samples: list[int], ready: BoxesRead
     ) -> list[int]:
         """The samples of a mini-batch that all ranks can read; some are then ``ready``."""
-        found = skipped.agree(samples, lambda left: self._read_ahead(epoch, left, ready))
+        found = skipped.agree(samples, lambda left: self._read_ahead(turn, left, ready))
         if len(skipped.samples) == len(self.schedule.samples):
             raise DataError("no sample of this split can be read: all were left out")
         return found
 
-    def _read_ahead(self, epoch: int, samples: Sequence[int], ready: BoxesRead) -> Reasons:
+    def _read_ahead(self, turn: int, samples: Sequence[int], ready: BoxesRead) -> Reasons:
         """Read what this rank has to of a mini-batch, and say of which samples it cannot."""
-        plans = {plan.sample: plan for plan in self.planner.plan(epoch, samples)}
+        plans = {plan.sample: plan for plan in self.planner.plan(turn, samples)}
 
         def attempt(sample: int) -> None:
             plan = plans[sample]

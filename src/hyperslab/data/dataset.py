@@ -80,8 +80,8 @@ class Dataset:
         return self._assembler.schedule
 
     def __len__(self) -> int:
-        """The number of samples of this split."""
-        return len(self.schedule.samples)
+        """The number of samples that an epoch shows: those of this split, repeated ones again."""
+        return self.schedule.shown
 
     @property
     def transform(self) -> str | LowHigh | None:
@@ -147,9 +147,10 @@ class Dataset:
 
         Yields ``x`` (B, C, D, H, W) and the normalised targets ``y`` (B, P), float32 (float64 if
         ``dtype`` is), cut along the batch only. Where there are ``classes``, ``y`` is (B, D, H, W)
-        int64, cut like ``x``. Every sample comes once; order and augmentation depend on seed and
-        epoch alone, so that an epoch resumed at a step goes on as it would have. With ``onward``
-        the next epoch is begun to be read while this one ends. Every rank asks for the same.
+        int64, cut like ``x``. Every sample comes once, or as often as it is repeated; order and
+        augmentation depend on seed and epoch alone, so that an epoch resumed at a step goes on as
+        it would have. With ``onward`` the next epoch is begun to be read while this one ends. Every
+        rank asks for the same.
 
         Raises (at the step concerned):
             DataError: a file cannot be read or holds values that cannot be right.

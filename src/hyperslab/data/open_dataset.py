@@ -15,11 +15,12 @@ from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
-from hyperslab.data.sampler import Schedule, samples_of
+from hyperslab.data.sampler import Counts, Schedule, samples_of
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Driver, source_of
+from hyperslab.formats.selection import selected
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
 
@@ -45,11 +46,15 @@ def open(
     batch_size: int,
     split: str = "train",
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
+    counts: Counts | None = None,
+    repeat: int = 1,
     seed: int = 0,
     shuffle: bool | None = None,
     format: str | None = None,
     channels: Literal["first", "last"] | None = None,
     driver: Driver | None = None,
+    redshifts: Sequence[float] | None = None,
+    targets: Sequence[str] | None = None,
     subvolume: int | None = None,
     transform: str | None = "auto",
     window: LowHigh | None = None,
@@ -69,12 +74,18 @@ def open(
         batch_size: samples per step over the whole grid.
         split: ``"train"``, ``"validation"``, ``"test"`` (dealt out by ``seed`` and ``fractions``,
             whole volumes at a time) or ``"all"``.
+        counts: (train, validation, test) volumes in place of fractions; train may be ``None``, what
+            the others leave.
+        repeat: how often an epoch shows every sample, each time in another order and augmented
+            anew.
         shuffle: a new order each epoch; by default for ``"train"`` only.
         format: the name of a registered format, such as ``"hdf5"`` or ``"lbann"`` (HDF5 with
             reversed spatial dims); needed only where a folder holds several.
         channels: where the channel dim is stored; needed only where the shape does not tell.
         driver: ``"mpio"`` reads HDF5 files collectively, under ``mpirun`` and with an MPI build of
             h5py; by default each rank reads by itself.
+        redshifts: of the channels that are read, in this order, see `Selected`; by default all.
+        targets: the names of those that are given, in this order; by default all.
         subvolume: cut each volume into cubes of this width, see `Subvolumes`.
         transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``. ``"auto"`` is ``"log1p"`` of
             counts, and ``None`` where voxels have classes or a window is given.
@@ -104,6 +115,8 @@ def open(
         raise DataError(f"{channels=}, {on_error=}: see hyperslab.open")
     if batch_size < 1 or seed < 0:
         raise DataError(f"{batch_size=}, {seed=}: the first needs to be >= 1, the other >= 0")
+    if repeat < 1:
+        raise DataError(f"{repeat=}: needs to be >= 1")
     if isinstance(path, Source):
         source = path
     else:
@@ -112,12 +125,14 @@ def open(
         if refuse is not None:
             kept = len(source.names)
             from_main(lambda: refuse.check(kept))
+    source = selected(source, redshifts, targets)
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
     _check_alike(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         batch_size=batch_size,
-        split=(split, tuple(fractions)),
+        split=(split, tuple(fractions), counts, repeat),
+        selection=(source.redshifts, source.parameters.names),
         seed=seed,
         shuffle=shuffle,
         transform=(transform, window, dtype),
@@ -127,16 +142,20 @@ def open(
     _check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
     chosen = transform_of(source.classes, transform, window)
+    volumes = [source.volume(sample) for sample in range(len(source.names))]
+    samples = tuple(samples_of(volumes, split, fractions, seed, counts))
+    shuffled = split == "train" if shuffle is None else shuffle
+    schedule = Schedule(samples, batch_size, seed, shuffled, repeat)
     assembler = build_assembler(
         source,
         grid,
-        _schedule(source, split, fractions, batch_size, seed, shuffle),
+        schedule,
         transform=chosen,
         augment=augment,
         policy=store_policy,
         skip=on_error == "skip",
     )
-    count = min(batch_size, len(assembler.schedule.samples))
+    count = min(batch_size, schedule.shown)
     depth = _depth(prefetch_policy, source, grid, batch_bytes(source, grid, count))
     return Dataset(assembler, transform=chosen, prefetch=depth, dtype=dtype)
 
@@ -196,21 +215,6 @@ class Refused:
                 f"{len(self.errors)} files were left out and only {kept} kept, so something else "
                 f"is wrong; the first one: {self.errors[0]}"
             )
-
-
-def _schedule(
-    source: Source,
-    which: str,
-    fractions: Sequence[float],
-    batch_size: int,
-    seed: int,
-    shuffle: bool | None,
-) -> Schedule:
-    volumes = [source.volume(sample) for sample in range(len(source.names))]
-    samples = samples_of(volumes, which, fractions, seed)
-    return Schedule(
-        tuple(samples), batch_size, seed, which == "train" if shuffle is None else shuffle
-    )
 
 
 def _check_alike(**arguments: object) -> None:

@@ -27,8 +27,16 @@ def random_bits(count: int, *key: int) -> NDArray[np.uint64]:
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
 
+Counts = tuple[int | None, int, int]
+"""Volumes for train, validation and test; for train ``None`` is what the others leave."""
+
+
 def samples_of(
-    volumes: Sequence[str], which: str, fractions: Sequence[float], seed: int
+    volumes: Sequence[str],
+    which: str,
+    fractions: Sequence[float],
+    seed: int,
+    counts: Counts | None = None,
 ) -> list[int]:
     """The samples of one split, given the volume of each sample; ``"all"`` takes all of them.
 
@@ -36,8 +44,13 @@ def samples_of(
     files to a folder moves few of the others. Validation and test get at least one volume if their
     fraction is not zero.
 
+    With ``counts``, which take the place of the fractions, every split gets exactly so many
+    volumes: train the first ones, validation and test the last ones. So these two stay the same for
+    any number of volumes to train on.
+
     Raises:
-        DataError: the split or the fractions make no sense, or nothing is left for this split.
+        DataError: the split, the fractions or the counts make no sense, or nothing is left for
+            this split.
     """
     if which == "all":
         return list(range(len(volumes)))
@@ -46,13 +59,13 @@ def samples_of(
     names = sorted(
         set(volumes), key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()
     )
-    parts = _deal(len(names), fractions)
+    parts = _deal(len(names), fractions) if counts is None else _by_count(len(names), counts)
     chosen = set(names[slice(*parts[which])])
     if not chosen:
-        counts = ", ".join(f"{part} {hi - lo}" for part, (lo, hi) in parts.items())
+        words = ", ".join(f"{part} {hi - lo}" for part, (lo, hi) in parts.items())
         raise DataError(
-            f"no volume for split {which!r}: {len(names)} volumes are dealt out as {counts}; "
-            'use more volumes, other fractions, or split="all"'
+            f"no volume for split {which!r}: {len(names)} volumes are dealt out as {words}; "
+            'use more volumes, other fractions or counts, or split="all"'
         )
     return [sample for sample, volume in enumerate(volumes) if volume in chosen]
 
@@ -67,26 +80,60 @@ def _deal(count: int, fractions: Sequence[float]) -> dict[str, tuple[int, int]]:
     return dict(zip(SPLITS, itertools.pairwise(bounds), strict=True))
 
 
+def _by_count(available: int, counts: Counts) -> dict[str, tuple[int, int]]:
+    """Train from the front, validation and test from the back."""
+    asked, validation, test = counts
+    if min(asked or 0, validation, test) < 0:
+        raise DataError(f"counts {list(counts)}: no split has fewer than 0 volumes")
+    rest = available - validation - test
+    train = max(rest, 0) if asked is None else asked
+    if train > rest or rest < 0:
+        raise DataError(
+            f"counts: train {train}, validation {validation} and test {test} are "
+            f"{train + validation + test} volumes, but there are {available}"
+        )
+    bounds = {"train": (0, train), "validation": (rest, rest + validation)}
+    return {**bounds, "test": (rest + validation, available)}
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The samples of each step of each epoch; every sample once, the last step may be short."""
+    """The samples of each step of each epoch, each ``repeat`` times; the last step may be short.
+
+    An epoch is as many passes over all samples, each in an order of its own: so those that would be
+    2n and 2n + 1 without repetition are the two of epoch n with it.
+    """
 
     samples: tuple[int, ...]
     batch_size: int
     seed: int
     shuffle: bool
+    repeat: int = 1
+
+    @property
+    def shown(self) -> int:
+        """Samples per epoch."""
+        return self.repeat * len(self.samples)
 
     @property
     def steps(self) -> int:
         """Steps per epoch."""
-        return -(-len(self.samples) // self.batch_size)
+        return -(-self.shown // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
         """The samples in the order in which this epoch shows them."""
+        first = epoch * self.repeat
+        return [s for number in range(first, first + self.repeat) for s in self._pass(number)]
+
+    def _pass(self, number: int) -> list[int]:
         if not self.shuffle:
             return list(self.samples)
-        keys = random_bits(len(self.samples), ORDER, self.seed, epoch)
+        keys = random_bits(len(self.samples), ORDER, self.seed, number)
         return [self.samples[i] for i in np.argsort(keys, kind="stable")]
+
+    def pass_of(self, epoch: int, step: int) -> int:
+        """The pass to which the first sample of a step belongs, counted from the first epoch."""
+        return epoch * self.repeat + step * self.batch_size // max(1, len(self.samples))
 
     def batches(self, epoch: int) -> list[list[int]]:
         """The samples of every step."""

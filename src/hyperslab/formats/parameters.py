@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,18 @@ class Parameters:
         return cls(tuple(names), (0.0,) * len(names), (1.0,) * len(names))
 
     @classmethod
+    def within(
+        cls, ranges: Mapping[str, tuple[float, float]], unit: Floats, physical: Floats
+    ) -> Parameters:
+        """Drawn within ``ranges``, by name; both (N, P) are there to see how exact that is."""
+        lo, hi = np.array(list(ranges.values())).T
+        centre = (lo + hi) / 2
+        scale = (hi - lo) / 2
+        size = np.maximum(np.maximum(np.abs(lo), np.abs(hi)), np.finfo(float).tiny)
+        off = float((np.abs(physical - centre - scale * unit) / size).max())
+        return cls(tuple(ranges), tuple(centre.tolist()), tuple(scale.tolist()), off)
+
+    @classmethod
     def fit(cls, names: Sequence[str], unit: Floats, physical: Floats) -> Parameters:
         """The line through (unit, physical), both (N, P), of a catalogue, parameter by parameter.
 
@@ -52,6 +65,15 @@ class Parameters:
         lines = [_line(u, p) for u, p in zip(unit.T, physical.T, strict=True)]
         centre, scale, misfit = zip(*lines, strict=True)
         return cls(tuple(names), centre, scale, max(misfit))
+
+    def only(self, indices: Sequence[int]) -> Parameters:
+        """Some of them, in this order."""
+        return Parameters(
+            tuple(self.names[i] for i in indices),
+            tuple(self.centre[i] for i in indices),
+            tuple(self.scale[i] for i in indices),
+            self.misfit,
+        )
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -68,6 +90,36 @@ class Parameters:
         array([ 0.27, 73.5 ])
         """
         return np.asarray(self.centre) + np.asarray(self.scale) * unit
+
+
+def range_words(ranges: Mapping[str, tuple[float, float]]) -> str:
+    """Ranges in one line.
+
+    >>> range_words({"Omega_m": (0.25, 0.35), "H_0": (70.0, 70.0)})
+    'Omega_m=0.25..0.35,H_0=70..70'
+    """
+    return ",".join(f"{name}={lo:.12g}..{hi:.12g}" for name, (lo, hi) in ranges.items())
+
+
+def ranges_in(words: str) -> dict[str, tuple[float, float]]:
+    """What `range_words` has written; nothing, if it was not that.
+
+    >>> ranges_in("Omega_m=0.25..0.35,H_0=70..70")
+    {'Omega_m': (0.25, 0.35), 'H_0': (70.0, 70.0)}
+    >>> ranges_in("large")
+    {}
+    """
+    found = {}
+    for word in words.split(","):
+        name, _, bounds = word.partition("=")
+        try:
+            lo, hi = (float(bound) for bound in bounds.split(".."))
+        except ValueError:
+            return {}
+        if not (math.isfinite(lo) and math.isfinite(hi)) or lo > hi:
+            return {}
+        found[name] = (lo, hi)
+    return found
 
 
 def _line(unit: Floats, physical: Floats) -> tuple[float, float, float]:

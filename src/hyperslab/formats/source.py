@@ -63,7 +63,9 @@ class Source(ABC):
     background's first. ``label_bytes``: stored for the label of one voxel [B]. ``order``: of the
     stored dims, where it is one for all samples and known. ``collective``: the ranks of a replica
     read together, so nothing is read in the background. ``volumes``: of samples that are parts of
-    one, by name. ``remark``: what a user should know of how the folder was read.
+    one, by name. ``remark``: what a user should know of how the folder was read. ``redshifts``: of
+    the channels, where they are known; ``stored_redshifts``: of all channels of the files, where
+    only some are shown.
     """
 
     names: Sequence[str]
@@ -75,6 +77,8 @@ class Source(ABC):
     collective: bool = False
     volumes: Mapping[str, str] = MappingProxyType({})
     remark: str = ""
+    redshifts: tuple[float, ...] = ()
+    stored_redshifts: tuple[float, ...] = ()
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
@@ -187,6 +191,8 @@ class SingleSample(Source):
         self.classes = source.classes
         self.label_bytes = source.label_bytes
         self.order = source.order
+        self.redshifts = source.redshifts
+        self.stored_redshifts = source.stored_redshifts
 
     def read(self, sample: int, box: Box) -> Array:
         return self.source.read(self.sample, box)

@@ -38,6 +38,8 @@ class Subvolumes(Source):
         self.classes = source.classes
         self.label_bytes = source.label_bytes
         self.collective = source.collective
+        self.redshifts = source.redshifts
+        self.stored_redshifts = source.stored_redshifts
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
         self.names = [
             f"{name}_{ix}_{iy}_{iz}" for name in source.names for ix, iy, iz in self.places

@@ -13,6 +13,7 @@ from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.formats.registry import find_format, named
+from hyperslab.formats.selection import selected
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.synthetic import SyntheticVolumes
@@ -107,6 +108,7 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
         words = f"{data.path} is not here: volumes of {_product(shape)}, as the recipe's width says"
         return _job(recipe, _made(recipe, shape), words)
     source = _source(recipe)
+    source = selected(source, data.redshifts, data.targets)
     if data.subvolume is not None:
         source = Subvolumes(source, data.subvolume)
     return _job(recipe, source, "")
@@ -115,8 +117,9 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
 def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
     volumes = [source.volume(sample) for sample in range(len(source.names))]
     data = recipe.data
-    count = len(samples_of(volumes, "train", data.fractions, data.seed))
-    shown = count + len(samples_of(volumes, "validation", data.fractions, data.seed))
+    splits = (data.fractions, data.seed, data.counts)
+    count = len(samples_of(volumes, "train", *splits))
+    shown = count + len(samples_of(volumes, "validation", *splits))
     about = DataCard(source.shape, source.whole_shape, source.classes, source.parameters)
     target = 1 if source.classes else 8 * len(source.parameters.names)
     return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)

@@ -20,6 +20,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear
+from hyperslab.formats.selection import Selected
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.source import Array
 from hyperslab.geometry import Box, Partition
@@ -93,13 +94,17 @@ class Hdf5:
         channels: Channels | None,
         lbann: bool | None = None,
     ) -> None:
-        self.source, self.affine = from_main(
-            lambda: Hdf5Folder.of_volume(path, about.whole, channels, lbann),
+        found, self.affine = from_main(
+            lambda: Hdf5Folder.of_volume(path, about.file_shape, channels, lbann),
             failing=f"{path}: cannot be read",
             error=DataError,
         )
+        _check(path, found.shape[:1], about.file_shape[:1], "channels")
+        self.source: Source = found
+        if about.stored_redshifts:
+            found.redshifts = found.redshifts or about.stored_redshifts
+            self.source = Selected(found, redshifts=about.redshifts)
         self.shape = self.source.shape
-        _check(path, self.shape[:1], about.whole[:1], "channels")
         if not native:
             _check(path, self.shape[1:], about.whole[1:], "voxels")
 

@@ -48,6 +48,8 @@ class DataSection(Section):
     path: Path | None = None  # a folder; or
     synthetic: SyntheticSection | None = None  # made in memory, in place of files
     batch_size: PositiveInt  # samples over all ranks
+    redshifts: tuple[NonNegativeFloat, ...] | None = None  # of the channels read; None: all
+    targets: tuple[str, ...] | None = None  # the parameters to train, by name; None: all
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
     plugins: tuple[str, ...] = ()  # modules to import, which register formats
     format: FormatName | None = None  # None: found out
@@ -56,6 +58,9 @@ class DataSection(Section):
     window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
     augment: bool = False  # flips, and axis permutations where voxels have no classes
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
+    # volumes to train, validate and test on, in place of fractions; train null: what is left
+    counts: tuple[NonNegativeInt | None, NonNegativeInt, NonNegativeInt] | None = None
+    repeat: PositiveInt = 1  # how often an epoch shows every sample to train on
     seed: NonNegativeInt = 0  # of the split and of the order
     driver: Literal["mpio"] | None = None  # read HDF5 together, by MPI-IO
     mode: Literal["direct", "store", "preload"] = "store"  # whether boxes are kept, see `open`
@@ -82,6 +87,13 @@ class DataSection(Section):
             raise ValueError(f"train, validation and test make {sum(fractions):g}, not 1")
         return fractions
 
+    @field_validator("redshifts", "targets")
+    @classmethod
+    def _some(cls, chosen: tuple[object, ...] | None) -> tuple[object, ...] | None:
+        if chosen is not None and not chosen:
+            raise ValueError("give one at least, or null for all")
+        return chosen
+
     @model_validator(mode="after")
     def _one_transform(self) -> DataSection:
         if self.window is not None and self.transform not in ("auto", None):
@@ -102,7 +114,7 @@ class DataSection(Section):
                 "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
                 f"needed, and {found}"
             )
-        of_files = [key for key in ("format", "channels", "driver") if getattr(self, key)]
+        of_files = [k for k in ("format", "channels", "driver", "redshifts") if getattr(self, k)]
         if self.synthetic is not None and of_files:
             raise ValueError(f"data.{of_files[0]} is of files, but data.synthetic reads none")
         return self

@@ -31,12 +31,14 @@ def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
     """The samples that training shows, whatever split ``data`` itself is."""
     source = data.source
     names = [source.volume(sample) for sample in range(len(source.names))]
-    return samples_of(names, "train", recipe.data.fractions, recipe.data.seed)
+    said = recipe.data
+    return samples_of(names, "train", said.fractions, said.seed, said.counts)
 
 
 def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
-    """The SHA-256 of the names of the training split and of the seed of its order."""
+    """The SHA-256 of the names of the training split, repeated ones again, and of their seed."""
     names = [data.source.names[sample] for sample in training_split(recipe, data)]
+    names *= recipe.data.repeat
     return hashlib.sha256(json.dumps([recipe.data.seed, names]).encode()).hexdigest()
 
 
@@ -71,11 +73,12 @@ def open_data(
     shuffle: bool | None = None,
     store: StorePolicy = KEEP_NOTHING,
 ) -> volumes.Dataset:
-    """One split of the recipe's data; only training itself is shuffled and augmented.
+    """One split of the recipe's data; only training itself is shuffled, augmented and repeated.
 
     Without a ``store`` nothing is kept, as for a single pass.
     """
     data = recipe.data
+    trains = split == "train" and shuffle is not False
     return volumes.open(
         data.origin,
         grid,
@@ -87,19 +90,31 @@ def open_data(
         channels=data.channels,
         transform=data.transform,
         window=data.window,
-        augment=data.augment and split == "train" and shuffle is not False,
+        augment=data.augment and trains,
+        redshifts=data.redshifts,
+        targets=data.targets,
         subvolume=data.subvolume,
         driver=data.driver,
         store=store,
         prefetch=volumes.PrefetchPolicy(data.prefetch, data.prefetch_bytes),
         on_error=data.on_error,
         fractions=data.fractions,
+        counts=data.counts,
+        repeat=data.repeat if trains else 1,
     )
 
 
 def data_card(data: volumes.Dataset) -> DataCard:
     """What a checkpoint says of the data that its network was trained on."""
-    return DataCard(data.shape, data.source.whole_shape, data.classes, data.parameters)
+    source = data.source
+    return DataCard(
+        data.shape,
+        source.whole_shape,
+        data.classes,
+        data.parameters,
+        source.redshifts,
+        source.stored_redshifts,
+    )
 
 
 def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:

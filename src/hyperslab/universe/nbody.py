@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.universe.jax_libraries import import_libraries, quiet
+from hyperslab.universe.parameters import OMEGA_B
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """The four channels, in the order of the published generator."""
 
 FIRST_A = 0.1
 """Where second-order Lagrangian perturbation theory hands over to the particle-mesh steps."""
-
-OMEGA_B = 0.05
-"""Baryons, in the initial power spectrum only; kept at this value as Omega_m varies."""
 
 STATE = 3  # arrays of a state: positions, momenta, forces, each (P, P, P, 3)
 

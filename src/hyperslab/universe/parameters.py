@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,9 @@ PARAMETERS = (
 """In the order of ``unitPar``. The centres are the published generator's; the widths are wider than
 its ±10 % for Omega_m and sigma_8, which a small universe tells, and narrower for n_s."""
 
+OMEGA_B = 0.05
+"""Baryons, in the initial power spectrum only; kept at this value as Omega_m varies."""
+
 NAMES = tuple(p.name for p in PARAMETERS)
 
 
@@ -50,18 +53,24 @@ class Draw:
     noise: NDArray[np.uint32]
 
 
-def draw_universe(seed: int, index: int, varying: Iterable[str] = NAMES) -> Draw:
-    """Universe ``index`` of ``seed``; the parameters not in ``varying`` stay at the fiducial.
+def draw_universe(
+    seed: int,
+    index: int,
+    varying: Iterable[str] = NAMES,
+    parameters: Sequence[Parameter] = PARAMETERS,
+) -> Draw:
+    """Universe ``index`` of ``seed``, with its four ``parameters`` within their ranges.
 
-    It depends on nothing else. All four numbers are drawn in any case, so that a universe keeps
-    its sigma_8 and its initial noise whatever else varies.
+    Those not in ``varying``, or with a range of no width, stay at the fiducial. It depends on
+    nothing else. All four numbers are drawn in any case, so that a universe keeps its sigma_8 and
+    its initial noise whatever else varies, and its place within whatever ranges.
     """
     names = frozenset(varying)
     sequence = np.random.SeedSequence([seed, index])
     noise = sequence.generate_state(2).astype(np.uint32)
     unit = np.random.default_rng(sequence).uniform(-1.0, 1.0, len(PARAMETERS))
-    unit = np.where([name in names for name in NAMES], unit, 0.0)
-    physical = [p.physical(u) for p, u in zip(PARAMETERS, unit, strict=True)]
+    unit = np.where([p.name in names and p.half_width > 0 for p in parameters], unit, 0.0)
+    physical = [p.physical(u) for p, u in zip(parameters, unit, strict=True)]
     return Draw(unit, np.array(physical), noise)
 
 

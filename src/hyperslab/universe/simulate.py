@@ -11,6 +11,7 @@ from hyperslab.errors import DataError
 from hyperslab.universe import universe_file
 from hyperslab.universe.nbody import REDSHIFTS, Nbody
 from hyperslab.universe.parameters import NAMES, check_names, draw_universe
+from hyperslab.universe.ranges import parameters_in, words_of
 
 FIDUCIAL_H_0 = 70.0
 
@@ -23,7 +24,8 @@ class Settings:
     """What all universes of a folder share.
 
     ``size`` voxels and ``particles`` per side; ``box_size`` [Mpc/h] at H_0 = 70; ``parameters``,
-    the names of those that vary; ``steps`` of the particle mesh.
+    the names of those that vary, within ``ranges``, see `parameters_in`; ``steps`` of the particle
+    mesh.
 
     Raises:
         DataError: if one is out of range, or a parameter's name unknown.
@@ -35,6 +37,7 @@ class Settings:
     parameters: tuple[str, ...]
     particles: int
     steps: int
+    ranges: str = "wide"
 
     def __post_init__(self) -> None:
         _at_least("size", self.size, 1)
@@ -44,6 +47,7 @@ class Settings:
         if not (math.isfinite(self.box_size) and self.box_size > 0):
             raise DataError(f"box size must be a length in Mpc/h, not {self.box_size}")
         object.__setattr__(self, "parameters", check_names(self.parameters))
+        parameters_in(self.ranges)
 
     def side(self, h_0: float) -> float:
         """The side [Mpc/h] of a universe: all have the same in Mpc, so it grows with H_0."""
@@ -51,8 +55,11 @@ class Settings:
 
     def attributes(self, index: int) -> universe_file.Attributes:
         """What universe ``index`` is made from, all of it: kept in its file."""
-        shared = {**asdict(self), "parameters": ",".join(self.parameters)}
-        return {**shared, "index": index}
+        words = {
+            "parameters": ",".join(self.parameters),
+            "ranges": words_of(parameters_in(self.ranges)),
+        }
+        return {**asdict(self), **words, "index": index}
 
 
 def simulate(
@@ -65,6 +72,7 @@ def simulate(
     parameters: Sequence[str] = NAMES,
     particles: int | None = None,
     steps: int = 10,
+    ranges: str = "wide",
     done: Callable[[Path], None] = lambda path: None,
 ) -> list[Path]:
     """Make universes 0 .. count-1 in ``folder`` and return all their paths.
@@ -87,6 +95,7 @@ def simulate(
         parameters=tuple(parameters),
         particles=size if particles is None else particles,
         steps=steps,
+        ranges=ranges,
     )
     return _fill(_made(Path(folder)), settings, count, done)
 
@@ -108,7 +117,8 @@ def _fill(folder: Path, settings: Settings, count: int, done: Callable[[Path], N
 
 
 def _make(path: Path, settings: Settings, index: int, nbody: Nbody) -> None:
-    drawn = draw_universe(settings.seed, index, settings.parameters)
+    ranges = parameters_in(settings.ranges)
+    drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
     h_0 = float(drawn.physical[NAMES.index("H_0")])
     counts = nbody(drawn.physical, settings.side(h_0), drawn.noise)
     attributes = settings.attributes(index)

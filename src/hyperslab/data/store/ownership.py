@@ -39,11 +39,16 @@ class Ownership:
         """Deal out the samples, at most ``capacity`` to each replica.
 
         A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
-        all do, to the emptiest); where that one is full, to the emptiest one that is not.
+        all do, to the emptiest); where that one is full, to the emptiest one that is not. What is
+        shown again is kept already.
         """
         kept: list[list[int]] = [[] for _ in range(replicas)]
+        dealt: set[int] = set()
         for batch in schedule.batches(0):
             for sample, first in zip(batch, consumers(len(batch), replicas), strict=True):
+                if sample in dealt:
+                    continue
+                dealt.add(sample)
                 wanted = min(first, key=lambda replica: len(kept[replica]))
                 if len(kept[wanted]) >= capacity:
                     wanted = min(range(replicas), key=lambda replica: len(kept[replica]))

@@ -94,8 +94,8 @@ class BatchPlanner:
         """Whether this rank keeps its box of a sample."""
         return self.owner.get(sample) == self._replica
 
-    def plan(self, epoch: int, samples: Sequence[int]) -> list[SlotPlan]:
-        """The slots of a mini-batch for which this rank has something to do."""
+    def plan(self, turn: int, samples: Sequence[int]) -> list[SlotPlan]:
+        """The slots of a mini-batch, of the pass ``turn``, for which this rank has things to do."""
         plans = []
         computed = consumers(len(samples), self.boxes.grid.data)
         for slot, (sample, replicas) in enumerate(zip(samples, computed, strict=True)):
@@ -105,7 +105,7 @@ class BatchPlanner:
                 continue
             augmentation = IDENTITY
             if self.augmenter is not None:
-                augmentation = self.augmenter.of(epoch, sample)
+                augmentation = self.augmenter.of(turn, sample)
             transfer = self._transfer(owner, replicas, augmentation)
             plans.append(SlotPlan(slot, sample, augmentation, keeps, owner is None, transfer))
         return plans

@@ -16,11 +16,14 @@ from hyperslab.formats.keyed.header import (
     kind_of,
     read_header,
 )
-from hyperslab.formats.parameters import Floats, Parameters
+from hyperslab.formats.parameters import Floats, Parameters, ranges_in
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
+
+EXACT = 1e-9
+"""The share of a parameter by which it may be off the ranges that its file notes."""
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 
@@ -43,6 +46,7 @@ class Catalog:
     """N files of one layout below ``folder``, in sorted order, with their targets (N, P).
 
     ``stamps``: of every file, or of the metadata of the arrays in a Zarr group, by relative names.
+    ``redshifts``: of the channels, where all files say the same ones.
     """
 
     folder: Path
@@ -51,6 +55,7 @@ class Catalog:
     unit: Floats
     parameters: Parameters
     stamps: Mapping[str, Stamp]
+    redshifts: tuple[float, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,7 +96,10 @@ def scan(
     headers = [header for _, header in found]
     unit = np.array([header.unit for header in headers])
     names = tuple(file for file, _ in found)
-    return Catalog(folder, names, one.layout, unit, _parameters(headers, unit), stamps)
+    parameters = _parameters(headers, unit)
+    said = {header.redshifts for header in headers}
+    redshifts = one.redshifts if len(said) == 1 else ()
+    return Catalog(folder, names, one.layout, unit, parameters, stamps, redshifts)
 
 
 def stamps_of(folder: Path, file: str) -> dict[str, Stamp]:
@@ -129,4 +137,10 @@ def _parameters(headers: list[KeyedHeader], unit: Floats) -> Parameters:
     physical = [header.physical for header in headers if header.physical is not None]
     if len(physical) < len(headers):
         return Parameters.normalised(names)
+    drawn = {header.ranges for header in headers}
+    ranges = ranges_in(drawn.pop()) if len(drawn) == 1 else {}
+    if tuple(ranges) == names:
+        within = Parameters.within(ranges, unit, np.array(physical))
+        if within.misfit < EXACT:
+            return within
     return Parameters.fit(names, unit, np.array(physical))

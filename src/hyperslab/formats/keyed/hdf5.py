@@ -51,11 +51,12 @@ class Hdf5Folder(KeyedFolder):
         """
         with naming(path, "HDF5"):
             stamp = Stamp.of(path)  # a change from now on is noticed
-        layout, affine = read_volume_header(path, like, channels, lbann)
+        layout, affine, redshifts = read_volume_header(path, like, channels, lbann)
         no_target = np.empty((1, 0))
         parameters = Parameters.normalised(())
         name = path.name
-        catalog = Catalog(path.parent, (name,), layout, no_target, parameters, {name: stamp})
+        stamps = {name: stamp}
+        catalog = Catalog(path.parent, (name,), layout, no_target, parameters, stamps, redshifts)
         return cls(catalog), affine
 
     def read_together(self, driver: str, grid: Grid) -> Hdf5Folder:

@@ -79,6 +79,8 @@ class KeyedHeader:
     layout: StorageLayout
     unit: tuple[float, ...]
     physical: tuple[float, ...] | None
+    redshifts: tuple[float, ...] = ()  # of the channels, where the file says them
+    ranges: str = ""  # of the parameters, as `hyperslab simulate` notes them
 
 
 def kind_of(path: Path) -> str:
@@ -113,22 +115,21 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
         if target == labels.SCAN_KEYS[1]:
             return KeyedHeader(_labelled(path, file, channels), (), None)
         unit = _vector(path, target, file[target])
-        redshifts = file["redshifts"].size if "redshifts" in file else -1
+        count = file["redshifts"].size if "redshifts" in file else -1
         said = _said(file)
         if channels and said and channels != said:
             raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
-        order = channels or said or channel_order(path, volume.shape, redshifts)
-        return KeyedHeader(
-            StorageLayout(
-                key,
-                volume.shape,
-                volume.dtype.name,
-                storage_order(path, key, order, lbann),
-                _names(file, target, len(unit)),
-            ),
-            unit,
-            _physical(path, file, len(unit)),
+        order = channels or said or channel_order(path, volume.shape, count)
+        layout = StorageLayout(
+            key,
+            volume.shape,
+            volume.dtype.name,
+            storage_order(path, key, order, lbann),
+            _names(file, target, len(unit)),
         )
+        redshifts = redshifts_in(file, layout.shape[0])
+        ranges = str(file.attrs.get("ranges", ""))
+        return KeyedHeader(layout, unit, _physical(path, file, len(unit)), redshifts, ranges)
 
 
 def _keys(path: Path, file: Any) -> tuple[str, str]:
@@ -208,9 +209,10 @@ def lbann_of(format: str | None) -> bool | None:
 
 def read_volume_header(
     path: Path, like: tuple[int, ...], channels: Channels | None, lbann: bool | None
-) -> tuple[StorageLayout, Any]:
-    """How the volume of a file is stored, which need not have a target, and its affine or ``None``.
+) -> tuple[StorageLayout, Any, tuple[float, ...]]:
+    """How the volume of a file is stored, its affine or ``None``, its redshifts or none.
 
+    The file need not have a target.
     Where ``channels`` is ``None`` and the file is no scan, they are last if that gives the shape
     ``like`` (C, D, H, W).
 
@@ -229,7 +231,8 @@ def read_volume_header(
         found: Channels = "last" if last else "first"
         order = storage_order(path, key, "first" if scan else channels or found, lbann)
         affine = file.attrs.get("affine") if scan else None
-        return StorageLayout(key, volume.shape, volume.dtype.name, order), affine
+        layout = StorageLayout(key, volume.shape, volume.dtype.name, order)
+        return layout, affine, redshifts_in(file, layout.shape[0])
 
 
 def storage_in(path: Path, layout: StorageLayout) -> Storage:
@@ -259,6 +262,15 @@ def _names(file: Any, target: str, count: int) -> tuple[str, ...]:
         if len({*names, ""}) == count + 1:  # all different and none empty
             return names
     return universe_names(count) if target == "unitPar" else numbered(count)
+
+
+def redshifts_in(file: Any, channels: int) -> tuple[float, ...]:
+    """The redshifts of the channels that an open file or group says; none where it does not."""
+    stored = file.get("redshifts")
+    if getattr(stored, "shape", None) != (channels,) or stored.dtype.kind not in "fiu":
+        return ()
+    values = np.asarray(stored[()], np.float64)
+    return tuple(values.tolist()) if np.isfinite(values).all() else ()
 
 
 def _physical(path: Path, file: Any, count: int) -> tuple[float, ...] | None:

@@ -39,6 +39,7 @@ class KeyedFolder(Source):
         self.dtype = np.dtype(catalog.layout.dtype)
         self.order = catalog.layout.order
         self.parameters = catalog.parameters
+        self.redshifts = catalog.redshifts
         self.classes = catalog.layout.classes
         self.collective = opener.collective
         if self.classes:

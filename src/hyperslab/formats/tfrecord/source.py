@@ -32,8 +32,10 @@ from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.tfrecord import records
 from hyperslab.geometry import Box
 
-CHANNELS = 4
-"""Redshifts of MLPerf's universes."""
+CHANNEL_REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
+"""Of MLPerf's universes, in the order of their channels: those of the public files."""
+
+CHANNELS = len(CHANNEL_REDSHIFTS)
 
 KEPT = 2
 """Unpacked samples in memory: neighbours in a mini-batch are not asked for again."""
@@ -62,6 +64,8 @@ class TfRecordFolder(Source):
         self.shape = DHWC.volume_shape(catalog.stored)
         self.dtype = np.dtype("<i2")
         self.parameters = Parameters.normalised(universe_names(catalog.targets))
+        if self.shape[0] == CHANNELS:
+            self.redshifts = CHANNEL_REDSHIFTS
         self._targets: dict[int, Array] = {}
         self._kept: OrderedDict[int, records.Example] = OrderedDict()
         self._lock = threading.Lock()

@@ -11,6 +11,7 @@ from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, stamps_of
 from hyperslab.formats.keyed.header import lbann_of, read_header
+from hyperslab.formats.selection import selected
 from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.report.run_folder import Run
 
@@ -71,11 +72,13 @@ def open_volume(run: Run, file: Path) -> Source:
         np.array([header.unit]),
         Parameters.normalised(names),
         stamps,
+        header.redshifts,
     )
     return _parts(run, Hdf5Folder(catalog))
 
 
 def _parts(run: Run, source: Source) -> Source:
-    """The samples: the volumes or what they are cut into."""
+    """The samples: the volumes, of the channels that were shown, or what they are cut into."""
+    source = selected(source, run.setting("data.redshifts"), run.setting("data.targets"))
     width = run.setting("data.subvolume")
     return Subvolumes(source, int(width)) if width else source
