@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -61,6 +62,36 @@ def test_physical_errors_are_scaled_and_relative_to_the_truth() -> None:
     assert errors["mse_physical"] == pytest.approx(49.0 * errors["mse"])
     relative = abs(p.predicted_physical[:, 1] / p.true_physical[:, 1] - 1).mean()
     assert errors["relative_error"] == pytest.approx(relative)
+
+
+def test_relative_errors_of_the_paper_divide_by_the_prediction() -> None:
+    p = predictions()
+    mean = np.array([0.306, 69.65])
+    known = dataclasses.replace(p, training_mean_physical=mean)
+    for i, name in enumerate(NAMES):
+        errors = errors_per_parameter(known)[name]
+        true = p.true_physical[:, i].tolist()
+        found = p.predicted_physical[:, i].tolist()
+        expected = sum(abs(b - a) / b for a, b in zip(true, found, strict=True)) / len(true)
+        assert errors["relative_error_sc18"] == pytest.approx(expected, rel=1e-12)
+        assert errors["relative_error_sc18"] != pytest.approx(errors["relative_error"], rel=1e-6)
+        of_mean = sum(abs(mean[i] - a) / mean[i] for a in true) / len(true)
+        assert errors["relative_error_sc18_of_mean"] == pytest.approx(of_mean, rel=1e-12)
+        assert math.isnan(errors_per_parameter(p)[name]["relative_error_sc18_of_mean"])
+
+
+def test_a_relative_error_to_nothing_is_not_defined() -> None:
+    errors = errors_of(
+        np.zeros(2),
+        np.zeros(2),
+        true_physical=np.ones(2),
+        predicted_physical=np.array([1.0, 0.0]),
+        training_mean=0.0,
+        training_mean_physical=0.0,
+    )
+    assert errors["relative_error"] == 0.5
+    assert math.isnan(errors["relative_error_sc18"])
+    assert math.isnan(errors["relative_error_sc18_of_mean"])
 
 
 def test_the_mean_is_that_of_the_training_split() -> None:

@@ -113,6 +113,7 @@ def show(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> N
         if any(kind in result.facts for kind in OF_VOLUMES):
             console.print(table_of_volumes(result))
         words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
+        words += f"\n{relative_errors(result.errors)}"
     console.print(
         f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
         highlight=False,
@@ -136,6 +137,15 @@ def table_of_volumes(result: Evaluation) -> Table:
         rows = [result.facts[kind]["parameters"][name] for kind in found]
         table.add_row(name, *(f"{row['ratio']:.3g}" for row in rows))
     return table
+
+
+def relative_errors(errors: dict[str, dict[str, float]]) -> str:
+    """Those of Mathuriya et al. 2018, section VII-A, and what the mean would have."""
+    found = [
+        f"{name} {row['relative_error_sc18']:.4f} ({row['relative_error_sc18_of_mean']:.4f})"
+        for name, row in errors.items()
+    ]
+    return f"relative errors by SC18's formula (of the mean): {', '.join(found)}"
 
 
 def table_of_classes(result: ClassEvaluation) -> Table:

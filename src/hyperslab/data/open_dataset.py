@@ -15,7 +15,7 @@ from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
-from hyperslab.data.sampler import Counts, Schedule, samples_of
+from hyperslab.data.sampler import Schedule, SplitCounts, samples_of
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.parameters import Parameters
@@ -46,7 +46,7 @@ def open(
     batch_size: int,
     split: str = "train",
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
-    counts: Counts | None = None,
+    counts: SplitCounts | None = None,
     repeat: int = 1,
     seed: int = 0,
     shuffle: bool | None = None,

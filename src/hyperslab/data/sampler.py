@@ -27,7 +27,7 @@ def random_bits(count: int, *key: int) -> NDArray[np.uint64]:
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
 
-Counts = tuple[int | None, int, int]
+SplitCounts = tuple[int | None, int, int]
 """Volumes for train, validation and test; for train ``None`` is what the others leave."""
 
 
@@ -36,7 +36,7 @@ def samples_of(
     which: str,
     fractions: Sequence[float],
     seed: int,
-    counts: Counts | None = None,
+    counts: SplitCounts | None = None,
 ) -> list[int]:
     """The samples of one split, given the volume of each sample; ``"all"`` takes all of them.
 
@@ -80,7 +80,7 @@ def _deal(count: int, fractions: Sequence[float]) -> dict[str, tuple[int, int]]:
     return dict(zip(SPLITS, itertools.pairwise(bounds), strict=True))
 
 
-def _by_count(available: int, counts: Counts) -> dict[str, tuple[int, int]]:
+def _by_count(available: int, counts: SplitCounts) -> dict[str, tuple[int, int]]:
     """Train from the front, validation and test from the back."""
     asked, validation, test = counts
     if min(asked or 0, validation, test) < 0:

@@ -110,6 +110,7 @@ def _predictions(
         data.parameters.physical(predicted),
         mean,
         tuple(volumes[name] for name in names),
+        data.parameters.physical(mean),
     )
 
 

@@ -20,8 +20,9 @@ class Predictions:
 
     ``true`` and ``predicted`` (N, P) are normalised to [-1, 1]; their ``_physical`` twins have
     each parameter's own unit. ``training_mean`` (P,), normalised, is what one would predict
-    without looking at the sample. ``volumes`` are those that the samples are parts of; empty where
-    that is not known.
+    without looking at the sample; ``training_mean_physical`` (P,) the same in physical units, where
+    they are known. ``volumes`` are those that the samples are parts of; empty where that is not
+    known.
     """
 
     names: tuple[str, ...]
@@ -32,6 +33,7 @@ class Predictions:
     predicted_physical: FloatArray
     training_mean: FloatArray
     volumes: tuple[str, ...] = ()
+    training_mean_physical: FloatArray | None = None
 
 
 def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
@@ -43,6 +45,9 @@ def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
             true_physical=p.true_physical[:, i],
             predicted_physical=p.predicted_physical[:, i],
             training_mean=float(p.training_mean[i]),
+            training_mean_physical=(
+                None if p.training_mean_physical is None else float(p.training_mean_physical[i])
+            ),
         )
         for i, name in enumerate(p.names)
     }
@@ -55,14 +60,16 @@ def errors_of(
     true_physical: FloatArray,
     predicted_physical: FloatArray,
     training_mean: float,
+    training_mean_physical: float | None = None,
 ) -> dict[str, float]:
     """The errors of one parameter over N samples; arrays are (N,).
 
     ``mse_of_mean`` is the error of always predicting ``training_mean`` and ``ratio`` is
     ``mse / mse_of_mean``: 1 means that nothing was learnt, 0 is perfect. ``relative_error`` is
-    the mean of |predicted - true| / |true| in physical units. (Mathuriya et al. 2018, section
-    VII-A, divide by the prediction; to first order that is the same.) A number that is not
-    defined, such as the correlation of one sample, is NaN.
+    the mean of |predicted - true| / |true| in physical units. ``relative_error_sc18`` is that of
+    Mathuriya et al. 2018, section VII-A, who divide by the prediction; to first order it is the
+    same. ``relative_error_sc18_of_mean`` is what always predicting ``training_mean_physical`` gives
+    by their formula. A number that is not defined, such as the correlation of one sample, is NaN.
     """
     mse = float(np.mean((predicted - true) ** 2))
     mse_of_mean = float(np.mean((training_mean - true) ** 2))
@@ -74,10 +81,21 @@ def errors_of(
         "mse_of_mean": mse_of_mean,
         "ratio": _divide(mse, mse_of_mean),
         **{f"{k}_physical": v for k, v in _distances(true_physical, predicted_physical).items()},
-        "relative_error": (
-            float(np.mean(off / np.abs(true_physical))) if np.all(true_physical) else float("nan")
+        "relative_error": _mean_relative(off, true_physical),
+        "relative_error_sc18": _mean_relative(off, predicted_physical),
+        "relative_error_sc18_of_mean": (
+            float("nan")
+            if training_mean_physical is None
+            else _mean_relative(
+                np.abs(training_mean_physical - true_physical),
+                np.full_like(true_physical, training_mean_physical),
+            )
         ),
     }
+
+
+def _mean_relative(off: FloatArray, to: FloatArray) -> float:
+    return float(np.mean(off / np.abs(to))) if np.all(to) else float("nan")
 
 
 def correlation(a: FloatArray, b: FloatArray) -> float:

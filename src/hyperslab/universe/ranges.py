@@ -58,7 +58,7 @@ def parameters_in(words: str) -> tuple[Parameter, ...]:
     return tuple(_possible(found[name]) for name in NAMES)
 
 
-def words_of(parameters: Sequence[Parameter]) -> str:
+def words_of_ranges(parameters: Sequence[Parameter]) -> str:
     """All ranges, as they are kept in a file."""
     return range_words({p.name: (p.physical(-1.0), p.physical(1.0)) for p in parameters})
 

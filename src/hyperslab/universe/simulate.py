@@ -11,7 +11,7 @@ from hyperslab.errors import DataError
 from hyperslab.universe import universe_file
 from hyperslab.universe.nbody import REDSHIFTS, Nbody
 from hyperslab.universe.parameters import NAMES, check_names, draw_universe
-from hyperslab.universe.ranges import parameters_in, words_of
+from hyperslab.universe.ranges import parameters_in, words_of_ranges
 
 FIDUCIAL_H_0 = 70.0
 
@@ -57,7 +57,7 @@ class Settings:
         """What universe ``index`` is made from, all of it: kept in its file."""
         words = {
             "parameters": ",".join(self.parameters),
-            "ranges": words_of(parameters_in(self.ranges)),
+            "ranges": words_of_ranges(parameters_in(self.ranges)),
         }
         return {**asdict(self), **words, "index": index}
 

@@ -13,7 +13,7 @@ from hyperslab.atomic_files import write_bytes
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.chunking import chunk_side
 from hyperslab.universe.parameters import NAMES, PARAMETERS, Draw
-from hyperslab.universe.ranges import words_of
+from hyperslab.universe.ranges import words_of_ranges
 
 Attributes = Mapping[str, int | float | str]
 
@@ -71,7 +71,7 @@ def check_universe(path: Path, attributes: Attributes) -> None:
             shape = file["full"].shape
     except (OSError, KeyError) as error:
         raise DataError(f"{path} is not a simulated universe ({error}): {remedy}") from error
-    found.setdefault("ranges", words_of(PARAMETERS))  # files did not always say them
+    found.setdefault("ranges", words_of_ranges(PARAMETERS))  # files did not always say them
     for name, wanted in attributes.items():
         if name not in found or found[name] != wanted:
             raise DataError(

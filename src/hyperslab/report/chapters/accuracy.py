@@ -20,6 +20,13 @@ NORMALISED = {
     "correlation": "correlation",
 }
 PHYSICAL = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
+RELATIVE = {
+    "relative_error": "relative error",
+    "relative_error_sc18": "by SC18's formula",
+    "relative_error_sc18_of_mean": "of the mean",
+}
+"""Mathuriya et al. 2018, section VII-A, divide by the prediction."""
+
 Errors = dict[str, float | None]
 
 
@@ -60,9 +67,13 @@ def _tables(run: Run) -> str:
     )
     physical = html.table(
         "Physical parameters, each in its own unit",
-        ["parameter", *PHYSICAL.values(), "relative error"],
+        ["parameter", *PHYSICAL.values(), *RELATIVE.values()],
         [
-            [_name(name, unit=True), *(_cell(key, row) for key in PHYSICAL), _percent(row)]
+            [
+                _name(name, unit=True),
+                *(_cell(key, row) for key in PHYSICAL),
+                *(_percent(key, row) for key in RELATIVE),
+            ]
             for name, row in errors.items()
         ],
     )
@@ -105,6 +116,6 @@ def _cell(key: str, row: Errors) -> str:
     return number(value)
 
 
-def _percent(row: Errors) -> str:
-    value = row.get("relative_error")
+def _percent(key: str, row: Errors) -> str:
+    value = row.get(key)
     return f"{number(100 * value)} %" if value is not None else number(None)
