@@ -20,7 +20,7 @@ from hyperslab.geometry import Box
 from tests.formats.universes import Seat
 from tests.formats.writers import FORMATS
 
-KNOWN = "hdf5, lbann, npy, tfrecord, zarr, nifti"
+KNOWN = "hdf5, lbann, npy, tfrecord, zarr, nifti, sc18"
 
 
 @pytest.fixture

@@ -81,6 +81,12 @@ def folder(
     subvolumes: Annotated[
         int | None, typer.Option(help="Cut each volume into cubes of so many voxels a side.")
     ] = None,
+    redshifts: Annotated[
+        str | None, typer.Option(help="Take these along, with commas: 0,0.5. Default: all.")
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="Take these parameters along, with commas. Default: all.")
+    ] = None,
     compression: Annotated[
         str, typer.Option(help=f"{choices(compressions())}, as far as the format has it.")
     ] = "none",
@@ -99,7 +105,14 @@ def folder(
     if channels not in (None, "first", "last"):
         raise typer.BadParameter(f"--channels {channels}: give first or last")
     parts = None if cut is None else _three("--cut", cut)
-    request = Request(format, parts, subvolumes, compression)
+    request = Request(
+        format,
+        parts,
+        subvolumes,
+        compression,
+        None if redshifts is None else _numbers("--redshifts", redshifts),
+        None if targets is None else tuple(name.strip() for name in targets.split(",")),
+    )
     with progress() as bar:
 
         def begun(count: int, notices: Sequence[str]) -> None:
@@ -174,6 +187,13 @@ def _three(option: str, text: str) -> Shape:
     except ValueError:
         raise typer.BadParameter(f"{option} {text}: give one number or three, D,H,W") from None
     return depth, height, width
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{option} {text}: give numbers with commas, 0,0.5") from None
 
 
 def _workers(workers: int | None) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hyperslab.convert.journal import REMEDY, Manifest
 from hyperslab.convert.request import Outcome, Request
+from hyperslab.convert.shards import is_in_shard
 from hyperslab.convert.worker import Doubtful, Job, Todo
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
@@ -14,7 +15,6 @@ from hyperslab.formats.shared.chunking import sides
 from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
 from hyperslab.formats.shared.manifest import MANIFEST_FILE, Entry
 from hyperslab.formats.source import Source
-from hyperslab.formats.subvolumes import Subvolumes
 
 SCRATCH = ".partial"
 """The folder of what is being written, hidden from readers, in the one that is filled."""
@@ -32,7 +32,7 @@ class Plan:
         self.root = root
         self.source = source
         self.request = request
-        self.samples = source if request.width is None else Subvolumes(source, request.width)
+        self.samples = request.samples(source)
         check_fit(request, self.samples)
         self.names = request.writer.names(self.samples, root.resolve().name)
         self.per_volume = len(self.names) // len(source.names)
@@ -54,8 +54,14 @@ class Plan:
         """By what the folder is known again, as JSON has it."""
         request = self.request
         samples = self.samples
+        chosen = {
+            key: list(value)
+            for key, value in (("redshifts", request.redshifts), ("targets", request.targets))
+            if value is not None
+        }
         return {
             "format": request.format,
+            **chosen,
             "cut": request.cut and list(request.cut),
             "subvolumes": request.width,
             "compression": request.compression,
@@ -115,9 +121,8 @@ class Plan:
             source.volume(volume),
             self.root,
             source.alone(volume),
-            request.width,
+            request,
             registry.named(request.format),
-            request.compression,
             self.cut,
             self.chunk,
             out / SCRATCH / str(volume),
@@ -132,6 +137,8 @@ class Plan:
             DataError: something of its name is not it.
         """
         entry = manifest.entries.get(name)
+        if self.request.writer.per_file > 1:
+            return entry is not None and is_in_shard(manifest.folder, entry)
         files = self.request.writer.files(name, self.request.compression)
         for file in files:
             path = manifest.folder / file

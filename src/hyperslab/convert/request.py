@@ -7,6 +7,9 @@ from typing import Literal
 
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
+from hyperslab.formats.selection import selected
+from hyperslab.formats.source import Source
+from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.writer import Writer
 
 
@@ -23,7 +26,8 @@ class Request:
     """What is asked for.
 
     ``cut``: into how many parts grids will cut depth, height and width; chunks are made for it.
-    ``width``: of the sub-volumes that are made of each volume.
+    ``width``: of the sub-volumes that are made of each volume. ``redshifts``, ``targets``: those
+    that go along; ``None`` takes all.
 
     Raises:
         DataError: something asked for does not exist.
@@ -33,6 +37,8 @@ class Request:
     cut: tuple[int, ...] | None = None
     width: int | None = None
     compression: str = "none"
+    redshifts: tuple[float, ...] | None = None
+    targets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         known = [one.name for one in registry.formats() if one.writer is not None]
@@ -45,6 +51,18 @@ class Request:
             raise DataError(f"{self.format} files have no chunks; leave out the cut")
         if self.cut is not None and (len(self.cut) != 3 or min(self.cut) < 1):
             raise DataError(f"cut {self.cut}: needs three numbers of parts, of at least 1")
+
+    def samples(self, volumes: Source) -> Source:
+        """What is to be written of volumes, as the format will give it back.
+
+        Raises:
+            DataError: a redshift or a parameter is not there.
+            LayoutError: the extents are no multiple of the sub-volumes' width.
+        """
+        source = selected(volumes, self.redshifts, self.targets)
+        if self.width is not None:
+            source = Subvolumes(source, self.width)
+        return self.writer.view(source)
 
     @property
     def writer(self) -> Writer:

@@ -12,6 +12,7 @@ from hyperslab.comm import Grid
 from hyperslab.convert.journal import Manifest, held
 from hyperslab.convert.plan import SCRATCH, Plan
 from hyperslab.convert.request import Outcome, Request
+from hyperslab.convert.shards import Shards
 from hyperslab.convert.worker import Done, run
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
@@ -71,10 +72,11 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
         with _writing(manifest.folder):
             names = plan.samples.parameters.names
             plan.request.writer.begin(manifest.folder, names, finished)
+            shards = _shards(plan, manifest)
         with closing(each(run, [(job,) for job in jobs], workers)) as results:
             for result in results:
                 with _writing(manifest.folder):
-                    _finish(plan, manifest, result)
+                    _finish(plan, manifest, result, shards)
                 if result.reason:
                     yield Outcome("failed", result.reason)
                 else:
@@ -83,10 +85,24 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _finish(plan: Plan, manifest: Manifest, result: Done) -> None:
-    """Note samples, then give their files their names."""
+def _shards(plan: Plan, manifest: Manifest) -> Shards | None:
+    """The files that samples share, in formats where they do."""
+    writer = plan.request.writer
+    if writer.per_file == 1:
+        return None
+    entries = manifest.entries.values()
+    return Shards(manifest.folder, entries, writer.per_file, writer.suffix)
+
+
+def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None) -> None:
+    """Note samples, then give their files their names; or put them into shared files first."""
     made = {name for _, name in result.job.todo}
     new = [entry for entry in result.entries if entry["name"] in made]
+    if shards is not None:
+        for entry in new:
+            (file,) = entry.pop("files")
+            entry["shard"] = list(shards.append(result.job.scratch / file))
+            entry["files"] = {}
     manifest.add(result.entries)
     plan.request.writer.finish(manifest.folder, new)
     for entry in new:

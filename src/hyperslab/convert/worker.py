@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperslab.convert.journal import REMEDY
+from hyperslab.convert.request import Request
 from hyperslab.convert.verify import verify
 from hyperslab.errors import DataError
 from hyperslab.formats import registry, slabs
@@ -15,7 +16,6 @@ from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
 from hyperslab.formats.shared.manifest import Entry
 from hyperslab.formats.source import Source
-from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.writer import SampleToWrite, Writer
 
 Todo = tuple[tuple[int, str], ...]
@@ -36,9 +36,8 @@ class Job:
     volume: str
     root: Path
     source: Source
-    width: int | None
+    request: Request
     format: Format
-    compression: str
     cut: Sides
     chunk: Sides | None
     scratch: Path
@@ -50,6 +49,10 @@ class Job:
         """Of the format."""
         assert self.format.writer is not None
         return self.format.writer
+
+    @property
+    def compression(self) -> str:
+        return self.request.compression
 
     @property
     def out(self) -> Path:
@@ -74,7 +77,7 @@ def run(job: Job) -> Done:
     registry.adopt(job.format)
     whole = job.source
     try:
-        source = whole if job.width is None else Subvolumes(whole, job.width)
+        source = job.request.samples(whole)
         before = recorded_stamps(whole.files(0), job.root)
         entries = [_checked(source, number, entry) for number, entry in job.doubtful]
         entries += _written(source, job)

@@ -21,6 +21,8 @@ from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.synthetic import SyntheticVolumes
+from hyperslab.formats.tfrecord.sc18 import Sc18Folder
+from hyperslab.formats.tfrecord.sc18_writer import Sc18Writer
 from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.formats.tfrecord.writer import TfRecordWriter
 from hyperslab.formats.writer import SampleToWrite, Writer
@@ -81,4 +83,10 @@ register(
     source=NiftiFolder,
     writer=NiftiWriter(),
     help="CTs with labels, named as LiTS or MSD",
+)
+register(
+    "sc18",
+    source=Sc18Folder,
+    writer=Sc18Writer(),
+    help="TFRecords of Mathuriya et al. 2018, many samples a file",
 )

@@ -58,7 +58,8 @@ class Writer(ABC):
     ``compressions``: that it has. ``chunked``: its files are cut into chunks, for grids.
     ``labels``: it holds a class for every voxel. ``named``: it holds parameters' names.
     ``read_as``: the format's name, where the reader has to be told it, because it would find it out
-    and write it to the log.
+    and write it to the log. ``per_file``: so many samples share a file ``NUMBER{suffix}``, into
+    which the one file of each is appended when it is finished.
     """
 
     compressions: ClassVar[tuple[str, ...]] = ("none",)
@@ -66,6 +67,8 @@ class Writer(ABC):
     named: ClassVar[bool] = True
     read_as: ClassVar[str | None] = None
     chunked: ClassVar[bool] = False
+    per_file: ClassVar[int] = 1
+    suffix: ClassVar[str] = ""
 
     def misfit(self, source: Source) -> str:
         """What of the samples the format cannot hold without a loss; empty if there is nothing.
@@ -73,6 +76,10 @@ class Writer(ABC):
         A format that adds to this asks its base class first.
         """
         return "labels" if source.classes and not self.labels else ""
+
+    def view(self, source: Source) -> Source:
+        """The source as the format can give it back: the same, or in other units or types."""
+        return source
 
     def told(self, source: Source) -> Channels | None:
         """What a reader has to be told of the channels, where the files do not say it."""

@@ -1,1 +1,1 @@
-"""MLPerf's TFRecords, one sample a file, without TensorFlow."""
+"""TFRecords of CosmoFlow without TensorFlow: MLPerf's, one sample a file, and SC18's."""

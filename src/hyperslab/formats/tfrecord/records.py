@@ -135,6 +135,31 @@ def opened_example(path: Path) -> Iterator[Example]:
         yield Example(path, _features(body))
 
 
+@contextmanager
+def opened_examples(path: Path) -> Iterator[Iterator[Example]]:
+    """All examples of a plain file, which is open meanwhile; the sums of the lengths are checked.
+
+    Raises:
+        DataError: it is not what it should be; or the system's own errors.
+    """
+    with path.open("rb") as file:
+        yield _examples(path, file.fileno())
+
+
+def _examples(path: Path, file: int) -> Iterator[Example]:
+    end = os.fstat(file).st_size
+    place = 0
+    while place < end or place == 0:
+        length = _length(path, bytes(FileBytes(file, place, min(place + 12, end))))
+        after = place + length + FRAME
+        if after > end:
+            raise DataError(
+                f"{path}: has {end} bytes but a record in it needs {after}: it is truncated"
+            )
+        yield Example(path, _features(FileBytes(file, place + 12, place + 12 + length)))
+        place = after
+
+
 def _length(path: Path, head: bytes) -> int:
     if len(head) < 12:
         raise DataError(f"{path}: is truncated: {len(head)} bytes")

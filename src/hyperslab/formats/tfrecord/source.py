@@ -30,6 +30,7 @@ from hyperslab.formats.shared.listing import Refuse, list_files, sift
 from hyperslab.formats.shared.storage_order import DHWC
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.tfrecord import records
+from hyperslab.formats.tfrecord.sc18 import DATA_KEY, Sc18Folder
 from hyperslab.geometry import Box
 
 CHANNEL_REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
@@ -96,7 +97,10 @@ class TfRecordFolder(Source):
         return cls(from_main(lambda: _scan(Path(path), shape, refuse)))
 
     @classmethod
-    def open_folder(cls, folder: Path, options: ScanOptions) -> TfRecordFolder:
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]
+        """A folder of MLPerf's, or of SC18's where the first file that can be read is such."""
+        if _is_sc18(folder):
+            return Sc18Folder.open_folder(folder, options)
         return cls(_scan(folder, None, options.refuse))
 
     def where(self, sample: int) -> str:
@@ -163,6 +167,19 @@ class TfRecordFolder(Source):
             self._kept[sample] = example
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
+
+
+def _is_sc18(folder: Path) -> bool:
+    """Whether the first record that is whole names its volume so."""
+    for file in list_files(folder, TfRecordFolder.suffixes):
+        path = folder / file
+        try:
+            if not records.is_gzip(path):
+                with records.opened_examples(path) as examples:
+                    return DATA_KEY in next(examples).features
+        except (OSError, EOFError, ValueError, DataError):
+            continue  # the scan will say what is wrong with it
+    return False
 
 
 def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Records:

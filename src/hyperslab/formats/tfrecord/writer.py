@@ -65,10 +65,10 @@ class TfRecordWriter(Writer):
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         path = folder / f"{name}.tfrecord"
         size = 2 * math.prod(sample.source.shape)
-        x = _head(b"x", size, 1)
+        x = feature_head(b"x", size, 1)
         y = np.asarray(sample.target, "<f4").tobytes()
-        y = _head(b"y", len(y), 2) + y
-        features = _field(1, len(x) + size + len(y))  # Example.features
+        y = feature_head(b"y", len(y), 2) + y
+        features = field_head(1, len(x) + size + len(y))  # Example.features
         with packed(path, sample.compression) as file:
             record = FramedRecord(file, len(features) + len(x) + size + len(y))
             record.write(features + x)
@@ -95,15 +95,15 @@ class FramedRecord:
         self._file.write(struct.pack("<I", masked(self._sum)))
 
 
-def _head(name: bytes, size: int, kind: int) -> bytes:
+def feature_head(name: bytes, size: int, kind: int) -> bytes:
     """What stands before the ``size`` bytes of a feature: of one string (1) or of floats (2)."""
-    head = _field(1, size)  # the list's values
-    head = _field(kind, len(head) + size) + head  # the list
-    head = _field(1, len(name)) + name + _field(2, len(head) + size) + head  # key and value
-    return _field(1, len(head) + size) + head  # Features.feature
+    head = field_head(1, size)  # the list's values
+    head = field_head(kind, len(head) + size) + head  # the list
+    head = field_head(1, len(name)) + name + field_head(2, len(head) + size) + head  # key and value
+    return field_head(1, len(head) + size) + head  # Features.feature
 
 
-def _field(number: int, size: int) -> bytes:
+def field_head(number: int, size: int) -> bytes:
     """The tag of a field of bytes, and how many there are."""
     found = bytes([number << 3 | 2])
     while size > 127:

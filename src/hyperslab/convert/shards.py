@@ -1,0 +1,94 @@
+"""Files that many samples share: each is appended when it is finished, one after the other.
+
+What has been appended is on the disk before the journal says so. So what lies behind the last
+recorded sample of a file is what a killed run has begun, and is cut off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import google_crc32c
+
+from hyperslab.errors import DataError
+from hyperslab.formats.shared.manifest import Entry
+
+Shard = tuple[str, int, int]
+"""The file of a sample, and where in it that begins and ends [B]."""
+
+SHARD_DIGITS = 5
+
+
+def is_in_shard(folder: Path, entry: Entry) -> bool:
+    """Whether a recorded sample is in its file.
+
+    Raises:
+        DataError: the file is shorter than it was.
+    """
+    file, _, end = entry["shard"]
+    path = folder / file
+    if not path.exists():
+        return False
+    size = path.stat().st_size
+    if size < end:
+        raise DataError(
+            f"{path}: has {size} bytes but had {end} when {entry['name']!r} was written: delete it "
+            "and run it again"
+        )
+    return True
+
+
+class Shards:
+    """The files ``NUMBER{suffix}`` of a folder, with up to ``most`` samples each.
+
+    Raises:
+        OSError: what a killed run has begun cannot be cut off.
+    """
+
+    def __init__(self, folder: Path, entries: Iterable[Entry], most: int, suffix: str) -> None:
+        self.folder = folder
+        self.most = most
+        self.suffix = suffix
+        places = [entry["shard"] for entry in entries]
+        self._held = Counter(file for file, _, _ in places)
+        ends: dict[str, int] = {}
+        for file, _, end in places:
+            ends[file] = max(end, ends.get(file, 0))
+        for file, end in ends.items():
+            path = folder / file
+            if path.exists() and path.stat().st_size > end:
+                os.truncate(path, end)
+        # Into a file that has gone nothing is put: its samples are made again, elsewhere.
+        self._number = max((int(file.removesuffix(suffix)) for file in ends), default=0)
+        if ends and not (folder / self._name).exists():
+            self._number += 1
+
+    @property
+    def _name(self) -> str:
+        return f"{self._number:0{SHARD_DIGITS}}{self.suffix}"
+
+    def append(self, part: Path) -> Shard:
+        """Put the one file of a sample behind those before.
+
+        Raises:
+            DataError: what is then there is not what was put there.
+            OSError: it cannot be written.
+        """
+        if self._held[self._name] >= self.most:
+            self._number += 1
+        file = self._name
+        data = part.read_bytes()
+        with (self.folder / file).open("r+b" if self._held[file] else "wb") as shard:
+            start = shard.seek(0, os.SEEK_END)
+            shard.write(data)
+            shard.flush()
+            os.fsync(shard.fileno())
+        with (self.folder / file).open("rb") as shard:
+            shard.seek(start)
+            if google_crc32c.value(shard.read()) != google_crc32c.value(data):
+                raise DataError(f"{self.folder / file}: is not what was written at byte {start}")
+        self._held[file] += 1
+        return file, start, start + len(data)
