@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import hyperslab as hs
-from hyperslab.ops.spatial.interpolate import Kind, Resize, lay_out_interpolate
+from hyperslab.memory_format import CHANNELS_LAST
+from hyperslab.ops.spatial.interpolate import lay_out_interpolate
+from hyperslab.ops.spatial.resize import Kind, Resize
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
@@ -157,6 +159,47 @@ def half_precision(autocast: bool) -> float:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_half_precision_is_rounded_once(autocast: bool) -> None:
     assert max(run_ranks(3, half_precision, autocast)) < 2e-3
+
+
+def unusual_numbers(dtype: torch.dtype, n: int, last: bool, options: dict[str, Any]) -> list[bool]:
+    """Whether NaN and infinities of result and gradient are where serial torch has them."""
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(2, 4, *[7, 5, 6][:n], generator=generator)
+    y = F.interpolate(x, **options)
+    blocks = []
+    for block in (x, torch.randn(y.shape, generator=generator)):
+        kind = torch.randint(0, 150, block.shape, generator=generator)
+        for number, value in enumerate([torch.inf, -torch.inf, torch.nan]):
+            block = block.masked_fill(kind == number, value)
+        order = CHANNELS_LAST[n + 2] if last else torch.contiguous_format
+        blocks.append(block.to(dtype).contiguous(memory_format=order))
+    x, functional = blocks
+    found = []
+    grid = hs.Grid(height=2)
+    for given in (hs.shard(x, grid), x):
+        given.requires_grad_()
+        y = F.interpolate(given, **options)
+        weights = hs.shard(functional, grid) if isinstance(y, hs.Sharded) else functional
+        (gradient,) = torch.autograd.grad(y, given, weights)
+        found.append([t.full() if isinstance(t, hs.Sharded) else t for t in (y, gradient)])
+    kinds = [[(t.isnan(), t == torch.inf, t == -torch.inf) for t in both] for both in found]
+    return [all(map(torch.equal, *pair)) for pair in zip(*kinds, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [
+        (3, {"scale_factor": 2, "mode": "trilinear"}),
+        (3, {"scale_factor": 2, "mode": "trilinear", "align_corners": True}),
+        (3, {"size": (3, 9, 6), "mode": "trilinear"}),
+        (2, {"size": (13, 7), "mode": "bilinear", "align_corners": True}),
+        (3, {"scale_factor": 3, "mode": "nearest"}),
+    ],
+)
+def test_unusual_numbers(dtype: torch.dtype, n: int, last: bool, options: dict[str, Any]) -> None:
+    assert run_ranks(2, unusual_numbers, dtype, n, last, options) == [[True, True]] * 2
 
 
 def upsample_modules() -> list[bool]:

@@ -19,6 +19,7 @@ IM2COL = 20480  # below this batch * channels * rows torch 2.13 takes im2col in 
 AverageVersion = Literal["torch", "tiles"]
 MaximumVersion = Literal["torch", "windows"]
 MomentsVersion = Literal["torch", "cached"]
+ResampleVersion = Literal["torch", "sparse"]
 
 
 _as_if: ContextVar[str | None] = ContextVar("as_if", default=None)
@@ -47,6 +48,12 @@ def maximum_version(x: torch.Tensor, kernel: Sequence[int], dilation: int) -> Ma
     known = x.dtype in (torch.float32, torch.bfloat16, torch.float16) and x.dim() == 5
     plain = dilation == 1 and math.prod(kernel) <= MOST_TAPS
     return "windows" if device_kind(x) == "cpu" and known and plain and library() else "torch"
+
+
+def resample_version(x: torch.Tensor) -> ResampleVersion:
+    """``"sparse"`` on the CPU: torch's own takes several times as long, in float32 only (2.13)."""
+    known = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return "sparse" if device_kind(x) == "cpu" and known and library() else "torch"
 
 
 def cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor) -> bool:

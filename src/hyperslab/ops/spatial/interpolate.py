@@ -16,43 +16,20 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Partition
-from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
+from hyperslab.geometry import Box, Partition
+from hyperslab.memory_format import memory_format_of
 from hyperslab.ops.common.arguments import PerDim, hashable
 from hyperslab.ops.common.placement import check_input, output_partition, placement, read_cover
+from hyperslab.ops.kernels.resample.maps import SparseMap
 from hyperslab.ops.pooling.adaptive_avg_pool import adaptive_avg_pool
 from hyperslab.ops.spatial.interpolation_weights import (
     ApplyWeights,
     InterpolationWeights,
     ReadSpan,
-    find_weights,
 )
+from hyperslab.ops.spatial.resample import Resample, Resampling
+from hyperslab.ops.spatial.resize import Kind, Resize, taps_of
 from hyperslab.tensor import Sharded, register
-
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """What a call of torch's ``interpolate`` asks for; ``scales`` are those that torch samples by.
-
-    Without them it samples by the ratio of the extents.
-    """
-
-    mode: str
-    sizes: tuple[int, ...]
-    scales: tuple[float, ...] | None
-    align_corners: bool | None
-    antialias: bool
-
-    def run(self, x: torch.Tensor, dims: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-        """Resize the spatial ``dims`` of ``x`` to ``sizes`` (of all dims), leave the others."""
-        extents = x.shape[2:]
-        to: list[int] | None = None
-        by: list[float] | None = None
-        if self.scales is None:
-            to = [sizes[d] if d in dims else extent for d, extent in enumerate(extents)]
-        else:
-            by = [self.scales[d] if d in dims else 1.0 for d in range(len(extents))]
-        return F.interpolate(x, to, by, self.mode, self.align_corners, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +42,7 @@ class InterpolateLayout:
     weights: tuple[tuple[int, InterpolationWeights], ...]  # of spatial dims
     rest: tuple[int, ...]  # the spatial dims that are left to torch's operator
     sizes: tuple[int, ...]  # the block's after it
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What else torch's arithmetic depends on: one kind of block."""
-
-    dtype: torch.dtype
-    device: torch.device
-    channels: int
-    last: bool  # channels
-
-    @staticmethod
-    def of(x: torch.Tensor) -> Kind:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        last = memory_format_of(x) is not torch.contiguous_format
-        return Kind(wide, x.device, min(x.shape[1], 8), last)
+    resampling: Resampling | None  # all dims in one pass, in place of the two above
 
 
 def interpolate(x: Sharded, resize: Resize) -> Sharded:
@@ -89,8 +51,9 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     Distribution scheme:
     1. Cut the output in proportion to the input.
     2. Fetch the inputs that this rank's outputs read, by the weights of the whole extents.
-    3. Along the cut dims apply the weights; where torch's own operator on the block alone copies
-       the same inputs (nearest neighbours, a whole factor), leave the dim to it.
+    3. Apply the weights along all dims in one pass, where there is a kernel. Otherwise along the
+       cut dims; where torch's own operator on the block alone copies the same inputs (nearest
+       neighbours, a whole factor), leave the dim to it.
     4. Along the other dims torch's own operator.
     """
     name = f"interpolate(mode={resize.mode!r})"
@@ -99,6 +62,9 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     x = x.redistribute(layout.input, f"the gather before {name}")
     block = fetch(x.block, layout.plan, what=f"the halo exchange of {name}")
     dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
+    if layout.resampling is not None:
+        y = Resample.apply(block, layout.resampling, dtype)
+        return x.like(y, layout.output, fresh=True)
     if any(taps.weight is not None for _, taps in layout.weights):
         block = block.to(kind.dtype)
     block = block.movedim(1, -1) if kind.last else block  # the layout in memory stays
@@ -142,7 +108,7 @@ def lay_out_interpolate(
     kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]
     narrow = resize.antialias and any(x.cuts[2:])  # torch's is wrong on blocks of width 1
     several = [
-        [_taps(resize, d, x.shape[d + 2], resize.sizes[d], kind) for kind in kinds]
+        [taps_of(resize, d, x.shape[d + 2], resize.sizes[d], kind) for kind in kinds]
         if narrow or x.cuts[d + 2]
         else []
         for d in dims
@@ -153,6 +119,9 @@ def lay_out_interpolate(
     covered = [cut is not None for cut in cuts]
     plan = plan_exchange(x, read_cover(x, windows, cuts, resize.sizes, covered), grid)
     out = output.box(grid.coords)
+    if kind.at_once and not resize.mode.startswith("nearest"):
+        resampling = _resampling(resize, several, x, plan, out, kind)
+        return InterpolateLayout(x, output, plan, (), (), out.shape[2:], resampling)
     weights = []
     rest = []
     for d in reversed(dims):  # the innermost dim costs most: first, while the block is small
@@ -166,7 +135,25 @@ def lay_out_interpolate(
             rest.append(d)
         else:
             weights.append((d, taps))
-    return InterpolateLayout(x, output, plan, tuple(weights), tuple(rest), out.shape[2:])
+    return InterpolateLayout(x, output, plan, tuple(weights), tuple(rest), out.shape[2:], None)
+
+
+def _resampling(
+    resize: Resize,
+    several: Sequence[Sequence[InterpolationWeights]],
+    x: Partition,
+    plan: ExchangePlan,
+    out: Box,
+    kind: Kind,
+) -> Resampling:
+    """The maps from the rank's inputs to its outputs; ``several``: the taps that are known."""
+    maps = []
+    for d, known in enumerate(several):
+        whole = known[0] if known else taps_of(resize, d, x.shape[d + 2], resize.sizes[d], kind)
+        taps = whole.of(out.interval(d + 2), plan.wanted.lo[d + 2])
+        weight = torch.ones_like(taps.index) if taps.weight is None else taps.weight
+        maps.append(SparseMap.of_taps(taps.index, weight, plan.wanted.shape[d + 2]))
+    return Resampling.of(maps, [one.adjoint() for one in maps])
 
 
 def _alone(
@@ -177,24 +164,7 @@ def _alone(
         return False
     if resize.scales is not None and int(inputs * resize.scales[dim]) != outputs:
         return False
-    return taps.copies_as(_taps(resize, dim, inputs, outputs, kind))
-
-
-def _taps(resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind) -> InterpolationWeights:
-    """The taps of torch's operator from so many inputs to so many outputs along a spatial dim."""
-    n = len(resize.sizes)
-
-    def operator(rows: torch.Tensor) -> torch.Tensor:
-        extents = [inputs if d == dim else 2 for d in range(n)]  # with 1 formats look alike
-        block = rows.view(len(rows), 1, *(-1 if d == dim else 1 for d in range(n)))
-        layout = CHANNELS_LAST[n + 2] if kind.last else torch.contiguous_format
-        block = block.expand(-1, kind.channels, *extents).contiguous(memory_format=layout)
-        line = (slice(None), 0, *(slice(None) if d == dim else 0 for d in range(n)))
-        return resize.run(block, (dim,), (outputs,) * n)[line]
-
-    return find_weights(
-        operator, torch.zeros(inputs, dtype=kind.dtype, device=kind.device), outputs
-    )
+    return taps.copies_as(taps_of(resize, dim, inputs, outputs, kind))
 
 
 @register(F.interpolate, family="spatial")

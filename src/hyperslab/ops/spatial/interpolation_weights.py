@@ -27,7 +27,8 @@ class InterpolationWeights:
 
     Without ``weight`` it is the copy of one input. ``back`` has the inputs that the gradient goes
     to: ``index``, but for the rare copies where torch rounds otherwise in its backward pass. All
-    are of shape (taps, outputs).
+    are of shape (taps, outputs). Weights of zero are those that torch multiplies by, too: they
+    make NaN of infinities.
     """
 
     index: torch.Tensor
@@ -78,43 +79,60 @@ class ReadSpan:
         return scale_cut(cut, outputs)
 
 
+RowOperator = Callable[[torch.Tensor], torch.Tensor]
+"""Of rows, one by one."""
+
+
 def find_weights(
-    operator: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor, outputs: int
+    operator: RowOperator, within: RowOperator, like: torch.Tensor, outputs: int
 ) -> InterpolationWeights:
     """The taps of an operator from (N, inputs) to (N, outputs), for rows like ``like`` (inputs).
 
     A comb has a tooth at every ``period``-th input, so far apart that an output meets one of them
-    at most.
+    at most. ``within``: the operator on rows in a volume of zeros, times any number but zero.
     """
     extent = like.shape[0]
     reach = math.ceil(REACH * max(1.0, extent / outputs)) + 1
     period = 2 * reach + 1
     residues = torch.arange(extent, device=like.device) % period
     combs = torch.nn.functional.one_hot(residues, period).T.to(like.dtype)
-    index, weight = _teeth(operator(combs), extent, reach)
+    infinite = within(combs.masked_fill(combs > 0, math.inf))
+    index, weight = _teeth(operator(combs), infinite.isnan(), extent, reach)
     if weight.shape[0] > 1 or not bool((weight == 1).all()):
         return InterpolationWeights(index, index, weight)
     return InterpolationWeights(index, _where_gradients_go(operator, like), None)
 
 
-def _teeth(answer: torch.Tensor, extent: int, reach: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which teeth the outputs of an ``answer`` (period, outputs) met, and with which weights."""
-    outputs = answer.shape[1]
+def _teeth(
+    answer: torch.Tensor, void: torch.Tensor, extent: int, reach: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which teeth the outputs of an ``answer`` (period, outputs) met, and with which weights.
+
+    ``void``: where infinite teeth became NaN, which is where one was multiplied by zero.
+    """
+    period, outputs = answer.shape
     o = torch.arange(outputs, device=answer.device)
     near = o * extent // outputs
     inputs = near + torch.arange(-reach, reach + 1, device=answer.device)[:, None]
-    weights = answer[inputs % answer.shape[0], o] * ((inputs >= 0) & (inputs < extent))
+    inside = (inputs >= 0) & (inputs < extent)
+    weights = answer[inputs % period, o] * inside
     assert torch.allclose(weights.sum(0), answer.sum(0)), "an output reads beyond the reach"
-    used = (weights != 0).int()
-    first, last = used.argmax(0), 2 * reach - used.flip(0).argmax(0)
-    taps = first + torch.arange(int((last - first).max()) + 1, device=answer.device)[:, None]
-    held = torch.minimum(taps, last)
-    return inputs.gather(0, held), weights.gather(0, held) * (taps <= last)
+    used = torch.cat([weights != 0, void[inputs % period, o] & inside])
+    order = torch.argsort(used.int(), dim=0, descending=True, stable=True)
+    count = used.sum(0)
+    order = order[: int(count.max())]
+    index = torch.cat([inputs, inputs]).gather(0, order)
+    weight = torch.cat([weights, torch.zeros_like(weights)]).gather(0, order)
+    for tap in range(1, len(order)):  # who has fewer gets its last one in two halves
+        split = tap >= count
+        index[tap] = torch.where(split, index[tap - 1], index[tap])
+        half = weight[tap - 1] / 2
+        weight[tap] = torch.where(split, half, weight[tap])
+        weight[tap - 1] = torch.where(split, half, weight[tap - 1])
+    return index, weight
 
 
-def _where_gradients_go(
-    operator: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
-) -> torch.Tensor:
+def _where_gradients_go(operator: RowOperator, like: torch.Tensor) -> torch.Tensor:
     """The input that gets each output's gradient, in order: (1, outputs)."""
     with torch.inference_mode(False), torch.enable_grad():
         row = torch.zeros_like(like)[None].requires_grad_()

@@ -44,6 +44,7 @@ class Library:
     reorder: Function
     window_maximum: Function
     window_spread: Function
+    resample: Function
 
 
 @functools.cache
@@ -76,6 +77,7 @@ def load_library(path: Path) -> Library:
         loaded.hyperslab_reorder,
         loaded.hyperslab_window_maximum,
         loaded.hyperslab_window_spread,
+        loaded.hyperslab_resample,
     ]
     for function in functions:
         function.argtypes = [ctypes.c_char_p]
