@@ -39,7 +39,17 @@ os._exit(0)
 MESSAGE = "a.hdf5 has no key 'full' [see the docs]\n    convert it first"
 
 
-COMMANDS = ("simulate", "convert", "inspect", "train", "evaluate", "predict", "report", "scale")
+COMMANDS = (
+    "simulate",
+    "convert",
+    "inspect",
+    "train",
+    "evaluate",
+    "predict",
+    "report",
+    "scale",
+    "sweep",
+)
 
 
 def run(*arguments: str) -> Result:

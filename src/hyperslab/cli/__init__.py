@@ -17,6 +17,7 @@ from hyperslab.cli.predict import predict_command
 from hyperslab.cli.report import report_command
 from hyperslab.cli.scale import scale_command
 from hyperslab.cli.simulate import simulate_command
+from hyperslab.cli.sweep import sweep_command
 from hyperslab.cli.train import train_command
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)
 app.command("report")(report_command)
 app.command("scale")(scale_command)
+app.command("sweep")(sweep_command)
 app.add_typer(convert_commands, name="convert")
 
 

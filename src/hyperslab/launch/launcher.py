@@ -10,7 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
@@ -43,11 +44,15 @@ RAISED: dict[str, type[HyperslabError]] = {
 
 PR_SET_PDEATHSIG = 1
 
+LAUNCHER = "HYPERSLAB_LAUNCHER"
+"""In a rank's environment: the process that started it."""
 
-def launch(ranks: int, arguments: Sequence[str], logs: Path) -> None:
+
+def launch(ranks: int, arguments: Sequence[str], logs: Path, *, silent: bool = False) -> None:
     """Run ``python arguments...`` on so many ranks of this machine until all have ended.
 
-    The ranks write to this terminal; their error output goes into ``logs``, one file a rank.
+    The ranks write to this terminal; their error output goes into ``logs``, one file a rank, and
+    if it is to be ``silent`` all that they write.
     SIGINT, SIGTERM and SIGHUP are passed on to them. When one fails, the others are ended, and
     killed if they do not.
 
@@ -60,9 +65,10 @@ def launch(ranks: int, arguments: Sequence[str], logs: Path) -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     name = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     try:
-        specs = DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ERR)
+        specs = DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL if silent else Std.ERR)
     except OSError as error:
         raise RecipeError(f"cannot write into output {logs.parent}: {reason(error)}") from None
+    os.environ[LAUNCHER] = str(os.getpid())
     try:
         elastic_launch(_config(ranks, name, specs), sys.executable)(*arguments)
     except SignalException as error:
@@ -70,6 +76,8 @@ def launch(ranks: int, arguments: Sequence[str], logs: Path) -> None:
     except ChildFailedError as error:
         output = {int(p.parent.name): p for p in logs.glob(f"{name}_*/attempt_0/*/stderr.log")}
         raise explain_failures(error.failures, output) from None
+    finally:
+        del os.environ[LAUNCHER]
 
 
 def _config(ranks: int, name: str, specs: DefaultLogsSpecs) -> LaunchConfig:
@@ -163,7 +171,24 @@ def settle_environment(environ: MutableMapping[str, str], ranks: int, timeout: f
         environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
 
 
+@contextmanager
+def settled_environment(ranks: int, timeout: float) -> Iterator[None]:
+    """`settle_environment` for these ranks alone: those that are started next are others."""
+    before = dict(os.environ)
+    settle_environment(os.environ, ranks, timeout)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def end_with_parent() -> None:
-    """Ask Linux for SIGTERM if the process that started this rank dies without a word."""
+    """Ask Linux for SIGTERM if the process that started this rank dies without a word.
+
+    It may have died before it could be asked.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):
+        signal.raise_signal(signal.SIGTERM)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +13,8 @@ import torch
 from hyperslab.atomic_files import partial_path
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import DataError, RecipeError, reason
-from hyperslab.launch.launcher import launch, settle_environment
+from hyperslab.launch.launcher import launch, settled_environment
+from hyperslab.recipe.compare import differences, settings_of
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.report.run_folder import NEEDED_OF_STEPS, read_table
@@ -60,7 +58,7 @@ def measured(point: ScalingPoint, base: Recipe, study: Path, *, epochs: int) -> 
     if not folder.exists():
         return None
     wanted = point.recipe(base, output=folder, epochs=epochs)
-    others = _differences(_plain(wanted), _plain(load_recipe(folder / "recipe.yaml")))
+    others = differences(settings_of(wanted), settings_of(load_recipe(folder / "recipe.yaml")))
     if others:
         raise RecipeError(
             f"{folder} was measured with another recipe: {', '.join(others)} differ\n"
@@ -96,7 +94,7 @@ def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_recipe(point.recipe(base, output=partial, epochs=epochs), file)
-        with _settled_environment(point.ranks, base.timeout):
+        with settled_environment(point.ranks, base.timeout):
             launch(point.ranks, ["-m", "hyperslab", "train", str(file)], partial / "logs")
         file.unlink()
         shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
@@ -104,18 +102,6 @@ def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None
         partial.rename(folder)
     except OSError as error:
         raise RecipeError(f"cannot write into {folder.parent}: {reason(error)}") from None
-
-
-@contextmanager
-def _settled_environment(ranks: int, timeout: float) -> Iterator[None]:
-    """The variables for so many ranks, for these alone: the next point has others."""
-    before = dict(os.environ)
-    settle_environment(os.environ, ranks, timeout)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
@@ -137,20 +123,3 @@ def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
         memory=float(np.nanmax(steps["memory_bytes"])),
         crowded=crowded,
     )
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    """All that a training depends on."""
-    values = recipe.model_dump(mode="json", exclude={"output", "timeout"})
-    if recipe.data.path is not None:
-        values["data"]["path"] = str(recipe.data.path.absolute())
-    return values
-
-
-def _differences(a: Any, b: Any, key: str = "") -> list[str]:
-    """The dotted keys whose values are not the same."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        names = sorted({*a, *b})
-        found = [_differences(a.get(k), b.get(k), f"{key}.{k}".lstrip(".")) for k in names]
-        return [name for part in found for name in part]
-    return [] if a == b else [key]

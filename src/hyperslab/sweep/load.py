@@ -1,0 +1,214 @@
+"""Read a sweep file: every run that it asks for, with its recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from hyperslab.errors import RecipeError
+from hyperslab.recipe.compare import settings_of
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import Recipe
+from hyperslab.sweep.schema import SweepFile, VariantSection
+
+NO_MATTER = frozenset({"grid", "memory", "peak"})
+"""Sections on which the result of a run does not depend."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One training: of a variant, at a rate, with a seed; ``chooses``: to choose the rate."""
+
+    variant: str
+    rate: float
+    seed: int
+    chooses: bool
+    recipe: Recipe = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        of = f"{self.variant}, rate {self.rate:g}, seed {self.seed}"
+        return f"{of} (choosing the rate)" if self.chooses else of
+
+    @property
+    def folder(self) -> Path:
+        """Of this run."""
+        return self.recipe.output
+
+
+@dataclass(frozen=True, slots=True)
+class SweepVariant:
+    """A variant: its recipe at no particular rate, and what is to be run of it."""
+
+    name: str
+    recipe: Recipe
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    choosing_seeds: tuple[int, ...]
+
+    @property
+    def choosing_runs(self) -> int:
+        """How many it takes to choose the rate: none where there is one rate only."""
+        return len(self.rates) * len(self.choosing_seeds) if len(self.rates) > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Everything that is to be run, into ``output``; ``share`` of the epochs chooses a rate."""
+
+    output: Path
+    variants: tuple[SweepVariant, ...]
+    share: float
+
+    def choosing(self) -> list[SweepRun]:
+        """The runs that choose the rates, variant by variant."""
+        return [
+            self._run(variant, rate, seed, chooses=True)
+            for variant in self.variants
+            if variant.choosing_runs
+            for rate in variant.rates
+            for seed in variant.choosing_seeds
+        ]
+
+    def final(self, rates: Mapping[str, float]) -> list[SweepRun]:
+        """The runs at the chosen rates: the first seed of all variants first.
+
+        So variants can be compared before all seeds are done. One without a rate has no runs.
+        """
+        most = max(len(variant.seeds) for variant in self.variants)
+        return [
+            self._run(variant, rates[variant.name], variant.seeds[place], chooses=False)
+            for place in range(most)
+            for variant in self.variants
+            if place < len(variant.seeds) and variant.name in rates
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """What the results depend on, as plain values."""
+        return {
+            "choose": {"epochs": self.share},
+            "variants": {
+                variant.name: {
+                    "rates": list(variant.rates),
+                    "seeds": list(variant.seeds),
+                    "choosing_seeds": list(variant.choosing_seeds),
+                    "recipe": settings_of(variant.recipe, but=NO_MATTER),
+                }
+                for variant in self.variants
+            },
+        }
+
+    def _run(self, variant: SweepVariant, rate: float, seed: int, *, chooses: bool) -> SweepRun:
+        stage = "choose-" if chooses else ""
+        folder = self.output / variant.name / f"{stage}rate-{rate:g}-seed-{seed}"
+        optimizer = variant.recipe.optimizer.model_copy(update={"learning_rate": rate})
+        recipe = variant.recipe.model_copy(
+            update={"optimizer": optimizer, "seed": seed, "output": folder}
+        )
+        if chooses:
+            recipe = shortened(recipe, self.share)
+        return SweepRun(variant.name, rate, seed, chooses, recipe)
+
+
+def load_sweep(
+    path: str | Path, overrides: Sequence[str] = (), *, output: Path | None = None
+) -> Sweep:
+    """The sweep in a YAML file; ``overrides`` are of the recipe, for all variants.
+
+    Raises:
+        RecipeError: the file, the recipe, a variant or an override is wrong; says where.
+    """
+    path = Path(path)
+    file = _read(path)
+    base = path.parent / file.recipe
+    folder = output or file.output or Path("runs") / path.stem
+    variants = tuple(
+        _variant(name, variant, file, base, overrides, path)
+        for name, variant in file.variants.items()
+    )
+    return Sweep(folder, variants, file.choose.epochs)
+
+
+def shortened(recipe: Recipe, share: float) -> Recipe:
+    """The same training in a share of the epochs: its schedule is as much shorter.
+
+    So the rate has come down when it ends, as it will in the whole training. The test split is not
+    looked at.
+    """
+    epochs = max(1, round(share * recipe.epochs))
+    factor = epochs / recipe.epochs
+    schedule = recipe.optimizer.schedule
+    values = schedule.model_dump()
+    for key in ("epochs", "warmup"):
+        if key in values:
+            values[key] *= factor
+    if "at" in values:
+        values["at"] = {round(epoch * factor): value for epoch, value in values["at"].items()}
+    shorter = type(schedule).model_validate(values)
+    optimizer = recipe.optimizer.model_copy(update={"schedule": shorter})
+    return recipe.model_copy(
+        update={"epochs": epochs, "optimizer": optimizer, "follow_test": False}
+    )
+
+
+def _variant(
+    name: str,
+    variant: VariantSection,
+    file: SweepFile,
+    base: Path,
+    overrides: Sequence[str],
+    path: Path,
+) -> SweepVariant:
+    own = [f"{key}={json.dumps(value)}" for key, value in variant.keys.items()]
+    try:
+        recipe = load_recipe(base, [*overrides, *own])
+    except RecipeError as error:
+        raise RecipeError(f"{path}, variant {name!r}: {error}") from None
+    if not (recipe.data.counts or recipe.data.fractions)[1]:
+        raise RecipeError(f"{path}, variant {name!r}: rates are chosen on a validation split")
+    seeds = variant.seeds or file.seeds
+    rates = variant.rates or file.rates
+    return SweepVariant(name, recipe, rates, seeds, file.choose.seeds or seeds[:1])
+
+
+def _read(path: Path) -> SweepFile:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise RecipeError(f"cannot read the sweep {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path} is no YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} holds no `key: value` lines, so it is no sweep")
+    try:
+        return SweepFile.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        raise RecipeError(
+            "\n".join(f"{path}: {_sentence(dict(one))}" for one in problems)
+        ) from None
+
+
+def _sentence(problem: dict[str, Any]) -> str:
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "missing":
+        return f"{key!r} is missing; a sweep has {_keys(SweepFile)}"
+    if problem["type"] == "extra_forbidden":
+        section = {"choose": type(SweepFile.model_fields["choose"].default)}
+        kind: type[BaseModel] = section.get(str(problem["loc"][0]), SweepFile)
+        return f"unknown key {key!r}; valid are {_keys(kind)}"
+    words = str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
+    if problem["type"] == "value_error" and key == "variants":
+        return words
+    return f"bad value {problem['input']!r} for {key!r}: {words}"
+
+
+def _keys(section: type[BaseModel]) -> str:
+    return ", ".join(section.model_fields)
