@@ -6,6 +6,7 @@ import gc
 import os
 import weakref
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hyperslab as hs
-from hyperslab.comm import shared_buffers, shared_channels
+from hyperslab.comm import Shown, shared_buffers, shared_channels
 from hyperslab.comm.shared_memory import segment
 from hyperslab.comm.shared_memory.segment import SHARED_FOLDER
+from hyperslab.ops.filters import share
 from hyperslab.parallel.shared_gradients import SharedGradients
 from tests.ranks import fresh_groups, run_ranks
 
@@ -37,14 +39,14 @@ def averages() -> list[torch.Tensor]:
             assert buffers is not None
             parts = [buffer.view(dtype) for buffer in buffers]
             parts[grid.rank].copy_(numbers[grid.rank])
-            shared.average_shown(parts, "a test")
+            shared.average_shown([Shown(parts, range(grid.size))], "a test")
             assert torch.equal(parts[grid.rank].long(), numbers.sum(0) // grid.size)
     torch.manual_seed(grid.rank)
     buffers = shared_buffers(4 * SIZES[-1])
     assert buffers is not None
     parts = [buffer.view(torch.float32) for buffer in buffers]
     parts[grid.rank].normal_()
-    shared.average_shown(parts, "a test")
+    shared.average_shown([Shown(parts, range(grid.size))], "a test")
     return [parts[grid.rank].clone()]
 
 
@@ -171,3 +173,43 @@ def without_room() -> bool:
 def test_without_room_for_gradients() -> None:
     assert run_ranks(2, without_room) == [True] * 2
     fresh_groups()
+
+
+class Deep(nn.Module):
+    """Two layers that are not cut, of which ranks share the filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 7)
+        self.second = nn.Linear(7, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x.mean((2, 3, 4))))).sum()
+
+
+def hooks_of_one_rank(kind: str) -> None:
+    """What a user does to a gradient on one rank alone must not mix up what the others do."""
+    torch.manual_seed(1)
+    grid = hs.Grid(depth=2)
+    alone = Deep()
+    model = Deep()
+    model.load_state_dict(alone.state_dict())
+    hs.parallelize(model, grid)
+    x = torch.randn(1, 12, 4, 5, 6)
+    kept: list[torch.Tensor] = []
+    if grid.rank == 0 and kind == "keep":
+        model.first.weight.register_hook(kept.append)
+    if grid.rank == 0 and kind == "replace":
+        model.first.weight.register_hook(torch.clone)
+    with patch.object(share, "SHARED_FROM", 0):
+        for _ in range(3):
+            model.zero_grad()
+            model(hs.shard(x, grid)).backward()
+    alone(x).backward()
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("kind", ["none", "keep", "replace"])
+def test_a_hook_of_one_rank(kind: str) -> None:
+    run_ranks(2, hooks_of_one_rank, kind)

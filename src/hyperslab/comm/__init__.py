@@ -7,12 +7,14 @@ from hyperslab.comm.grid import AXES, Grid, log_once
 from hyperslab.comm.per_grid import per_grid
 from hyperslab.comm.shared_memory.buffers import shared_buffers
 from hyperslab.comm.shared_memory.channels import shared_channels
+from hyperslab.comm.shared_memory.sums import Shown
 
 __all__ = [
     "AXES",
     "Communicator",
     "ExchangePlan",
     "Grid",
+    "Shown",
     "all_reduce_sum",
     "average_gradients",
     "log_once",

@@ -84,6 +84,8 @@ class Guard:
         self._check_parameters()
         self.seen.clear()
         self.synchronised = averaging is None or averaging.require_backward_grad_sync
+        if self.gradients is not None:
+            self.gradients.begin()
 
     def _check_parameters(self) -> None:
         now = _trainable(self.module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from hyperslab.parallel.ddp_guard import Body, Guard, Watched
 from hyperslab.parallel.gather_before import Submodule, gather_before
 from hyperslab.parallel.shared_gradients import share_gradients
 from hyperslab.tensor import Sharded
+from hyperslab.tensor.gradient_homes import GradientHomes
 from hyperslab.tensor.policy import Policy
 
 STATISTICS = ("grid", "replica")
@@ -77,8 +78,9 @@ def parallelize(
     """
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
-    prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels)
-    _average_gradients(module, grid, find_unused_parameters)
+    homes = GradientHomes()
+    prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
+    _average_gradients(module, grid, find_unused_parameters, homes)
     return module
 
 
@@ -89,8 +91,11 @@ def prepare(
     until: Submodule | Sequence[Submodule] = (),
     batch_norm: str = "grid",
     kernels: Kernels = "measure",
+    homes: GradientHomes | None = None,
 ) -> None:
     """What `parallelize` does for the forward pass: device, gathers, the policy of its tensors.
+
+    ``homes``: see `Policy`.
 
     Raises:
         LayoutError: ``batch_norm`` or ``kernels`` is unknown, or ``until`` names no part of the
@@ -102,12 +107,19 @@ def prepare(
         raise LayoutError(f"kernels={kernels!r}; use one of {', '.join(KERNELS)}")
     gather_before(module, until, grid)
     module.to(grid.device)
-    policy = Policy(batch_norm=batch_norm, kernels=kernels)
+    policy = Policy(
+        batch_norm=batch_norm,
+        kernels=kernels,
+        shares_filters=grid.size > grid.data,
+        homes=homes,
+    )
     if policy != Policy():
-        module.register_forward_pre_hook(_policy_hook(policy), with_kwargs=True)
+        module.forward = _with_policy(module.forward, policy)  # type: ignore[method-assign]
 
 
-def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None:
+def _average_gradients(
+    module: nn.Module, grid: Grid, find_unused: bool, homes: GradientHomes
+) -> None:
     if grid.size == 1:
         module.forward = Watched(module.forward)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
@@ -120,7 +132,7 @@ def _average_gradients(module: nn.Module, grid: Grid, find_unused: bool) -> None
         return
     body = Body(module)
     if not find_unused and _can_share(module, grid):
-        gradients = share_gradients(module, grid.rank)
+        gradients = share_gradients(module, grid, homes)
         if gradients is not None:
             guard.gradients = gradients
             module.forward = Watched(body.forward, guard, gradients)  # type: ignore[method-assign]
@@ -186,13 +198,13 @@ def _share_random_state(grid: Grid) -> None:
         torch.cuda.set_rng_state(state.cpu(), grid.device)
 
 
-def _policy_hook(policy: Policy) -> Any:
+def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
     def apply(value: Any) -> Any:
         if isinstance(value, Sharded):
             return Sharded.from_local(value.local, value.partition, value.grid, policy)
         return value
 
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tree_map(apply, args), tree_map(apply, kwargs)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*tree_map(apply, args), **tree_map(apply, kwargs))
 
-    return hook
+    return torch.compiler.disable(run, reason="it takes cut tensors")

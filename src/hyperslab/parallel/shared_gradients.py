@@ -4,56 +4,85 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from hyperslab.comm import shared_buffers, shared_channels
+from hyperslab.comm import Grid, Shown, shared_buffers, shared_channels
+from hyperslab.comm.shared_memory.channels import Shared
+from hyperslab.geometry import Cut
+from hyperslab.tensor.gradient_homes import GradientHomes
 
 LINE = 64  # [B] at which a gradient begins: a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a gradient: numbers ``begin`` to ``end`` of those of its type, ``row`` in each row."""
+
+    dtype: int
+    begin: int
+    end: int
+    row: int
 
 
 class SharedGradients:
     """What DistributedDataParallel does for the gradients of a module, of ranks of one machine.
 
-    Every ``.grad`` is a view of memory that all ranks map. When the last gradient of a backward
+    Every ``.grad`` lies in memory that all ranks map. When the last gradient of a backward
     pass is there, each rank averages its share of the numbers, in place: nothing is sent. A rank
-    of the CPU has no other core that could do it meanwhile.
+    of the CPU has no other core that could do it meanwhile. Of a layer whose filters ranks share
+    only the rank that has them reads its gradient.
 
     ``require_backward_grad_sync``: whether the next forward's gradients will be averaged, as
     DistributedDataParallel has it.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], buffers: Sequence[torch.Tensor], rank: int
+        self,
+        parameters: Sequence[nn.Parameter],
+        buffers: Sequence[torch.Tensor],
+        grid: Grid,
+        homes: GradientHomes,
     ) -> None:
         """``buffers`` are bytes, one of each rank, and as many as `bytes_needed`."""
         self.require_backward_grad_sync = True
+        self.homes = homes
         self._parts: list[list[torch.Tensor]] = []  # of each dtype, by rank
-        self._views: dict[int, torch.Tensor] = {}
+        self._places: dict[int, _Place] = {}  # in the order of memory
+        self._size = grid.size
+        self._shares = grid.size > grid.data
+        self._ranks = {axis: _ranks_along(axis, grid) for axis in grid.extents}
+        self._rows: dict[int, Cut] = {}
         begin = 0
         for dtype in _dtypes(parameters):
             of_dtype = [p for p in parameters if p.dtype == dtype]
             end = begin + bytes_needed(of_dtype)
-            parts = [buffer[begin:end].view(dtype) for buffer in buffers]
-            self._parts.append(parts)
-            self._make_views(of_dtype, parts[rank])
+            self._parts.append([buffer[begin:end].view(dtype) for buffer in buffers])
+            self._make_homes(of_dtype, self._parts[-1][grid.rank])
             begin = end
 
-    def _make_views(self, parameters: Sequence[nn.Parameter], whole: torch.Tensor) -> None:
+    def _make_homes(self, parameters: Sequence[nn.Parameter], whole: torch.Tensor) -> None:
         begin = 0
         for parameter in parameters:
             flat = whole[begin : begin + parameter.numel()]
-            self._views[id(parameter)] = _as(parameter, flat)
-            begin += bytes_needed([parameter]) // parameter.element_size()
+            self.homes.add(parameter, _as(parameter, flat))
+            end = begin + bytes_needed([parameter]) // parameter.element_size()
+            row = parameter.numel() // max(1, parameter.shape[0]) if parameter.dim() else 1
+            self._places[id(parameter)] = _Place(len(self._parts) - 1, begin, end, row)
+            begin = end
+
+    def begin(self) -> None:
+        """A forward pass begins."""
+        self.homes.begin(averaged=self.require_backward_grad_sync)
+        self._rows.clear()
 
     def collect(self, parameter: torch.Tensor) -> None:
-        """Move a gradient to where it is averaged, unless it has been accumulated there."""
-        view = self._views[id(parameter)]
-        if parameter.grad is not view:
-            assert parameter.grad is not None
-            view.copy_(parameter.grad)
-            parameter.grad = view
+        """Move a gradient to where it is averaged, unless it was made or accumulated there."""
+        rows = self.homes.settle(parameter)
+        if rows is not None and parameter.stride(0) * parameter.shape[0] == parameter.numel():
+            self._rows[id(parameter)] = rows
 
     def average(self) -> None:
         """All gradients have been collected, on all ranks.
@@ -63,8 +92,46 @@ class SharedGradients:
         """
         shared = shared_channels()
         assert shared is not None
-        for parts in self._parts:
-            shared.average_shown(parts, "the average of the gradients")
+        what = "the average of the gradients"
+        in_rows = self._in_rows_on_all(shared, what)
+        sums: list[Shown] = []
+        for number, parts in enumerate(self._parts):
+            begin = 0
+            of_dtype = [key for key, place in self._places.items() if place.dtype == number]
+            for key in (key for key in of_dtype if key in in_rows):
+                place = self._places[key]
+                sums.append(self._from_all(parts, begin, place.begin))
+                sums += self._from_owners(parts, place, self._rows[key])
+                begin = place.end
+            sums.append(self._from_all(parts, begin, parts[0].numel()))
+        shared.average_shown(sums, what)
+
+    def _in_rows_on_all(self, shared: Shared, what: str) -> set[int]:
+        """Parameters whose gradient is zero on every rank but for its own rows.
+
+        A hook of one rank alone, say, may have made another gradient of it there.
+        """
+        if not self._shares:
+            return set()
+        found = torch.tensor([float(key in self._rows) for key in self._places])
+        shared.all_reduce(found, range(self._size), what)
+        return {
+            key
+            for key, count in zip(self._places, found.tolist(), strict=True)
+            if count == self._size
+        }
+
+    def _from_all(self, parts: Sequence[torch.Tensor], begin: int, end: int) -> Shown:
+        return Shown([part[begin:end] for part in parts], range(self._size))
+
+    def _from_owners(
+        self, parts: Sequence[torch.Tensor], place: _Place, rows: Cut
+    ) -> Iterator[Shown]:
+        """Of each interval of rows, which come from the ranks that have it."""
+        for (lo, hi), ranks in zip(rows.intervals, self._ranks[rows.axis], strict=True):
+            begin = place.begin + lo * place.row
+            end = place.begin + hi * place.row
+            yield Shown([part[begin:end] for part in parts], ranks)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -77,14 +144,14 @@ class SharedGradients:
             self.require_backward_grad_sync = before
 
 
-def share_gradients(module: nn.Module, rank: int) -> SharedGradients | None:
+def share_gradients(module: nn.Module, grid: Grid, homes: GradientHomes) -> SharedGradients | None:
     """For the trainable parameters of a module; None where ranks cannot share as much memory.
 
     All ranks call this.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     buffers = shared_buffers(bytes_needed(parameters))
-    return None if buffers is None else SharedGradients(parameters, buffers, rank)
+    return None if buffers is None else SharedGradients(parameters, buffers, grid, homes)
 
 
 def bytes_needed(parameters: Sequence[torch.Tensor]) -> int:
@@ -94,6 +161,14 @@ def bytes_needed(parameters: Sequence[torch.Tensor]) -> int:
     192
     """
     return sum(-(-p.nbytes // LINE) * LINE for p in parameters)
+
+
+def _ranks_along(axis: str, grid: Grid) -> list[list[int]]:
+    """Of each place along an axis the ranks that are there."""
+    places = [grid.coords_of(rank)[axis] for rank in range(grid.size)]
+    return [
+        [rank for rank, place in enumerate(places) if place == i] for i in range(grid.extents[axis])
+    ]
 
 
 def _dtypes(parameters: Sequence[nn.Parameter]) -> list[torch.dtype]:

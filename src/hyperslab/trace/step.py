@@ -13,6 +13,7 @@ from torch import nn
 from hyperslab.ops.kernels.choose import as_if_on
 from hyperslab.parallel.parallelize import prepare
 from hyperslab.tensor import Sharded
+from hyperslab.tensor.gradient_homes import GradientHomes
 from hyperslab.trace.buckets import Buckets
 from hyperslab.trace.layers import Layers
 from hyperslab.trace.nothing import Nothing
@@ -104,7 +105,13 @@ class _Step:
         work = self.workload
         self.model = work.build().train(work.train)
         self._forget_values()
-        prepare(self.model, self.grid, until=work.until, batch_norm=work.batch_norm)
+        prepare(
+            self.model,
+            self.grid,
+            until=work.until,
+            batch_norm=work.batch_norm,
+            homes=GradientHomes(),
+        )
         stack.enter_context(self.layers.following(self.model))
         parameters = self.model.parameters
         self.optimizer = None if work.optimizer is None else work.optimizer(parameters())

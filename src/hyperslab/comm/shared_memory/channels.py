@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hyperslab.comm.shared_memory.pairs import FIRST_VALUES, FREE, FULL, SLOTS, RankPairs
 from hyperslab.comm.shared_memory.segment import Segment, connect
-from hyperslab.comm.shared_memory.sums import SharedSums, area_bytes, check_size
+from hyperslab.comm.shared_memory.sums import SharedSums, Shown, area_bytes, check_size
 from hyperslab.memory_format import CHANNELS_LAST
 
 BUDGET = 32 << 20  # [B] of all slots together
@@ -84,9 +84,9 @@ class Shared:
         """``scale`` times the sum over ``ranks``, in place; see `SharedSums.all_reduce`."""
         self._sums.all_reduce(x, ranks, what, scale)
 
-    def average_shown(self, parts: Sequence[torch.Tensor], what: str) -> None:
+    def average_shown(self, sums: Sequence[Shown], what: str) -> None:
         """The mean over all ranks in memory that all map; see `SharedSums.average_shown`."""
-        self._sums.average_shown(parts, what)
+        self._sums.average_shown(sums, what)
 
     def _slot(
         self, sender: int, receiver: int, number: int, like: torch.Tensor, last: bool

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 SHARED_FOLDER = Path("/dev/shm")
 CACHE_LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
-SPINS = 400  # tries, of half a microsecond each, before a waiting rank goes to sleep
+SPINS = 4000  # tries, of half a microsecond each, before a waiting rank goes to sleep
 CHECK = 0.2  # [s] between two looks at whether the rank that is waited for still lives
 
 

@@ -7,6 +7,7 @@ half an area holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +20,16 @@ AREAS = 16 << 20  # [B] of all areas together
 LARGEST_AREA = 4 << 20  # [B] of one: two chunks that the processor's cache holds
 PIECE = 1 << 16  # numbers that are added up at once: they stay in the processor's cache
 _HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """``parts``: one of every rank, flat and as large as the others. The numbers of those ranks
+    that ``terms`` names are added up; others' are zero.
+    """
+
+    parts: Sequence[torch.Tensor]
+    terms: Sequence[int]
 
 
 class SharedSums:
@@ -53,33 +64,24 @@ class SharedSums:
         for rank in others:
             self._pairs.post(self.rank, rank, TOKEN)
 
-    def average_shown(self, parts: Sequence[torch.Tensor], what: str) -> None:
-        """The mean over all ranks, in place of tensors that all of them map: one each, flat.
+    def average_shown(self, sums: Sequence[Shown], what: str) -> None:
+        """The mean over all ranks, in place of tensors that all of them map.
 
-        A number is read where it was written, and its mean is written where it belongs; every rank
-        does so for its share of the numbers.
+        A number is read where it was written, and its mean is written where it belongs; of every
+        sum each rank that has a term does so for its share of the numbers.
 
         Raises:
             CommError: see `all_reduce`.
         """
-        ranks = range(len(parts))
-        others = [rank for rank in ranks if rank != self.rank]
+        others = [rank for rank in range(len(self._areas)) if rank != self.rank]
+        nbytes = sum(shown.parts[self.rank].nbytes for shown in sums)
         self._may_write(what)
-        self._segment.numbers[self.rank] = parts[self.rank].nbytes
+        self._segment.numbers[self.rank] = nbytes
         self.meet(others, what)
-        self.check(others, parts[self.rank].nbytes, what)
-        shares = [part.tensor_split(len(parts))[self.rank].split(PIECE) for part in parts]
-        for pieces in zip(*shares, strict=True):
-            own = pieces[self.rank]
-            shown = [pieces[rank] for rank in others]
-            if own.dtype in _HALF:
-                own.copy_(_total([own, *shown]).mul_(1 / len(parts)))
-            else:
-                for piece in shown:
-                    own.add_(piece)
-                own.mul_(1 / len(parts))
-            for piece in shown:
-                piece.copy_(own)
+        self.check(others, nbytes, what)
+        for shown in sums:
+            if self.rank in shown.terms:
+                _average(shown, self.rank)
         self.meet(others, what)
 
     def _sum_all(
@@ -212,6 +214,25 @@ def check_size(rank: int, peer: int, expected: int, found: int, what: str) -> No
         )
 
 
+def _average(shown: Shown, rank: int) -> None:
+    """A rank's share of the numbers: the sum over the terms by the number of ranks, everywhere."""
+    places = [rank, *(term for term in shown.terms if term != rank)]
+    places += [place for place in range(len(shown.parts)) if place not in places]
+    share = shown.terms.index(rank)
+    shares = [shown.parts[place].tensor_split(len(shown.terms))[share] for place in places]
+    for pieces in zip(*(part.split(PIECE) for part in shares), strict=True):
+        own, *copies = pieces
+        terms = copies[: len(shown.terms) - 1]
+        if own.dtype in _HALF:
+            own.copy_(_total([own, *terms]).mul_(1 / len(places)))
+        else:
+            for term in terms:
+                own.add_(term)
+            own.mul_(1 / len(places))
+        for copy in copies:
+            copy.copy_(own)
+
+
 def _add_up(terms: Sequence[torch.Tensor], out: torch.Tensor, scale: float) -> None:
     """``out`` may be one of the terms only where it is of half precision."""
     if out.dtype not in _HALF:
@@ -227,7 +248,7 @@ def _add_up(terms: Sequence[torch.Tensor], out: torch.Tensor, scale: float) -> N
 
 def _total(terms: Sequence[torch.Tensor]) -> torch.Tensor:
     wide = torch.float32 if terms[0].dtype in _HALF else terms[0].dtype
-    total = terms[0].to(wide) + terms[1].to(wide)
-    for term in terms[2:]:
+    total = terms[0].to(wide, copy=True)
+    for term in terms[1:]:
         total += term.to(wide)
     return total

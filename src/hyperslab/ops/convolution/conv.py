@@ -23,6 +23,7 @@ from hyperslab.ops.common.placement import (
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.ops.convolution.spec import ConvSpec
+from hyperslab.ops.filters import filter_share, operand_type, taken
 from hyperslab.ops.kernels.convolution import (
     ConvOptions,
     cast_input,
@@ -133,7 +134,8 @@ def convolve(
 
     Distribution scheme:
     1. Place every output on the rank that owns the centre of its window.
-    2. Nothing cut in space: the plain local convolution.
+    2. Nothing cut in space: the plain local convolution, of this rank's share of the filters
+       where they are many (`filter_share`).
     3. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
        meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
        (`BufferConv`).
@@ -152,8 +154,16 @@ def convolve(
     x = input.redistribute(layout.input, f"the gather before {name}")
     block, source = operand(x, operand_type(x))
     kernels = x.policy.kernels
-    weight = cast_for_autocast(weight)
-    bias = bias if bias is None else cast_for_autocast(bias)
+    share = None
+    if layout.spec is None and groups == 1:
+        share = filter_share(x, weight, layout.output, 1)
+    homes = x.policy.homes
+    if share is None:
+        weight = taken(weight, operand_type(weight), homes)
+        bias = bias if bias is None else cast_for_autocast(bias)
+    else:
+        weight = share.of(weight, operand_type(weight), homes)
+        bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
     last = serial_is_last(x, block, weight)
     if block.dtype != operand_type(x):
         block = cast_for_autocast(cast_input(block, weight, kernels))
@@ -162,6 +172,8 @@ def convolve(
         y = differentiable_conv(
             block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
         )
+        if share is not None:
+            y = share.whole(y, f"the gather of the filters of {name}")
     elif layout.slabs is None:
         y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source)
     else:
@@ -177,18 +189,6 @@ def serial_is_last(x: Sharded, block: torch.Tensor, weight: torch.Tensor) -> boo
     return formats != {torch.contiguous_format}
 
 
-def operand_type(x: torch.Tensor) -> torch.dtype:
-    """The type in which a convolution takes it."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return x.dtype
-    return torch.get_autocast_dtype(kind)
-
-
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
     """What autocast does to a convolution's argument; it does not know our autograd functions."""
-    kind = value.device.type
-    if not torch.is_autocast_enabled(kind):
-        return value
-    eligible = value.is_floating_point() and value.dtype != torch.float64
-    return value.to(torch.get_autocast_dtype(kind)) if eligible else value
+    return value.to(operand_type(value))

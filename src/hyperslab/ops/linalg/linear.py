@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError
+from hyperslab.ops.filters import filter_share, operand_type
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import gather_first
 
@@ -14,7 +15,7 @@ from hyperslab.tensor.dispatch import gather_first
 def linear_layer(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Sharded:
-    """Over the last dim, which must not be cut."""
+    """Over the last dim, which must not be cut; of many filters each rank computes its share."""
     if not isinstance(input, Sharded) or isinstance(weight, Sharded):
         raise LayoutError("linear: the input is cut, weight and bias are ordinary tensors")
     last = input.dim() - 1
@@ -25,4 +26,10 @@ def linear_layer(
             f"    use x.flatten(1) to leave space;\n{gather_first(cut.axis)}"
         )
     partition = input.partition.with_dim(last, weight.shape[0], None)
-    return input.like(F.linear(input.local, weight, bias), partition)
+    share = filter_share(input, weight, partition, last) if weight.dim() == 2 else None
+    if share is None:
+        return input.like(F.linear(input.local, weight, bias), partition)
+    homes = input.policy.homes
+    rows = share.of(weight, operand_type(weight), homes)
+    y = F.linear(input.local, rows, bias if bias is None else share.of(bias, bias.dtype, homes))
+    return input.like(share.whole(y, "the gather of the filters of linear"), partition)

@@ -1,0 +1,64 @@
+"""Parameters as a layer takes them: a share of their rows, in another type."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.geometry import Cut
+from hyperslab.tensor.gradient_homes import GradientHomes
+
+
+class _Taken(torch.autograd.Function):
+    """Rows of a parameter, cast; the gradient is made where it is averaged, if that is possible."""
+
+    @staticmethod
+    def forward(ctx, parameter, begin, end, dtype, rows, homes):  # type: ignore[no-untyped-def]
+        ctx.parameter = parameter  # a leaf: it keeps no graph
+        ctx.begin = begin
+        ctx.end = end
+        ctx.rows = rows
+        ctx.homes = homes
+        return parameter[begin:end].to(dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        parameter = ctx.parameter
+        rest = parameter.shape[0] - ctx.end
+        if torch.is_grad_enabled():
+            beside = [0] * (2 * parameter.dim() - 2) + [ctx.begin, rest]
+            return F.pad(gradient.to(parameter.dtype), beside), *[None] * 5
+        home = ctx.homes.free(parameter)
+        whole = torch.empty_like(parameter) if home is None else home
+        whole[: ctx.begin].zero_()
+        whole[ctx.begin : ctx.end] = gradient
+        whole[ctx.end :].zero_()
+        if home is not None:
+            ctx.homes.made(parameter, whole, ctx.rows)
+        return whole, *[None] * 5
+
+
+def taken(
+    parameter: torch.Tensor,
+    dtype: torch.dtype,
+    homes: GradientHomes | None,
+    rows: Cut | None = None,
+    index: int = 0,
+) -> torch.Tensor:
+    """A parameter in another type; of ``rows``, a cut of its first dim, the interval ``index``.
+
+    Differentiable. The gradient is zero in the rows of other ranks.
+    """
+    begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
+    plain = rows is None and dtype == parameter.dtype
+    if plain or homes is None or not parameter.is_leaf or not parameter.requires_grad:
+        return (parameter if rows is None else parameter[begin:end]).to(dtype)
+    return _Taken.apply(parameter, begin, end, dtype, rows, homes)  # type: ignore[no-any-return]
+
+
+def operand_type(x: torch.Tensor) -> torch.dtype:
+    """The type in which a convolution or a linear layer takes a tensor: autocast may lower it."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return x.dtype
+    return torch.get_autocast_dtype(kind) if x.is_floating_point() else x.dtype

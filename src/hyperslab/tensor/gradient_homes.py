@@ -1,0 +1,104 @@
+"""Where the gradients of a module's parameters are averaged, so that they can be made there."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from hyperslab.geometry import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A gradient that was made where it is averaged, while its version is still this one."""
+
+    version: int
+    rows: Cut | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    parameter: weakref.ref[torch.Tensor]  # a tensor that comes after it may have its id
+    gradient: torch.Tensor
+
+
+class GradientHomes:
+    """The homes of gradients, by parameter.
+
+    A backward pass that makes the gradient of a parameter may write it into its home and return
+    that, where a copy would follow. Nobody else may see a home before its gradient is there: not
+    ``torch.autograd.grad``, no gradient that accumulates or that somebody kept.
+    """
+
+    def __init__(self) -> None:
+        self._homes: dict[int, _Home] = {}
+        self._made: dict[int, _Made] = {}
+        self._shown: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._averaged = False
+
+    def add(self, parameter: torch.Tensor, home: torch.Tensor) -> None:
+        """``home`` has the parameter's shape, strides and type."""
+        self._homes[id(parameter)] = _Home(weakref.ref(parameter), home)
+
+    def begin(self, *, averaged: bool) -> None:
+        """A forward pass whose gradients will be averaged, or only accumulate."""
+        self._made.clear()
+        self._averaged = averaged
+
+    def free(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The home, for what this backward pass will accumulate; None: somebody else would see it.
+
+        It holds anything.
+        """
+        entry = self._homes.get(id(parameter))
+        known = entry is not None and entry.parameter() is parameter
+        if not known or not self._averaged or parameter.grad is not None:
+            return None
+        if id(parameter) in self._made or not _accumulates(parameter):
+            return None
+        self._let_go(parameter)
+        assert entry is not None
+        return entry.gradient.data  # with a version of its own
+
+    def made(self, parameter: torch.Tensor, gradient: torch.Tensor, rows: Cut | None) -> None:
+        """What `free` gave holds the gradient; ``rows``: on every rank it is zero but for its own.
+
+        Those of the rank at ``i`` of the axis of ``rows``, in its interval ``i`` of the first dim.
+        """
+        self._made[id(parameter)] = _Made(gradient._version, rows)
+
+    def settle(self, parameter: torch.Tensor) -> Cut | None:
+        """Move a gradient that has been accumulated home; the rows of `made` if it still is that.
+
+        Hooks, and a second use of the parameter, may have made another gradient of it.
+        """
+        gradient = parameter.grad
+        home = self._homes[id(parameter)].gradient
+        assert gradient is not None
+        made = self._made.pop(id(parameter), None)
+        if gradient.data_ptr() != home.data_ptr():
+            self._let_go(parameter)
+            home.copy_(gradient)
+            gradient = home.data
+            parameter.grad = gradient
+            made = None
+        self._shown[id(parameter)] = weakref.ref(gradient)
+        return made.rows if made is not None and gradient._version == made.version else None
+
+    def _let_go(self, parameter: torch.Tensor) -> None:
+        """Somebody may have kept the gradient of an earlier step: it gets memory of its own."""
+        shown = self._shown.pop(id(parameter), None)
+        kept = None if shown is None else shown()
+        if kept is not None and kept is not parameter.grad:
+            kept.data = kept.detach().clone()
+
+
+def _accumulates(parameter: torch.Tensor) -> bool:
+    """Whether the present backward pass ends in ``parameter.grad``, not in somebody's hands."""
+    try:
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
+    except RuntimeError:  # torch.autograd.grad, or it is frozen by now
+        return False
