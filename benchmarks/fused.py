@@ -62,9 +62,9 @@ def chains(x: torch.Tensor, pool: int) -> Iterator[Chain]:
     ops = torch.ops.hyperslab
     channels = x.shape[1]
     tiles = [pool] * 3
-    scale = torch.rand(1, channels) + 0.5
-    shift = torch.randn(1, channels)
-    running = (torch.zeros(channels), torch.ones(channels))
+    norm = torch.randn(3, 1, channels)
+    mean, scale, shift = norm[:, 0]
+    running = (mean, torch.ones(channels))
 
     for maximum in (False, True):
         pooling = F.max_pool3d if maximum else F.avg_pool3d
@@ -77,13 +77,13 @@ def chains(x: torch.Tensor, pool: int) -> Iterator[Chain]:
             return pooling(F.leaky_relu(x, SLOPE).float(), pool).to(x.dtype)
 
         def normalized(x: torch.Tensor) -> torch.Tensor:
-            return F.batch_norm(x, *running, scale[0], shift[0], False, eps=0.0)
+            return F.batch_norm(x, *running, scale, shift, False, eps=0.0)
 
-        y, marks = ops.chain_forward(x, None, None, *chain, True, x.dtype)
+        y, marks = ops.chain_forward(x, None, *chain, True, x.dtype)
         moved = x.nbytes + y.nbytes + marks.nbytes
         yield Chain(
             f"activation, {name}",
-            lambda chain=chain: ops.chain_forward(x, None, None, *chain, True, x.dtype)[0],
+            lambda chain=chain: ops.chain_forward(x, None, *chain, True, x.dtype)[0],
             lambda separate=separate: separate(x),
             moved,
         )
@@ -93,7 +93,7 @@ def chains(x: torch.Tensor, pool: int) -> Iterator[Chain]:
         yield Chain(
             f"activation, {name}: backward",
             lambda chain=chain, g=g, marks=marks: ops.chain_backward(
-                g, marks, None, None, None, None, None, *chain, x.shape, x.dtype
+                g, marks, None, None, None, *chain, x.shape, x.dtype
             ),
             lambda leaf=leaf, graph=graph, g=g: torch.autograd.grad(
                 graph, leaf, g, retain_graph=True
@@ -102,7 +102,7 @@ def chains(x: torch.Tensor, pool: int) -> Iterator[Chain]:
         )
         yield Chain(
             f"scale, activation, {name}",
-            lambda chain=chain: ops.chain_forward(x, scale, shift, *chain, True, x.dtype)[0],
+            lambda chain=chain: ops.chain_forward(x, norm, *chain, True, x.dtype)[0],
             lambda separate=separate: separate(normalized(x)),
             x.nbytes + y.nbytes,
         )

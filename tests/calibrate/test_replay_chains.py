@@ -45,7 +45,7 @@ def test_a_chain_reads_its_block_once_and_writes_what_is_pooled() -> None:
     first = next(op for op in fused(True) if "chain_forward" in op.call.name)
     x, *_ = first.call.tensors()
     assert x.shape == (1, 16, 16, 32, 32)
-    per_channel = 2 * 16 * 4
+    per_channel = 3 * 16 * 4  # mean, scale, shift
     assert first.read == x.nbytes + per_channel
     assert first.written == x.nbytes // 8
     assert not first.flops

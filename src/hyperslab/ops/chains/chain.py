@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -29,11 +29,18 @@ class Chain:
     block: torch.Tensor
     version: int
     links: Links
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
     with_graph: bool
     parents: tuple[tuple[weakref.ref[Sharded], Links], ...] = ()
     """The tensors that this chain was taken over from, with their links."""
+
+    def linked(self, links: Links) -> Chain:
+        """With these links in place of its own."""
+        return Chain(self.source, self.block, self.version, links, self.with_graph, self.parents)
+
+    def taken_over(self, x: Sharded) -> Chain:
+        """That of ``x``, for the next tensor."""
+        parents = (*self.parents, (weakref.ref(x), self.links))
+        return Chain(self.source, self.block, self.version, self.links, self.with_graph, parents)
 
     @property
     def sources(self) -> list[Sharded]:
@@ -50,9 +57,19 @@ class Chain:
         return self.links.dtype
 
     @property
+    def wants_gradient(self) -> bool:
+        """Whether the result will have a graph."""
+        if not self.with_graph:
+            return False
+        if self.block.requires_grad:
+            return True
+        statistics = self.links.statistics
+        return statistics is not None and statistics.affine.requires_grad
+
+    @property
     def recomputable(self) -> bool:
         """A normalised block is: what its normalisation keeps is all that it takes."""
-        return self.links.scale is not None and not self.links.pool and not self._alive()
+        return self.links.statistics is not None and not self.links.pool and not self._alive()
 
     def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The result, with its graph; in another type it is rounded once, to that one.
@@ -66,7 +83,7 @@ class Chain:
                 "result was not computed yet\n    change x.local, or a clone(), instead of an "
                 "alias that was taken before"
             )
-        links = self.links if dtype is None else replace(self.links, dtype=dtype)
+        links = self.links if dtype is None else self.links.rounded(dtype)
         for parent, done in reversed(self._alive()):
             # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
             rest = links.after(done)
@@ -74,14 +91,14 @@ class Chain:
                 block = dense(parent.block, memory_format_of(parent.block))
                 return ChainFunction.apply(block, None, None, rest)
         with torch.set_grad_enabled(self.with_graph):
-            return ChainFunction.apply(self.block, self.weight, self.bias, links)
+            return _apply(self.block, links)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recomputable:
     """An operand that is kept for the backward pass as what it is computed from.
 
-    ``tensors``: the block, weight and bias of a normalisation.
+    ``tensors``: the block that a normalisation keeps, too.
     """
 
     tensors: tuple[torch.Tensor | None, ...]
@@ -89,11 +106,18 @@ class Recomputable:
 
     def value(self, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         """The operand once more; with a graph where one is recorded."""
-        if torch.is_grad_enabled():
-            return ChainFunction.apply(*tensors, self.links)
-        block = tensors[0]
+        (block,) = tensors
         assert block is not None
-        return self.links.forward(block, *self.links.tensors, mark=False)[0]
+        if torch.is_grad_enabled():
+            return _apply(block, self.links)
+        return self.links.forward(block, mark=False)[0]
+
+
+def _apply(block: torch.Tensor, links: Links) -> torch.Tensor:
+    affine = None if links.statistics is None else links.statistics.affine
+    if affine is None:
+        return ChainFunction.apply(block, None, None, links)
+    return ChainFunction.apply(block, affine.weight, affine.bias, links)
 
 
 def begin(x: Sharded) -> Chain | None:
@@ -104,22 +128,19 @@ def begin(x: Sharded) -> Chain | None:
     """
     if isinstance(x.pending, Chain):
         if torch.is_grad_enabled():
-            parents = (*x.pending.parents, (weakref.ref(x), x.pending.links))
-            return replace(x.pending, parents=parents)
+            return x.pending.taken_over(x)
         x.settle()  # what goes on without gradients must not have the graph of what is pending
     empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
     if x.dtype not in TYPES or not 3 <= x.dim() <= 5 or empty:
         return None
     block = dense(x.block, memory_format_of(x.block))
     version = 0 if block.is_inference() else block._version
-    return Chain(x, block, version, Links(block.dtype), None, None, torch.is_grad_enabled())
+    return Chain(x, block, version, Links(block.dtype), torch.is_grad_enabled())
 
 
 def result(chain: Chain, like: Sharded, partition: Partition) -> Sharded:
     """What a rule returns: put off where nobody can change the source unnoticed, else computed."""
-    tensors = (chain.block, chain.weight, chain.bias)
-    graph = chain.with_graph and any(t is not None and t.requires_grad for t in tensors)
-    if graph and chain.source.private:
+    if chain.source.private and chain.wants_gradient:
         return like.will_be(chain, partition)
     return like.like(chain.value(), partition, fresh=True)
 
@@ -140,5 +161,4 @@ def operand(x: Sharded, dtype: torch.dtype) -> tuple[torch.Tensor, Recomputable 
         block = x.block
     if not chain.recomputable:
         return block, None
-    links = replace(chain.links, dtype=block.dtype)
-    return block, Recomputable((chain.block, chain.weight, chain.bias), links)
+    return block, Recomputable((chain.block,), chain.links.rounded(block.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,22 +11,29 @@ from torch.autograd.function import once_differentiable
 from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.memory_format import dense, memory_format_of
+from hyperslab.ops.chains.affine import Affine
 from hyperslab.ops.chains.with_graph import chain_with_graph
 from hyperslab.ops.kernels import fused  # noqa: F401 - registers the operators
 
-_run = torch.ops.hyperslab
+_chain_forward = torch.ops.hyperslab.chain_forward.default
+_chain_backward = torch.ops.hyperslab.chain_backward.default
+_chain_backward_sums = torch.ops.hyperslab.chain_backward_sums.default
+_parameter_gradients = torch.ops.hyperslab.parameter_gradients.default
+_through_statistics = torch.ops.hyperslab.through_statistics.default
+_reorder = torch.ops.hyperslab.reorder.default
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Of a normalisation: mean and 1 / sqrt(var + eps) of every channel.
+    """Of a normalisation, as `hyperslab.ops.kernels.fused.statistics` has them.
 
-    Each (1, C), or (N, C) where every sample has its own, in float64; of ``pool`` neighbouring
-    channels together, over ``count`` values of the ranks of ``group``.
+    ``norm`` (3, R, C) and ``moments`` (4, R, C), where R is 1, or N where every sample has its own;
+    of ``pool`` neighbouring channels together, over ``count`` values of the ranks of ``group``.
     """
 
-    mean: torch.Tensor
-    invstd: torch.Tensor
+    norm: torch.Tensor
+    moments: torch.Tensor
+    affine: Affine
     pool: int
     count: int
     eps: float
@@ -35,38 +42,29 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """``pool(activation(x * scale + shift))``, as ``hyperslab::chain_forward`` takes it.
+    """``pool(activation(normalised x))``, as ``hyperslab::chain_forward`` takes it.
 
     ``slope``: of the activation below zero; ``pool``: extents of the tiles, of which the mean or
-    the maximum is taken; ``dtype``: of the result. ``scale`` and ``shift`` are the statistics and
-    the parameters of a normalisation.
+    the maximum is taken; ``dtype``: of the result.
     """
 
     dtype: torch.dtype
     statistics: Statistics | None = None
-    scale: torch.Tensor | None = None
-    shift: torch.Tensor | None = None
     slope: float = 1.0
     pool: tuple[int, ...] = ()
     maximum: bool = False
-    tensors: tuple[torch.Tensor, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        kept = () if self.scale is None or self.shift is None else (self.scale, self.shift)
-        object.__setattr__(self, "tensors", kept)
+    def activated(self, slope: float) -> Links:
+        """With an activation behind what there is."""
+        return Links(self.dtype, self.statistics, slope, self.pool, self.maximum)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        scale: torch.Tensor | None = None,
-        shift: torch.Tensor | None = None,
-        *,
-        mark: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result and, with ``mark``, what its gradient needs in place of ``x``."""
-        return _run.chain_forward(
-            x, scale, shift, self.slope, self.pool, self.maximum, mark, self.dtype
-        )
+    def pooled(self, pool: tuple[int, ...], maximum: bool, dtype: torch.dtype) -> Links:
+        """With a pooling behind what there is."""
+        return Links(dtype, self.statistics, self.slope, pool, maximum)
+
+    def rounded(self, dtype: torch.dtype) -> Links:
+        """With a result of another type."""
+        return Links(dtype, self.statistics, self.slope, self.pool, self.maximum)
 
     def after(self, done: Links) -> Links:
         """The links that are left when those of ``done`` are applied."""
@@ -77,10 +75,15 @@ class Links:
             maximum=self.maximum and not done.pool,
         )
 
+    def forward(self, x: torch.Tensor, *, mark: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result and, with ``mark``, what its gradient needs in place of ``x``."""
+        norm = None if self.statistics is None else self.statistics.norm
+        return _chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
+
     @property
     def leaves_marks(self) -> bool:
-        """Whether the gradient needs more than ``x``, scale and shift."""
-        return bool(self.pool and self.maximum) or (self.scale is None and self.slope != 1)
+        """Whether the gradient needs more than ``x`` and its statistics."""
+        return bool(self.pool and self.maximum) or (self.statistics is None and self.slope != 1)
 
 
 class ChainFunction(torch.autograd.Function):
@@ -93,21 +96,20 @@ class ChainFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, links: Links):  # type: ignore[no-untyped-def]
-        y, marks = links.forward(
-            x, *links.tensors, mark=links.leaves_marks and any(ctx.needs_input_grad)
-        )
+        marked = links.leaves_marks
+        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad))
         ctx.links = links
         ctx.format = memory_format_of(x)
         ctx.shape = x.shape
         ctx.dtype = x.dtype
-        kept = x if links.statistics is not None else None
-        ctx.save_for_backward(kept, weight, bias, marks if links.leaves_marks else None)
+        ctx.save_for_backward(None if links.statistics is None else x, marks if marked else None)
         return y
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        links = ctx.links
-        statistics = links.statistics
+        statistics = ctx.links.statistics
+        if statistics is not None:
+            statistics.affine.check_unchanged()
         whole = statistics is None or statistics.group is None
         if torch.is_grad_enabled() and whole:
             return *chain_with_graph(ctx, gradient), None
@@ -117,24 +119,27 @@ class ChainFunction(torch.autograd.Function):
 @once_differentiable
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     links = ctx.links
-    x, weight, _, marks = ctx.saved_tensors
+    statistics = links.statistics
+    x, marks = ctx.saved_tensors
     g = _in_format(gradient, ctx.format)
     marks = g.new_empty(0, dtype=torch.uint8) if marks is None else marks
     options = (links.slope, links.pool, links.maximum)
     needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-    b = c = dweight = dbias = None
-    if links.statistics is not None:
-        sums = _run.chain_backward_sums(g, marks, x, links.scale, links.shift, *options)
-        of_shift, of_scale = sums_of_normalised(sums, links.statistics)
-        dweight = of_scale.sum(0).to(weight.dtype) if needs_weight else None
-        dbias = of_shift.sum(0).to(links.scale.dtype) if needs_bias else None
+    norm = through = dweight = dbias = dx = None
+    if statistics is not None:
+        norm = statistics.norm
+        sums = _chain_backward_sums(g, marks, x, norm, *options)
+        numbers = (norm, statistics.moments)
+        parameters, shared = _parameter_gradients(sums, *numbers, statistics.pool)
+        dweight = parameters[0] if needs_weight else None
+        dbias = parameters[1] if needs_bias else None
         if needs_x:
-            b, c = through_statistics(of_shift, of_scale, weight, links.statistics)
-    dx = None
+            if statistics.group is not None:
+                what = "the gradient of a normalisation"
+                shared = reduce_in_place(shared, statistics.group, what)
+            through = _through_statistics(shared, *numbers, statistics.count, statistics.pool)
     if needs_x:
-        dx = _run.chain_backward(
-            g, marks, x, links.scale, links.shift, b, c, *options, ctx.shape, ctx.dtype
-        )
+        dx = _chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
     return dx, dweight, dbias
 
 
@@ -142,37 +147,4 @@ def _in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> to
     if gradient.is_contiguous(memory_format=memory_format):
         return dense(gradient, memory_format)
     last = memory_format is not torch.contiguous_format
-    return _run.reorder(gradient, last, gradient.dtype)
-
-
-def sums_of_normalised(
-    sums: torch.Tensor, statistics: Statistics
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of du and of du * xhat, from those of du and of du * x."""
-    of_shift, of_product = sums.unbind()
-    return of_shift, (of_product - of_shift * statistics.mean) * statistics.invstd
-
-
-def through_statistics(
-    of_shift: torch.Tensor,
-    of_scale: torch.Tensor,
-    weight: torch.Tensor | None,
-    statistics: Statistics,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``b`` and ``c`` of the gradient ``scale * du + b * x + c``: its way through the statistics.
-
-    With v = w du: dx = invstd * (v - mean of v - xhat * mean of v xhat).
-    """
-    sums = torch.stack([of_shift, of_scale])
-    if weight is not None:
-        sums *= weight
-    if statistics.pool > 1:
-        sums = sums.unflatten(2, (-1, statistics.pool)).sum(3)
-    if statistics.group is not None:
-        sums = reduce_in_place(sums, statistics.group, "the gradient of a normalisation")
-    if statistics.pool > 1:
-        sums = sums.repeat_interleave(statistics.pool, 2)
-    of_mean, of_xhat = (sums * (statistics.invstd / -statistics.count)).unbind()
-    b = of_xhat * statistics.invstd
-    c = of_mean - b * statistics.mean
-    return b.float(), c.float()
+    return _reorder(gradient, last, gradient.dtype)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.errors import LayoutError
+from hyperslab.ops.chains.affine import Affine
 from hyperslab.ops.chains.chain import Chain
 from hyperslab.ops.chains.function import Links, Statistics
 from hyperslab.ops.kernels import fused  # noqa: F401 - registers the operators
-from hyperslab.ops.kernels.moments import Moments
+
+_channel_sums = torch.ops.hyperslab.channel_sums.default
+_normalisation = torch.ops.hyperslab.normalisation.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,43 +30,43 @@ class Population:
     pool: int | None = None
 
 
-@torch.no_grad()
-def moments_of(x: torch.Tensor, over: Population) -> Moments:
-    """Mean and biased variance of every channel, (1, C) or (N, C), in float64.
+def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float) -> Statistics:
+    """Of every channel, or of every sample's, with the ``affine`` numbers behind them.
 
     Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
     precision resolves.
+
+    Raises:
+        LayoutError: weight or bias are not of the block's channels.
     """
     channels = x.shape[1]
-    sums = torch.ops.hyperslab.channel_sums(x, 0 if over.pool is None else channels // over.pool)
-    if over.group is not None:
-        sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
-    mean, square = (sums / over.count).unbind()
-    var = torch.addcmul(square, mean, mean, value=-1).clamp_min_(0)
-    if over.pool is not None and over.pool > 1:
-        mean = mean.repeat_interleave(over.pool)
-        var = var.repeat_interleave(over.pool)
-    return mean.view(-1, channels), var.view(-1, channels)
+    weight = affine.weight
+    bias = affine.bias
+    for parameter in (weight, bias):
+        if parameter is not None and parameter.numel() != channels:
+            raise LayoutError(
+                f"a normalisation of {channels} channels has a parameter {tuple(parameter.shape)}"
+            )
+    pool = over.pool or 1
+    with torch.no_grad():
+        sums = _channel_sums(x, 0 if over.pool is None else channels // pool)
+        if over.group is not None:
+            sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
+        norm, moments = _normalisation(sums, weight, bias, over.count, eps, channels, pool)
+    return Statistics(norm, moments, affine, pool, over.count, eps, over.group)
 
 
-@torch.no_grad()
 def normalised_chain(
     chain: Chain,
-    moments: Moments,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
     over: Population,
+    affine: Affine,
+    eps: float,
     dtype: torch.dtype | None = None,
-) -> Chain:
-    """A chain whose first link normalises, with weight and bias (C) in float32.
+) -> tuple[Chain, torch.Tensor]:
+    """A chain whose first link normalises, and mean and biased variance (2, 1 or N, C) in float64.
 
     ``dtype``: of the result, by default the block's.
     """
-    mean, var = moments
-    invstd = (var + eps).rsqrt_()
-    scale = invstd if weight is None else invstd * weight
-    shift = torch.neg(mean * scale) if bias is None else bias - mean * scale
-    statistics = Statistics(mean, invstd, over.pool or 1, over.count, eps, over.group)
-    links = Links(dtype or chain.dtype, statistics, scale.float(), shift.float())
-    return replace(chain, links=links, weight=weight, bias=bias)
+    statistics = statistics_of(chain.block, over, affine, eps)
+    links = Links(dtype or chain.dtype, statistics)
+    return chain.linked(links), statistics.moments[:2]

@@ -21,8 +21,9 @@ def chain_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor 
     is linear in ``gradient``, with factors that are the gradient of ones.
     """
     links = ctx.links
-    x, weight, bias, marks = ctx.saved_tensors
+    x, marks = ctx.saved_tensors
     if links.statistics is not None:
+        weight, bias = _parameters_then(links.statistics)
         inputs = [x, weight, bias]
         wanted = [i for i, t in enumerate(inputs) if t is not None and ctx.needs_input_grad[i]]
         y = composite(x, weight, bias, links)
@@ -30,20 +31,28 @@ def chain_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor 
         return [found[wanted.index(i)] if i in wanted else None for i in range(3)]
     ones = torch.empty(gradient.shape, device=gradient.device, memory_format=ctx.format).fill_(1)
     marks = ones.new_empty(0, dtype=torch.uint8) if marks is None else marks
-    factors = torch.ops.hyperslab.chain_backward(
-        ones,
-        marks,
-        *[None] * 5,
-        links.slope,
-        links.pool,
-        links.maximum,
-        ctx.shape,
-        torch.float32,
-    )
+    options = (links.slope, links.pool, links.maximum, ctx.shape, torch.float32)
+    factors = torch.ops.hyperslab.chain_backward(ones, marks, None, None, None, *options)
     spread = wide(gradient)
     for dim, k in enumerate(links.pool, start=2):
         spread = spread.repeat_interleave(k, dim)
     return (spread * factors).to(ctx.dtype), None, None
+
+
+def _parameters_then(statistics: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Weight and bias as they were at the call, whatever became of them since.
+
+    The weight with its graph; no gradient of a gradient depends on the bias.
+    """
+    mean, _, invstd, scale = statistics.moments[:, 0].unbind()
+    rounded, _, shift = statistics.norm[:, 0].unbind()
+    weight = statistics.affine.weight
+    bias = statistics.affine.bias
+    if weight is not None and statistics.affine.changed:
+        weight = weight + ((scale / invstd).to(weight.dtype) - weight).detach()
+    if bias is not None:
+        bias = (shift + (mean - rounded) * scale).to(bias.dtype).requires_grad_()
+    return weight, bias
 
 
 def composite(
@@ -54,7 +63,7 @@ def composite(
     y = wide(x)
     groups = y.unflatten(1, (-1, s.pool))
     dims = list(range(2, groups.dim()))
-    if len(s.mean) == 1 and s.pool == 1:  # over the batch, too
+    if s.norm.shape[1] == 1 and s.pool == 1:  # over the batch, too
         dims = [0, *dims]
     var, mean = torch.var_mean(groups, dims, correction=0, keepdim=True)
     y = ((groups - mean) * (var + s.eps).rsqrt()).flatten(1, 2)

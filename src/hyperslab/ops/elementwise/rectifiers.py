@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 
@@ -45,7 +43,7 @@ def _chain(x: Sharded, slope: float) -> Chain | None:
     chain = begin(x) if x.private and torch.is_grad_enabled() and slope >= 0 else None
     if chain is None or slope == 1:
         return None
-    return replace(chain, links=replace(chain.links, slope=slope))
+    return chain.linked(chain.links.activated(slope))
 
 
 def _linked(x: Sharded, slope: float, inplace: bool) -> bool:
@@ -55,7 +53,7 @@ def _linked(x: Sharded, slope: float, inplace: bool) -> bool:
     x.settle_readers()
     pending = x.pending
     if isinstance(pending, Chain) and pending.links.slope == 1 and not pending.links.pool:
-        x.pending = replace(pending, links=replace(pending.links, slope=slope))
+        x.pending = pending.linked(pending.links.activated(slope))
         return True
     if not x.replaceable:
         return False
@@ -65,5 +63,5 @@ def _linked(x: Sharded, slope: float, inplace: bool) -> bool:
         return False
     with torch.no_grad():
         x.become(torch.empty(0, dtype=x.dtype, device=x.device))
-    x.defer(replace(chain, links=replace(chain.links, slope=slope)))
+    x.defer(chain.linked(chain.links.activated(slope)))
     return True

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.memory_format import dense, memory_format_of
+from hyperslab.ops.chains.affine import Affine
 from hyperslab.ops.chains.chain import begin, result
-from hyperslab.ops.chains.statistics import Population, moments_of, normalised_chain
-from hyperslab.ops.common.half_precision import widened
+from hyperslab.ops.chains.statistics import Population, normalised_chain
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.normalization.statistics import Normalise
 from hyperslab.ops.reductions.base import without_empty_shards
@@ -61,17 +61,14 @@ def batch_norm(
     count = math.prod(shape) // shape[1]
     group = x.grid.group(axes)
     block = x.block
-    weight = widened(weight)
-    bias = widened(bias)
+    affine = Affine.of(weight, bias)
     chain = begin(x)
     if chain is None:
-        y, mean, var = Normalise.apply(block, weight, bias, eps, count, group)
+        y, mean, var = Normalise.apply(block, affine.weight, affine.bias, eps, count, group)
         normalised = x.like(y, fresh=True)
     else:
-        over = Population(count, group)
-        moments = moments_of(chain.block, over)
-        chain = normalised_chain(chain, moments, weight, bias, eps, over)
-        mean, var = (m[0] for m in moments)
+        chain, moments = normalised_chain(chain, Population(count, group), affine, eps)
+        mean, var = moments[:, 0].unbind()
         normalised = result(chain, x, x.partition)
     if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
@@ -87,9 +84,10 @@ def _update(
     momentum: float,
 ) -> None:
     """Move the running statistics, on every rank alike: per replica, to the replicas' mean."""
-    new = torch.stack([mean, unbiased])
     data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
     if data is not None:
-        new = reduce_in_place(new, data, "the running statistics of batch_norm") / x.grid.data
-    running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
-    running_var.lerp_(new[1].to(running_var.dtype), momentum)
+        both = torch.stack([mean, unbiased])
+        both = reduce_in_place(both, data, "the running statistics of batch_norm") / x.grid.data
+        mean, unbiased = both.unbind()
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_(unbiased.to(running_var.dtype), momentum)

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.memory_format import dense, memory_format_of
+from hyperslab.ops.chains.affine import Affine
 from hyperslab.ops.chains.chain import TYPES, begin, result
-from hyperslab.ops.chains.statistics import Population, moments_of, normalised_chain
-from hyperslab.ops.common.half_precision import widened
+from hyperslab.ops.chains.statistics import Population, normalised_chain
 from hyperslab.ops.common.placement import check_channels
 from hyperslab.ops.common.result_type import result_type
+from hyperslab.ops.kernels.moments import Moments
 from hyperslab.ops.normalization.statistics import Normalise
 from hyperslab.ops.reductions.base import group_over, without_empty_shards
 from hyperslab.tensor import Sharded, register
@@ -54,7 +55,8 @@ def instance_norm(
     if running_mean is None and _left_to_torch(x, count):
         return x.like(_by_rows(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = result_type("instance_norm", x.dtype, x.device)
-    y, mean, var = normalise_space(x, dtype, weight, bias, eps, 1)
+    affine = Affine.of(weight, bias, copied=True)
+    y, (mean, var) = normalise_space(x, dtype, affine, eps, 1)
     if running_mean is not None and running_var is not None:
         _update(x, running_mean, running_var, mean, var * (count / (count - 1)), momentum)
     return y
@@ -86,7 +88,7 @@ def group_norm(
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
         return x.like(_by_rows(torch.group_norm(x.local, num_groups, weight, bias, eps)))
     dtype = result_type("group_norm", x.dtype, x.device)
-    return normalise_space(x, dtype, weight, bias, eps, pool)[0]
+    return normalise_space(x, dtype, Affine.of(weight, bias), eps, pool)[0]
 
 
 def _left_to_torch(x: Sharded, count: int) -> bool:
@@ -120,35 +122,28 @@ def check_normalised(x: object, name: str, *parameters: object) -> None:
 
 
 def normalise_space(
-    x: Sharded,
-    dtype: torch.dtype,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    pool: int,
-) -> tuple[Sharded, torch.Tensor, torch.Tensor]:
+    x: Sharded, dtype: torch.dtype, affine: Affine, eps: float, pool: int
+) -> tuple[Sharded, Moments]:
     """Normalise ``pool`` channels of a sample together; also mean and variance (N, C)."""
     group = group_over(x, range(2, x.dim()))
     count = pool * math.prod(x.shape[2:])
     block = x.block
-    wide = (widened(weight), widened(bias))
     chain = begin(x)
     if chain is not None:
         over = Population(count, group, pool)
-        moments = moments_of(chain.block, over)
-        chain = normalised_chain(chain, moments, *wide, eps, over, dtype)
-        return result(chain, x, x.partition), *moments
+        chain, (mean, var) = normalised_chain(chain, over, affine, eps, dtype)
+        return result(chain, x, x.partition), (mean, var)
     # As if samples were further channels.
     block = block.to(dtype)
     samples, channels = block.shape[:2]
     # Not reshape: torch (2.13) takes a channels-last view with a batch of one for contiguous.
     flat = block.contiguous().view(1, samples * channels, *block.shape[2:])
-    affine = [None if p is None else p.repeat(samples) for p in wide]
-    y, mean, var = Normalise.apply(flat, *affine, eps, count, group, pool)
+    parameters = [None if p is None else p.repeat(samples) for p in (affine.weight, affine.bias)]
+    y, mean, var = Normalise.apply(flat, *parameters, eps, count, group, pool)
     y = y.view(block.shape)
     if not block.is_contiguous():  # the result is in the input's memory format
         y = torch.empty_like(block).copy_(y)
-    return x.like(y), mean.view(samples, channels), var.view(samples, channels)
+    return x.like(y), (mean.view(samples, channels), var.view(samples, channels))
 
 
 def _update(

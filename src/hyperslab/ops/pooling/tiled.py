@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from hyperslab.ops.chains.chain import Chain, begin
 from hyperslab.ops.common.result_type import result_type
@@ -23,8 +22,7 @@ def pooled_chain(p: Pooled, *, maximum: bool) -> Chain | None:
     if chain is None or (maximum and math.prod(p.kernel) > WINNERS):
         return None
     dtype = result_type(p.name, chain.dtype, chain.block.device)
-    links = replace(chain.links, pool=tuple(p.kernel), maximum=maximum, dtype=dtype)
-    return replace(chain, links=links)
+    return chain.linked(chain.links.pooled(tuple(p.kernel), maximum, dtype))
 
 
 def _tiles(p: Pooled) -> bool:

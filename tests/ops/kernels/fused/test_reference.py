@@ -16,6 +16,7 @@ from hyperslab.ops.kernels.fused import (
     chain_forward,
     channel_sums,
     reorder,
+    statistics,
 )
 from hyperslab.ops.kernels.fused.operators import FUSED_OPERATORS
 
@@ -56,7 +57,7 @@ def test_chain_without_scale(memory_format, slope, pooling) -> None:  # type: ig
     pool, maximum = pooling
     x = awkward(SHAPE, memory_format).requires_grad_()
     want = by_torch(x, slope, pool, maximum)
-    y, marks = chain_forward.reference(x, None, None, slope, pool, maximum, True, x.dtype)
+    y, marks = chain_forward.reference(x, None, slope, pool, maximum, True, x.dtype)
     torch.testing.assert_close(y, want, equal_nan=True)
     assert y.is_contiguous(memory_format=memory_format)
     g = torch.randn_like(want)
@@ -64,7 +65,7 @@ def test_chain_without_scale(memory_format, slope, pooling) -> None:  # type: ig
     (want_dx,) = torch.autograd.grad(want, x, g)
     g = g.contiguous(memory_format=memory_format)
     dx = chain_backward.reference(
-        g, marks, None, None, None, None, None, slope, pool, maximum, x.shape, x.dtype
+        g, marks, None, None, None, slope, pool, maximum, x.shape, x.dtype
     )
     torch.testing.assert_close(dx, want_dx, equal_nan=True)
     assert dx.is_contiguous(memory_format=memory_format)
@@ -83,40 +84,41 @@ def test_chain_with_batch_norm(memory_format, slope, pooling) -> None:  # type: 
 
     x, weight, bias = (t.detach() for t in leaves)
     count = x.numel() // x.shape[1]
-    total, squares = channel_sums.reference(x, 0)
+    total, square, around = channel_sums.reference(x, 0)
     mean = total / count
-    std = (squares / count - mean**2 + 1e-5).sqrt()
-    scale = (weight / std)[None]
-    shift = (bias - mean * weight / std)[None]
-    y, winners = chain_forward.reference(x, scale, shift, slope, pool, maximum, True, x.dtype)
+    torch.testing.assert_close(square, total * mean)
+    std = (around / count + 1e-5).sqrt()
+    norm = torch.stack([mean, weight / std, bias])[:, None]
+    y, winners = chain_forward.reference(x, norm, slope, pool, maximum, True, x.dtype)
     torch.testing.assert_close(y, want.detach())
     g = g.contiguous(memory_format=memory_format)
-    du, dux = chain_backward_sums.reference(g, winners, x, scale, shift, slope, pool, maximum)[:, 0]
-    dweight = (dux - mean * du) / std
-    b = (-weight / std**2 * dweight / count)[None]
-    c = (-weight / std * du / count)[None] - b * mean
+    du, product = chain_backward_sums.reference(g, winners, x, norm, slope, pool, maximum)[:, 0]
+    dweight = product / std
+    b = -weight / std**2 * dweight / count
+    through = torch.stack([b, -weight / std * du / count])[:, None]
     dx = chain_backward.reference(
-        g, winners, x, scale, shift, b, c, slope, pool, maximum, x.shape, x.dtype
+        g, winners, x, norm, through, slope, pool, maximum, x.shape, x.dtype
     )
     torch.testing.assert_close((dx, dweight, du), want_gradients)
 
 
-def test_scales_of_samples() -> None:
+def test_normalisation_of_samples() -> None:
     x = torch.randn(2, 3, 4, 2, 2).requires_grad_()
-    scale, shift = torch.randn(2, 2, 3).unbind()
-    want = F.relu(x * scale[..., None, None, None] + shift[..., None, None, None])
-    y, _ = chain_forward.reference(x, scale, shift, 0.0, [], False, True, x.dtype)
+    norm = torch.randn(3, 2, 3)
+    mean, scale, shift = norm[..., None, None, None]
+    want = F.relu((x - mean) * scale + shift)
+    y, _ = chain_forward.reference(x, norm, 0.0, [], False, True, x.dtype)
     torch.testing.assert_close(y, want)
     g = torch.randn_like(want)
-    sums = chain_backward_sums.reference(g, y.new_empty(0), x, scale, shift, 0.0, [], False)
+    sums = chain_backward_sums.reference(g, y.new_empty(0), x, norm, 0.0, [], False)
     du = (g * (want > 0)).double()
-    torch.testing.assert_close(sums, torch.stack([du, du * x]).sum((3, 4, 5)))
+    torch.testing.assert_close(sums, torch.stack([du, du * (x - mean)]).sum((3, 4, 5)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     x = torch.full((1, 1, 8), 60000.0, dtype=dtype)
-    y, _ = chain_forward.reference(x, None, None, 1.0, [8], False, False, dtype)
+    y, _ = chain_forward.reference(x, None, 1.0, [8], False, False, dtype)
     assert torch.equal(y, x[..., :1])
     assert channel_sums.reference(x, 0)[0].item() == 8 * x[0, 0, 0].item()
 
@@ -126,7 +128,27 @@ def test_sums_of_groups(groups: int) -> None:
     x = torch.randn(2, 6, 3, 2, dtype=torch.float64)
     got = channel_sums.reference(x.contiguous(memory_format=torch.channels_last), groups)
     slices = x.reshape(2 * groups, -1)
-    torch.testing.assert_close(got, torch.stack([slices.sum(1), (slices**2).sum(1)]))
+    count = slices.shape[1]
+    around = slices.var(1, correction=0) * count
+    torch.testing.assert_close(
+        got, torch.stack([slices.sum(1), slices.mean(1) ** 2 * count, around])
+    )
+
+
+def test_parts_of_equal_numbers_have_no_variance() -> None:
+    """Whatever rounding leaves of their means; numbers that differ do have one."""
+    constants = torch.rand(500) * 1e6
+    sizes = [3, 7, 5, 11, 13]
+
+    def variance(*parts: torch.Tensor) -> torch.Tensor:
+        made = torch.stack([channel_sums.reference(part, 0) for part in parts]).sum(0)
+        given = (made, None, None, sum(sizes), 1e-5, 500, 1)
+        versions = (statistics.normalisation, torch.ops.hyperslab.normalisation)
+        return torch.stack([version(*given)[1][1, 0] for version in versions])
+
+    parts = [constants.expand(n, 500) for n in sizes]
+    assert not variance(*parts).any()
+    assert (variance(parts[0] * (1 + 2.0**-20), *parts[1:]) > 0).all()
 
 
 def test_reorder_keeps_values_and_casts() -> None:
@@ -143,27 +165,28 @@ def test_one_voxel_keeps_its_format() -> None:
     """A result of one voxel a sample says by its strides in which order the marks are."""
     for memory_format in FORMATS:
         x = torch.randn(1, 3, 2, 2, 2).contiguous(memory_format=memory_format).requires_grad_()
-        y, marks = chain_forward.reference(x, None, None, 0.0, [2] * 3, True, True, x.dtype)
+        y, marks = chain_forward.reference(x, None, 0.0, [2] * 3, True, True, x.dtype)
         g = torch.randn_like(y)
         dx = chain_backward.reference(
-            g, marks, None, None, None, None, None, 0.0, [2] * 3, True, x.shape, x.dtype
+            g, marks, None, None, None, 0.0, [2] * 3, True, x.shape, x.dtype
         )
         assert torch.equal(dx, torch.autograd.grad(F.max_pool3d(F.relu(x), 2), x, g)[0])
 
 
 @pytest.mark.parametrize(
-    ("pool", "maximum", "scale", "words"),
+    ("pool", "maximum", "norm", "words"),
     [
         ([2, 3, 1], False, None, "do not cover"),
         ([2, 2], False, None, "do not cover"),
         ([4, 8, 16], True, None, "more than 256"),
-        ([], False, torch.ones(3, 3), "must be"),
+        ([], False, torch.ones(3, 3, 3), "must be"),
+        ([], False, torch.ones(2, 1, 3), "must be"),
     ],
 )
-def test_refuses(pool: list[int], maximum: bool, scale: torch.Tensor | None, words: str) -> None:
+def test_refuses(pool: list[int], maximum: bool, norm: torch.Tensor | None, words: str) -> None:
     x = torch.zeros(2, 3, 4, 8, 16)
     with pytest.raises(ValueError, match=words):
-        torch.ops.hyperslab.chain_forward(x, scale, scale, 0.0, pool, maximum, True, x.dtype)
+        torch.ops.hyperslab.chain_forward(x, norm, 0.0, pool, maximum, True, x.dtype)
 
 
 @pytest.mark.parametrize("operator", FUSED_OPERATORS, ids=lambda operator: operator.name)
@@ -175,29 +198,39 @@ def test_is_registered(operator) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("memory_format", "slope", "pooling"), CHAINS[::2], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("with_scale", [False, True])
-def test_meta_forms(memory_format, slope, pooling, dtype, with_scale) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("normalised", [False, True])
+def test_meta_forms(memory_format, slope, pooling, dtype, normalised) -> None:  # type: ignore[no-untyped-def]
     pool, maximum = pooling
     x = torch.randn(SHAPE).contiguous(memory_format=memory_format)
-    scale = torch.ones(1, SHAPE[1]) if with_scale else None
+    norm = torch.ones(3, 1, SHAPE[1]) if normalised else None
     ops = torch.ops.hyperslab
 
     def run(device: str) -> list[torch.Tensor]:
         t = torch.empty_like(x, device=device).copy_(x)
-        s = scale if scale is None else scale.to(device)
-        y, marks = ops.chain_forward(t, s, s, slope, pool, maximum, True, dtype)
+        n = norm if norm is None else norm.to(device)
+        y, marks = ops.chain_forward(t, n, slope, pool, maximum, True, dtype)
         results = [y, marks, ops.channel_sums(t, 0), ops.channel_sums(t, 3)]
         results.append(ops.reorder(t, True, dtype))
         results.append(ops.reorder(t, False, dtype))
-        if s is not None:
-            results.append(ops.chain_backward_sums(y, marks, t, s, s, slope, pool, maximum))
+        if n is not None:
+            results.append(ops.chain_backward_sums(y, marks, t, n, slope, pool, maximum))
+            sums = results[2]
+            found = ops.normalisation(sums, n[0, 0], None, 9, 1e-5, SHAPE[1], 1)
+            gradients = ops.parameter_gradients(sums[:2, None], *found, 1)
+            results.extend([*found, *gradients])
+            results.append(ops.through_statistics(gradients[1], *found, 9, 1))
         results.append(
             ops.chain_backward(
-                y, marks, t if with_scale else None, s, s, s, s, slope, pool, maximum, SHAPE, dtype
-            )
-            if with_scale
-            else ops.chain_backward(
-                y, marks, None, None, None, None, None, slope, pool, maximum, SHAPE, dtype
+                y,
+                marks,
+                None if n is None else t,
+                n,
+                n if n is None else n[:2],
+                slope,
+                pool,
+                maximum,
+                SHAPE,
+                dtype,
             )
         )
         return results

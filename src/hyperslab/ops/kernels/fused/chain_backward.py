@@ -8,7 +8,7 @@ import torch
 
 from hyperslab.ops.kernels.fused.chain_forward import normalized
 from hyperslab.ops.kernels.fused.layout import (
-    check_scales,
+    check_norm,
     computed_in,
     extents_of,
     format_of,
@@ -23,34 +23,32 @@ def reference(
     g: torch.Tensor,
     marks: torch.Tensor,
     x: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    b: torch.Tensor | None,
-    c: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    through: torch.Tensor | None,
     slope: float,
     pool: Sequence[int],
     maximum: bool,
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """``scale * du + b * x + c``: see the schema."""
-    check_scales(shape, [extents_of(t) for t in (scale, shift, b, c)])
+    """``scale * du + b * (x - mean) + c``: see the schema."""
+    check_norm(shape, extents_of(norm), extents_of(through))
     memory_format = format_of(g if x is None else x)
     if slope == 1:
         passing = None
-    elif scale is None:
+    elif norm is None:
         passing = bits_in(marks, shape, memory_format)
     else:
-        assert x is not None, "the bits of a chain with a scale come from x"
-        passing = passes(normalized(x, scale, shift), slope)
+        assert x is not None, "the bits of a chain with a normalisation come from x"
+        passing = passes(normalized(x, norm), slope)
     dx = gradient_of_u(g, marks, passing, memory_format, slope, pool, maximum, shape)
-    if scale is not None:
-        dx = dx * per_channel(scale, dx)
-    if b is not None:
-        assert x is not None, "b is a factor of x"
-        dx = dx + x.to(dx.dtype) * per_channel(b, dx)
-    if c is not None:
-        dx = dx + per_channel(c, dx)
+    if norm is not None:
+        mean, scale, _ = per_channel(norm, dx)
+        dx = dx * scale
+        if through is not None:
+            assert x is not None, "b is a factor of x"
+            b, c = per_channel(through, dx)
+            dx = dx + (x.to(dx.dtype) - mean) * b + c
     return torch.empty_like(dx, dtype=dtype, memory_format=memory_format).copy_(dx)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from hyperslab.ops.kernels.fused.layout import (
     bit_bytes,
-    check_scales,
+    check_norm,
     computed_in,
     extents_of,
     format_of,
@@ -21,8 +21,7 @@ from hyperslab.ops.kernels.fused.tiles import maximum_of_tiles, mean_of_tiles
 
 def reference(
     x: torch.Tensor,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
+    norm: torch.Tensor | None,
     slope: float,
     pool: Sequence[int],
     maximum: bool,
@@ -30,13 +29,13 @@ def reference(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, differentiable, and the marks: see the schema."""
-    check_scales(x.shape, [extents_of(scale), extents_of(shift)])
+    check_norm(x.shape, extents_of(norm))
     winner_bytes(x.shape, pool, maximum)
     memory_format = format_of(x)
-    u = normalized(x, scale, shift)
+    u = normalized(x, norm)
     y = activated(u, slope)
     kept = []
-    if mark and bit_bytes(x.shape, slope, scale is not None):
+    if mark and bit_bytes(x.shape, slope, norm is not None):
         kept.append(bits_of(in_memory_order(passes(u, slope), memory_format)))
     if pool and maximum:
         y, winner = maximum_of_tiles(y, pool)
@@ -48,14 +47,13 @@ def reference(
     return y, torch.cat(kept) if kept else x.new_empty(0, dtype=torch.uint8)
 
 
-def normalized(
-    x: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None
-) -> torch.Tensor:
+def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
     """``u`` of the chain, in the type in which it is computed."""
     u = x.to(computed_in(x))
-    if scale is not None:
-        u = u * per_channel(scale, x)
-    return u if shift is None else u + per_channel(shift, x)
+    if norm is None:
+        return u
+    mean, scale, shift = per_channel(norm, x)
+    return (u - mean) * scale + shift
 
 
 def activated(u: torch.Tensor, slope: float) -> torch.Tensor:

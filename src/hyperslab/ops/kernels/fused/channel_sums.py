@@ -1,4 +1,4 @@
-"""Sums of x and of its squares, for moments."""
+"""What the moments of a block are made of, in a form that parts and ranks add up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def reference(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """(2, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
+    """(3, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
     wide = x.double()
     if groups == 0:
         slices = wide.transpose(0, 1).flatten(1)
@@ -16,4 +16,7 @@ def reference(x: torch.Tensor, groups: int) -> torch.Tensor:
             if x.numel()
             else wide.new_zeros(x.shape[0] * groups, 0)
         )
-    return torch.stack([slices.sum(1), slices.square().sum(1)])
+    count = max(1, slices.shape[1])
+    total = slices.sum(1)
+    around = (slices - total[:, None] / count).square().sum(1)
+    return torch.stack([total, total * total / count, around])

@@ -1,4 +1,4 @@
-"""How blocks, scales, tiles and marks lie in memory, for all fused kernels."""
+"""How blocks, numbers of channels, tiles and marks lie in memory, for all fused kernels."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def pooled_shape(shape: Sequence[int], pool: Sequence[int]) -> list[int]:
     return [*shape[:2], *(e // p for e, p in zip(shape[2:], pool, strict=True))]
 
 
-def bit_bytes(shape: Sequence[int], slope: float, has_scale: bool) -> int:
+def bit_bytes(shape: Sequence[int], slope: float, has_norm: bool) -> int:
     """Bytes of the bits in the marks of a block of this shape; see the package."""
-    return 0 if has_scale or slope == 1 else -(-math.prod(shape) // 8)
+    return 0 if has_norm or slope == 1 else -(-math.prod(shape) // 8)
 
 
 def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> int:
@@ -63,28 +63,31 @@ def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> in
     return math.prod(result)
 
 
-def extents_of(scale: torch.Tensor | None) -> torch.Size | None:
-    """Its shape, if there is one."""
-    return None if scale is None else scale.shape
-
-
-def check_scales(shape: Sequence[int], scales: Sequence[Sequence[int] | None]) -> None:
-    """Scales and the like, given by their shapes, are (1, C) or (N, C), all the same.
+def check_norm(
+    shape: Sequence[int], norm: Sequence[int] | None, through: Sequence[int] | None = None
+) -> None:
+    """The numbers of a normalisation, by their shapes, are those of the block's channels.
 
     Raises:
-        ValueError: one has not.
+        ValueError: ``norm`` is not (3, 1 or N, C), or ``through`` not (2, ...) beside it.
     """
-    found = {tuple(scale) for scale in scales if scale is not None}
-    if len(found) > 1 or not found <= {(1, shape[1]), (shape[0], shape[1])}:
+    rows = None if norm is None else norm[1]
+    fits = norm is None or (list(norm) == [3, rows, shape[1]] and rows in (1, shape[0]))
+    if not fits or (through is not None and list(through) != [2, rows, shape[1]]):
         raise ValueError(
-            f"scales of shapes {sorted(found)} for a block of shape {list(shape)}: "
-            f"all must be (1, {shape[1]}) or ({shape[0]}, {shape[1]})"
+            f"numbers of shapes {[list(t) for t in (norm, through) if t is not None]} for a block "
+            f"of shape {list(shape)}: its norm must be [3, 1 or {shape[0]}, {shape[1]}]"
         )
 
 
-def per_channel(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """(1 or N, C) as (1 or N, C, 1, ...) in the type in which ``x`` is computed."""
-    return scale.to(computed_in(x)).view(*scale.shape, *[1] * (x.dim() - 2))
+def extents_of(parts: torch.Tensor | None) -> torch.Size | None:
+    """Their shape, if there are any."""
+    return None if parts is None else parts.shape
+
+
+def per_channel(parts: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """(count, 1 or N, C) as (count, 1 or N, C, 1, ...) in the type in which ``x`` is computed."""
+    return parts.to(computed_in(x)).view(*parts.shape, *[1] * (x.dim() - 2))
 
 
 def computed_in(x: torch.Tensor) -> torch.dtype:

@@ -52,7 +52,7 @@ def bits_in(
 ) -> torch.Tensor:
     """Whether each element passes the gradient, from marks that begin with bits."""
     count = math.prod(shape)
-    bits = marks[: bit_bytes(shape, 0, has_scale=False)]
+    bits = marks[: bit_bytes(shape, 0, has_norm=False)]
     return in_place(flags_of(bits, count), shape, memory_format)
 
 

@@ -21,13 +21,16 @@ COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 @cache
 def triton_versions() -> dict[str, Callable[..., Any]]:
     """By the operator's name."""
-    from hyperslab.ops.kernels.fused.gpu import backward, forward, reorder, sums
+    from hyperslab.ops.kernels.fused.gpu import backward, forward, numbers, reorder, sums
 
     return {
         "channel_sums": sums.triton_channel_sums,
         "chain_forward": forward.triton_chain_forward,
         "chain_backward_sums": sums.triton_chain_backward_sums,
         "chain_backward": backward.triton_chain_backward,
+        "normalisation": numbers.triton_normalisation,
+        "parameter_gradients": numbers.triton_parameter_gradients,
+        "through_statistics": numbers.triton_through_statistics,
         "reorder": reorder.triton_reorder,
     }
 

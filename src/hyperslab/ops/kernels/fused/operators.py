@@ -19,8 +19,9 @@ from hyperslab.ops.kernels.fused import (
     channel_sums,
     forms,
     reorder,
+    statistics,
 )
-from hyperslab.ops.kernels.fused.compiled import chains, sums, transposition
+from hyperslab.ops.kernels.fused.compiled import chains, numbers, sums, transposition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,10 @@ class FusedOperator:
 
 FUSED_OPERATORS = (
     FusedOperator(
-        # (2, K) in float64, sums of x and of x * x. groups 0: K = C, over batch and space; else
-        # K = N * groups, over space and the channels of a group.
+        # (3, K) in float64, of which parts and ranks each have their own, to be added up: the sum
+        # of x, its square by the number of values, and the sum of squares around their mean.
+        # groups 0: K = C, over batch and space; else K = N * groups, over space and the channels of
+        # a group.
         "channel_sums(Tensor x, int groups) -> Tensor",
         channel_sums.reference,
         forms.channel_sums_form,
@@ -52,31 +55,57 @@ FUSED_OPERATORS = (
     ),
     FusedOperator(
         # y in `dtype` and in x's memory format, and its marks (uint8; empty without `mark`).
-        # scale, shift: (1, C) or (N, C). Computed in float32, of float64 in float64.
-        "chain_forward(Tensor x, Tensor? scale, Tensor? shift, float slope, int[] pool, "
-        "bool maximum, bool mark, ScalarType dtype) -> (Tensor, Tensor)",
+        # norm: (3, 1 or N, C), mean, scale and shift. Computed in float32, of float64 in float64.
+        "chain_forward(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, bool mark, "
+        "ScalarType dtype) -> (Tensor, Tensor)",
         chain_forward.reference,
         forms.chain_forward_form,
         chains.compiled_chain_forward,
     ),
     FusedOperator(
-        # (2, 1 or N, C) as scale, in float64: sums of du and of du * x. g: gradient of y. marks:
-        # winners or nothing.
-        "chain_backward_sums(Tensor g, Tensor marks, Tensor x, Tensor scale, Tensor shift, "
-        "float slope, int[] pool, bool maximum) -> Tensor",
+        # (2, 1 or N, C) as norm, in float64: sums of du and of du * (x - mean). g: gradient of y.
+        # marks: winners or nothing.
+        "chain_backward_sums(Tensor g, Tensor marks, Tensor x, Tensor norm, float slope, "
+        "int[] pool, bool maximum) -> Tensor",
         chain_backward_sums.reference,
         forms.chain_backward_sums_form,
         sums.compiled_backward_sums,
     ),
     FusedOperator(
-        # scale * du + b * x + c, each where it is given, of x's `shape`, in `dtype` and x's memory
-        # format; without x in g's, which must then be that of the forward pass, by its strides.
-        "chain_backward(Tensor g, Tensor marks, Tensor? x, Tensor? scale, Tensor? shift, "
-        "Tensor? b, Tensor? c, float slope, int[] pool, bool maximum, int[] shape, "
-        "ScalarType dtype) -> Tensor",
+        # scale * du + b * (x - mean) + c, of x's `shape`, in `dtype` and x's memory format; without
+        # x in g's, which must then be that of the forward pass, by its strides. through: (2, 1 or
+        # N, C), b and c; without it scale * du, and without norm du.
+        "chain_backward(Tensor g, Tensor marks, Tensor? x, Tensor? norm, Tensor? through, "
+        "float slope, int[] pool, bool maximum, int[] shape, ScalarType dtype) -> Tensor",
         chain_backward.reference,
         forms.chain_backward_form,
         chains.compiled_chain_backward,
+    ),
+    FusedOperator(
+        # norm (3, R, C) in float32 and moments (4, R, C) of sums (3, R * C / pool) over `count`
+        # values; weight, bias: (C) in float32.
+        "normalisation(Tensor sums, Tensor? weight, Tensor? bias, int count, float eps, "
+        "int channels, int pool) -> (Tensor, Tensor)",
+        statistics.normalisation,
+        forms.normalisation_form,
+        numbers.compiled_normalisation,
+    ),
+    FusedOperator(
+        # Gradients of weight and bias (2, C) in float32, and (2, R * C / pool) in float64, of
+        # which the next one takes the sum over all ranks; from the sums of a backward pass.
+        "parameter_gradients(Tensor sums, Tensor norm, Tensor moments, int pool) "
+        "-> (Tensor, Tensor)",
+        statistics.parameter_gradients,
+        forms.parameter_gradients_form,
+        numbers.compiled_parameter_gradients,
+    ),
+    FusedOperator(
+        # What `chain_backward` takes: (2, R, C) in float32.
+        "through_statistics(Tensor shared, Tensor norm, Tensor moments, int count, int pool) "
+        "-> Tensor",
+        statistics.through_statistics,
+        forms.through_statistics_form,
+        numbers.compiled_through_statistics,
     ),
     FusedOperator(
         "reorder(Tensor x, bool channels_last, ScalarType dtype) -> Tensor",

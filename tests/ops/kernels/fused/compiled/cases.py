@@ -16,8 +16,9 @@ from hyperslab.ops.kernels.fused import (
     chain_forward,
     channel_sums,
     reorder,
+    statistics,
 )
-from hyperslab.ops.kernels.fused.compiled import chains, sums, transposition
+from hyperslab.ops.kernels.fused.compiled import chains, numbers, sums, transposition
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -30,7 +31,7 @@ class Case:
     pool: list[int]
     maximum: bool
     slope: float
-    scale_rows: int  # 0: no scale
+    rows: int  # of a normalisation; 0: none
     dtype: torch.dtype
     result: torch.dtype
     channels_last: bool
@@ -53,12 +54,12 @@ class Case:
         memory_format = CHANNELS_LAST[x.dim()]
         return torch.empty_like(x, memory_format=memory_format).copy_(x)
 
-    def scales(self, count: int) -> list[torch.Tensor | None]:
-        if self.scale_rows == 0:
-            return [None] * count
-        generator = torch.Generator().manual_seed(self.seed)
-        shape = (count, self.scale_rows, self.shape[1])
-        return list(torch.randn(shape, generator=generator).unbind())
+    def numbers(self, count: int) -> torch.Tensor | None:
+        """Of the channels, as ``norm`` and ``through`` are."""
+        if self.rows == 0:
+            return None
+        generator = torch.Generator().manual_seed(self.seed + count)
+        return torch.randn((count, self.rows, self.shape[1]), generator=generator)
 
 
 @st.composite
@@ -78,7 +79,7 @@ def cases(draw: st.DrawFn, *, samples: int = 3) -> Case:
         pool=pool,
         maximum=draw(st.booleans()),
         slope=draw(st.sampled_from([0.0, 0.01, 0.3, 1.0])),
-        scale_rows=draw(st.sampled_from([0, 1, batch])),
+        rows=draw(st.sampled_from([0, 1, batch])),
         dtype=draw(st.sampled_from(DTYPES)),
         result=draw(st.sampled_from(DTYPES)),
         channels_last=dims > 1 and draw(st.booleans()),
@@ -101,28 +102,34 @@ def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
 
 def check_chain(case: Case) -> None:
     x = case.filled(case.shape, case.dtype)
-    scale, shift, b, c = case.scales(4)
+    norm = case.numbers(3)
     chain: tuple[Any, ...] = (case.slope, case.pool, case.maximum)
-    want, marks = chain_forward.reference(x, scale, shift, *chain, True, case.result)
-    y, got_marks = chains.compiled_chain_forward(x, scale, shift, *chain, True, case.result)
+    want, marks = chain_forward.reference(x, norm, *chain, True, case.result)
+    y, got_marks = chains.compiled_chain_forward(x, norm, *chain, True, case.result)
     assert torch.equal(got_marks, marks)
     averages = bool(case.pool) and not case.maximum
     (assert_near if averages else assert_equal)(y, want)
 
     g = case.filled(want.shape, case.result)
-    wants_x = None if scale is None else x
-    for factors in ((b, c), (None, None)):
-        arguments = (g, marks, wants_x, scale, shift, *factors, *chain, case.shape, case.dtype)
+    wants_x = None if norm is None else x
+    for through in (case.numbers(2), None):
+        arguments = (g, marks, wants_x, norm, through, *chain, case.shape, case.dtype)
         want_dx = chain_backward.reference(*arguments)
         got_dx = chains.compiled_chain_backward(*arguments)
         assert_near(got_dx, want_dx)
-    if scale is not None:
+    if norm is not None:
         finite = case.ordered(x.nan_to_num(0, 2, -2))
         g = case.ordered(g.nan_to_num(0, 2, -2))
-        want_sums = chain_backward_sums.reference(g, marks, finite, scale, shift, *chain)
-        got_sums = sums.compiled_backward_sums(g, marks, finite, scale, shift, *chain)
+        want_sums = chain_backward_sums.reference(g, marks, finite, norm, *chain)
+        got_sums = sums.compiled_backward_sums(g, marks, finite, norm, *chain)
         size = max(1.0, float(want_sums.abs().max()))
         torch.testing.assert_close(got_sums, want_sums, rtol=1e-6, atol=1e-6 * size)
+
+
+def of_one_part(sums: torch.Tensor) -> torch.Tensor:
+    """Sums of x and x * x, which are the same whatever the parts were."""
+    total, square, around = sums
+    return torch.stack([total, square + around])
 
 
 def check_channel_sums(case: Case) -> None:
@@ -131,7 +138,32 @@ def check_channel_sums(case: Case) -> None:
     for groups in (0, divisors[case.seed % len(divisors)]):
         want = channel_sums.reference(x, groups)
         got = sums.compiled_channel_sums(x, groups)
-        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13, equal_nan=True)
+        torch.testing.assert_close(
+            of_one_part(got), of_one_part(want), rtol=1e-12, atol=1e-12, equal_nan=True
+        )
+
+
+def check_numbers(rows: int, groups: int, pool: int, seed: int) -> None:
+    """Of ``rows`` x ``groups`` sums, of ``pool`` channels each."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows * groups, 20, generator=generator, dtype=torch.float64)
+    values = values * 10.0 ** (seed % 4) + seed % 7
+    values[0] = 3.0  # without variance
+    made = channel_sums.reference(values[None], rows * groups)
+    channels = groups * pool
+    weight, bias = torch.randn(2, channels, generator=generator).unbind()
+    for affine in ((weight, bias), (weight, None), (None, bias), (None, None)):
+        arguments = (made, *affine, 20, 1e-5, channels, pool)
+        found = numbers.compiled_normalisation(*arguments)
+        torch.testing.assert_close(found, statistics.normalisation(*arguments))
+        given = torch.randn(2, rows, channels, generator=generator, dtype=torch.float64)
+        gradients = numbers.compiled_parameter_gradients(given, *found, pool)
+        want = statistics.parameter_gradients(given, *found, pool)
+        torch.testing.assert_close(gradients, want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            numbers.compiled_through_statistics(gradients[1], *found, 20, pool),
+            statistics.through_statistics(gradients[1], *found, 20, pool),
+        )
 
 
 def check_reorder(case: Case) -> None:

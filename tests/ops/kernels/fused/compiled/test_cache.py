@@ -28,7 +28,7 @@ needs_compiler = pytest.mark.skipif(not COMPILER, reason="no compiler")
 RUN = """
 import torch, hyperslab
 x = torch.arange(-8.0, 8.0).view(1, 2, 8)
-y, marks = torch.ops.hyperslab.chain_forward(x, None, None, 0.0, [2], False, True, x.dtype)
+y, marks = torch.ops.hyperslab.chain_forward(x, None, 0.0, [2], False, True, x.dtype)
 print(y.sum().item(), marks.tolist())
 """
 
@@ -172,7 +172,7 @@ def test_references_run_where_nothing_compiles(
     assert "no C compiler" in caplog.text
     monkeypatch.setattr(chains, "library", lambda: None)
     x = torch.arange(-8.0, 8.0).view(1, 2, 8)
-    y, marks = torch.ops.hyperslab.chain_forward(x, None, None, 0.0, [2], False, True, x.dtype)
+    y, marks = torch.ops.hyperslab.chain_forward(x, None, 0.0, [2], False, True, x.dtype)
     assert torch.equal(y, torch.relu(x).unflatten(2, (4, 2)).mean(3))
     assert marks.tolist() == [0, 254]
 

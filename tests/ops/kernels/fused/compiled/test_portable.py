@@ -9,7 +9,14 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 
-from hyperslab.ops.kernels.fused.compiled import cache, chains, compiler, sums, transposition
+from hyperslab.ops.kernels.fused.compiled import (
+    cache,
+    chains,
+    compiler,
+    numbers,
+    sums,
+    transposition,
+)
 from hyperslab.ops.kernels.fused.compiled.compiler import CannotCompile, Compiler
 from hyperslab.ops.kernels.fused.compiled.library import load_library
 from tests.ops.kernels.fused.compiled.cases import (
@@ -17,6 +24,7 @@ from tests.ops.kernels.fused.compiled.cases import (
     cases,
     check_chain,
     check_channel_sums,
+    check_numbers,
     check_reorder,
 )
 
@@ -35,7 +43,7 @@ def _portable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     plain.compile(sorted(cache.SOURCES.glob("*.c")), path)
     functions = load_library(path)
     with ExitStack() as stack:
-        for module in (chains, sums, transposition):
+        for module in (chains, numbers, sums, transposition):
             stack.enter_context(patch.object(module, "library", lambda: functions))
         yield
 
@@ -45,4 +53,5 @@ def _portable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_all_operators(case: Case) -> None:
     check_chain(case)
     check_channel_sums(case)
+    check_numbers(1 + case.seed % 3, case.shape[1], 1 + case.seed % 4, case.seed)
     check_reorder(case)

@@ -54,16 +54,20 @@ def run_all() -> None:
     kernels = on_cuda.triton_versions()
     x = torch.zeros(1, 16, 4, 4, 4, dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last_3d)
-    scale = torch.ones(1, 16)
+    norm = torch.ones(3, 1, 16)
     pool = [2, 2, 2]
     kernels["channel_sums"](x, 0)
-    g, marks = kernels["chain_forward"](x, scale, scale, 0.01, pool, False, True, x.dtype)
-    kernels["chain_backward_sums"](g, marks, x, scale, scale, 0.01, pool, False)
-    factors = [x, scale, scale, scale, scale]
+    g, marks = kernels["chain_forward"](x, norm, 0.01, pool, False, True, x.dtype)
+    kernels["chain_backward_sums"](g, marks, x, norm, 0.01, pool, False)
+    factors = [x, norm, norm[:2]]
     kernels["chain_backward"](g, marks, *factors, 0.01, pool, False, x.shape, x.dtype)
-    _, marks = kernels["chain_forward"](x, None, None, 0.0, pool, True, True, x.dtype)
-    kernels["chain_backward"](g, marks, *[None] * 5, 0.0, pool, True, x.shape, x.dtype)
-    kernels["chain_forward"](torch.zeros(1, 3, 5), None, None, 0.0, [], False, True, torch.float32)
+    _, marks = kernels["chain_forward"](x, None, 0.0, pool, True, True, x.dtype)
+    kernels["chain_backward"](g, marks, *[None] * 3, 0.0, pool, True, x.shape, x.dtype)
+    kernels["chain_forward"](torch.zeros(1, 3, 5), None, 0.0, [], False, True, torch.float32)
+    sums = torch.zeros(3, 16, dtype=torch.float64)
+    norm, moments = kernels["normalisation"](sums, norm[0, 0], norm[0, 0], 64, 1e-5, 16, 1)
+    _, shared = kernels["parameter_gradients"](sums[:2, None], norm, moments, 1)
+    kernels["through_statistics"](shared, norm, moments, 64, 1)
     kernels["reorder"](x, False, torch.float32)
     boxes = plan_of(0).boxes_sent
     block = torch.zeros(boxes.own.shape, dtype=torch.bfloat16)

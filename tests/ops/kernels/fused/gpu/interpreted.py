@@ -22,8 +22,8 @@ REFERENCES = {operator.name: operator.reference for operator in FUSED_OPERATORS}
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative L2
 TYPES = list(TOLERANCE)
 
-# Shape, pooling, scales: 0 none, 1 per channel, 2 per sample and channel. Channels that fill bytes
-# and that do not, blocks that end within a byte and within a tile, every number of dims.
+# Shape, pooling, normalisation: 0 none, 1 per channel, 2 per sample and channel. Channels that fill
+# bytes and that do not, blocks that end within a byte and within a tile, every number of dims.
 BLOCKS: list[tuple[tuple[int, ...], list[int], int]] = [
     ((2, 2, 4, 2, 6), [2, 2, 2], 0),
     ((1, 8, 4, 4, 2), [2, 2, 2], 0),
@@ -90,28 +90,62 @@ def chains() -> Iterator[tuple[Any, ...]]:
 
 
 def check_chains() -> None:
-    """Forward with its marks, backward without and with scales, and the sums for these."""
+    """Forward with its marks, backward without and with statistics, and the sums for these."""
     for shape, pool, scales, form, dtype, slope, maximum in chains():
         x = block(shape, dtype, form)
         rows = shape[0] if scales == 2 else 1
-        scale, shift, b, c = torch.randn(4, rows, shape[1]) if scales else [None] * 4
-        y, marks = check("chain_forward", x, scale, shift, slope, pool, maximum, True, dtype)
+        norm = torch.randn(3, rows, shape[1]) if scales else None
+        y, marks = check("chain_forward", x, norm, slope, pool, maximum, True, dtype)
         g = torch.randn(y.shape).to(dtype).contiguous(memory_format=form)
         if scales:
             x = torch.randn(*shape).to(dtype).contiguous(memory_format=form)
-            _, marks = check("chain_forward", x, scale, shift, slope, pool, maximum, True, dtype)
-            check("chain_backward_sums", g, marks, x, scale, shift, slope, pool, maximum)
-            factors = [x, scale, shift, b, c]
+            _, marks = check("chain_forward", x, norm, slope, pool, maximum, True, dtype)
+            check("chain_backward_sums", g, marks, x, norm, slope, pool, maximum)
+            factors = [x, norm, torch.randn(2, rows, shape[1])]
         else:
-            factors = [None] * 5
+            factors = [None] * 3
         check("chain_backward", g, marks, *factors, slope, pool, maximum, shape, dtype)
+
+
+def check_channel_sums(x: torch.Tensor, groups: int) -> None:
+    """Parts may be others than the reference's: the sums of x and of x * x are the same."""
+    found, expected = (
+        versions["channel_sums"](x, groups) for versions in (on_cuda.triton_versions(), REFERENCES)
+    )
+    assert found.shape == expected.shape
+    assert torch.allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    assert torch.allclose(found[1:].sum(0), expected[1:].sum(0), rtol=1e-5)
 
 
 def check_sums() -> None:
     for (shape, _, _), groups in zip(BLOCKS, itertools.cycle([0, 1]), strict=False):
         for form in formats(shape):
             x = (torch.randn(*shape) + 1).to(TYPES[len(shape) % 3]).contiguous(memory_format=form)
-            check("channel_sums", x, groups and shape[1])
+            check_channel_sums(x, groups and shape[1])
+
+
+def check_far_from_zero() -> None:
+    """Nothing is lost of the variance of channels whose mean is far larger than its root."""
+    x = torch.randn(2, 3, 5, 7, 9) + 1e4
+    for form in formats(x.shape):
+        sums = on_cuda.triton_versions()["channel_sums"](x.contiguous(memory_format=form), 0)
+        check("normalisation", sums, None, None, x.numel() // 3, 1e-5, 3, 1)
+        _, moments = REFERENCES["normalisation"](sums, None, None, x.numel() // 3, 1e-5, 3, 1)
+        exact = x.double().transpose(0, 1).flatten(1).var(1, correction=0)
+        assert torch.allclose(moments[1, 0], exact, rtol=1e-6, atol=0)
+
+
+def check_numbers() -> None:
+    """Of batch norm, of instance norm, of groups; with and without weight and bias."""
+    for rows, channels, pool in ((1, 5, 1), (3, 140, 1), (2, 12, 4)):
+        values = torch.randn(rows * channels // pool, 30, dtype=torch.float64) + 3
+        sums = REFERENCES["channel_sums"](values[None], rows * channels // pool)
+        weight, bias = torch.randn(2, channels)
+        check("normalisation", sums, None, None, 30, 1e-5, channels, pool)
+        norm, moments = check("normalisation", sums, weight, bias, 30, 1e-5, channels, pool)
+        given = torch.randn(2, rows, channels, dtype=torch.float64)
+        _, shared = check("parameter_gradients", given, norm, moments, pool)
+        check("through_statistics", shared, norm, moments, 30, pool)
 
 
 def check_reorder() -> None:
@@ -127,15 +161,15 @@ def check_wide() -> None:
 
     tiles.NARROW = reorder.NARROW = 0
     x = torch.randn(2, 4, 4, 2, 2)
-    scale, shift = torch.randn(2, 1, 4)
+    norm = torch.randn(3, 1, 4)
     for form in formats(x.shape):
         x = x.contiguous(memory_format=form)
-        for factors in ((scale, shift), (None, None)):
-            y, marks = check("chain_forward", x, *factors, 0.0, [2] * 3, True, True, x.dtype)
-        nothing = [None] * 5
+        for given in (norm, None):
+            y, marks = check("chain_forward", x, given, 0.0, [2] * 3, True, True, x.dtype)
+        nothing = [None] * 3
         check("chain_backward", y, marks, *nothing, 0.0, [2] * 3, True, x.shape, x.dtype)
-        check("chain_backward_sums", y, marks, x, scale, shift, 0.0, [2] * 3, True)
-        check("channel_sums", x, 0)
+        check("chain_backward_sums", y, marks, x, norm, 0.0, [2] * 3, True)
+        check_channel_sums(x, 0)
         check("reorder", x, form == torch.contiguous_format, x.dtype)
 
 
@@ -144,6 +178,8 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     check_chains()
     check_sums()
+    check_far_from_zero()
+    check_numbers()
     check_reorder()
     check_wide()
     print("equal")

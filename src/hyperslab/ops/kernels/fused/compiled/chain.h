@@ -1,8 +1,8 @@
 /* The chain of normalisation, activation and pooling on one block; see the Python package.
  *
  * The block is (blocks, depth, height, width, channels) in memory: in channels last a sample is a
- * block, in contiguous memory a channel of a sample is one, with one channel. Scales are
- * (scale_rows, channels); block `i` has row `i % scale_rows`. */
+ * block, in contiguous memory a channel of a sample is one, with one channel. Normalisation is by
+ * parts of (scale_rows, channels): mean, scale and shift; block `i` has row `i % scale_rows`. */
 #ifndef HYPERSLAB_CHAIN_H
 #define HYPERSLAB_CHAIN_H
 
@@ -14,7 +14,8 @@ typedef struct {
     void *y;       /* the result; in the backward pass dx */
     uint8_t *bits;
     uint8_t *winners;
-    const float *scale, *shift, *b, *c;
+    const float *norm;    /* (3, scale_rows, channels): mean, scale, shift */
+    const float *through; /* (2, scale_rows, channels): b, c */
     double *sums; /* (parts, 2, scale_rows, channels) */
     int64_t x_type, g_type, y_type;
     int64_t blocks, depth, height, width, channels, scale_rows;
@@ -28,6 +29,9 @@ INLINE int activation_of(const chain *k)
 {
     return k->slope == 1 ? IDENTITY : k->slope == 0 ? RELU : LEAKY;
 }
+
+enum { MEAN, SCALE, SHIFT };
+enum { SLOPE, CONSTANT };
 
 /* A run: tiles that are computed together. Either whole lines of tiles, and then each of its
  * `pool_depth` rows is the lines of one plane; or, where lines are long, tiles of one line, and each
@@ -69,7 +73,7 @@ static cursor begin(const chain *k)
     int64_t vectors = 16; /* a step is of whole vectors */
     while (vectors > 1 && k->channels * vectors / 2 % 16 == 0)
         vectors /= 2;
-    int64_t step = k->scale || k->sums ? SHORT_STEP : STEP;
+    int64_t step = k->norm || k->sums ? SHORT_STEP : STEP;
     at.step = ratio_up(ratio_up(step, k->channels), vectors) * vectors * k->channels;
 
     int64_t runs_of_plane = ratio_up(at.lines, at.lines_of_run) * ratio_up(at.tiles, at.tiles_of_run);
@@ -146,12 +150,20 @@ INLINE int64_t result_of(const chain *k, const cursor *at)
     return (line * at->tiles + at->tile) * k->channels;
 }
 
-/* Row `block % scale_rows` of a scale, again and again over n elements. */
-static void repeat(const float *scale, const chain *k, int64_t block, float *restrict row, int64_t n)
+/* The first `done` elements again and again over n. */
+static void spread_row(float *row, int64_t done, int64_t n)
 {
-    if (!scale)
+    for (; done < n; done *= 2)
+        memcpy(row + done, row, 4 * min_of(done, n - done));
+}
+
+/* Row `block % scale_rows` of a part, again and again over n elements. */
+static void repeat(const float *parts, int64_t part, const chain *k, int64_t block,
+                   float *restrict row, int64_t n)
+{
+    if (!parts)
         return;
-    const float *from = scale + block % k->scale_rows * k->channels;
+    const float *from = parts + (part * k->scale_rows + block % k->scale_rows) * k->channels;
     if (k->channels == 1) {
         float value = *from;
         for (int64_t i = 0; i < n; i++)
@@ -160,8 +172,7 @@ static void repeat(const float *scale, const chain *k, int64_t block, float *res
     }
     int64_t done = min_of(k->channels, n);
     memcpy(row, from, 4 * done);
-    for (; done < n; done *= 2)
-        memcpy(row + done, row, 4 * min_of(done, n - done));
+    spread_row(row, done, n);
 }
 
 /* Rooms for rows and for steps, each on lines of the cache: `take_room` after `rooms`. */

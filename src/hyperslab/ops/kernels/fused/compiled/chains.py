@@ -10,14 +10,13 @@ from hyperslab.ops.kernels.fused import chain_backward as backward
 from hyperslab.ops.kernels.fused import chain_forward as forward
 from hyperslab.ops.kernels.fused.compiled.library import call, library
 from hyperslab.ops.kernels.fused.compiled.plans import POINTERS, chain_plan
-from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_scale
+from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_numbers
 from hyperslab.ops.kernels.fused.layout import extents_of
 
 
 def compiled_chain_forward(
     x: torch.Tensor,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
+    norm: torch.Tensor | None,
     slope: float,
     pool: Sequence[int],
     maximum: bool,
@@ -33,14 +32,12 @@ def compiled_chain_forward(
         tuple(pool),
         maximum,
         slope,
-        (extents_of(scale), extents_of(shift)),
+        extents_of(norm),
     )
-    both = (scale is None) == (shift is None)
-    if functions is None or plan is None or not both:
-        return forward.reference(x, scale, shift, slope, pool, maximum, mark, dtype)
+    if functions is None or plan is None:
+        return forward.reference(x, norm, slope, pool, maximum, mark, dtype)
     x = ready(x, plan.memory_format)
-    scale = ready_scale(scale)
-    shift = ready_scale(shift)
+    norm = ready_numbers(norm)
     y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
     bits = plan.bits if mark else 0
     winners = plan.winners if mark else 0
@@ -52,9 +49,7 @@ def compiled_chain_forward(
         y.data_ptr(),
         marks.data_ptr() if bits else 0,
         marks.data_ptr() + bits if winners else 0,
-        address(scale),
-        address(shift),
-        0,
+        address(norm),
         0,
         0,
     )
@@ -66,10 +61,8 @@ def compiled_chain_backward(
     g: torch.Tensor,
     marks: torch.Tensor,
     x: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    b: torch.Tensor | None,
-    c: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    through: torch.Tensor | None,
     slope: float,
     pool: Sequence[int],
     maximum: bool,
@@ -86,23 +79,18 @@ def compiled_chain_backward(
         tuple(pool),
         maximum,
         slope,
-        (extents_of(scale), extents_of(shift), extents_of(b), extents_of(c)),
+        extents_of(norm),
+        extents_of(through),
     )
-    of_u = scale is not None and slope != 1  # which then says what passes
-    whole = (b is None) == (c is None) and (scale is not None or b is None)
-    whole = whole and not (of_u and (x is None or shift is None)) and (b is None or x is not None)
-    if functions is None or plan is None or not whole:
-        return backward.reference(
-            g, marks, x, scale, shift, b, c, slope, pool, maximum, shape, dtype
-        )
+    reads = norm is not None and (slope != 1 or through is not None)
+    if functions is None or plan is None or (reads and x is None):
+        return backward.reference(g, marks, x, norm, through, slope, pool, maximum, shape, dtype)
     plan.check(g, marks)
     g = ready(g, plan.memory_format)
     if x is not None:
-        x = ready(x, plan.memory_format) if of_u or b is not None else None
-    scale = ready_scale(scale)
-    shift = ready_scale(shift)
-    b = ready_scale(b)
-    c = ready_scale(c)
+        x = ready(x, plan.memory_format) if reads else None
+    norm = ready_numbers(norm)
+    through = ready_numbers(through)
     dx = torch.empty_strided(tuple(shape), plan.strides, dtype=dtype)
     pointers = POINTERS.pack(
         address(x),
@@ -110,10 +98,8 @@ def compiled_chain_backward(
         dx.data_ptr(),
         marks.data_ptr() if plan.bits else 0,
         marks.data_ptr() + plan.bits,
-        address(scale),
-        address(shift),
-        address(b),
-        address(c),
+        address(norm),
+        address(through),
         0,
     )
     call(functions.backward, pointers + plan.numbers, plan.size)

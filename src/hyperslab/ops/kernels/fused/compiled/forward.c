@@ -1,12 +1,12 @@
 /* Normalise, activate and pool, in one pass over the block. */
 #include "chain.h"
 
-INLINE void activate(float *restrict a, const float *restrict x, const float *restrict s,
-                     const float *restrict t, int64_t n, float slope, int activation, int scaled,
-                     int add)
+INLINE void activate(float *restrict a, const float *restrict x, const float *restrict m,
+                     const float *restrict s, const float *restrict t, int64_t n, float slope,
+                     int activation, int scaled, int add)
 {
     for (int64_t i = 0; i < n; i++) {
-        float u = scaled ? x[i] * s[i] + t[i] : x[i];
+        float u = scaled ? (x[i] - m[i]) * s[i] + t[i] : x[i];
         if (activation == RELU)
             u = u <= 0 ? 0 : u;
         if (activation == LEAKY)
@@ -51,7 +51,7 @@ typedef struct {
     int64_t first, n;
     void *target;
     int64_t y_type, stream, first_y;
-    const float *s, *t;
+    const float *m, *s, *t;
     float *loaded, *a;
     uint16_t *halves;
 } step;
@@ -63,7 +63,7 @@ INLINE void activate_step(const step *p, int activation, int scaled, int add)
     int64_t done = 0;
 #if WIDE
     done = activate_wide(p->target, p->y_type, p->stream, p->first_y, k->x, k->x_type, p->first,
-                         p->s, p->t, p->n, slope, k->bits, activation, scaled, add);
+                         p->m, p->s, p->t, p->n, slope, k->bits, activation, scaled, add);
 #endif
     if (done == p->n)
         return;
@@ -72,7 +72,7 @@ INLINE void activate_step(const step *p, int activation, int scaled, int add)
     float *y = row_to_write(p->target, p->y_type, p->stream, first_y, p->a);
     if (k->bits)
         write_bits(x, n, activation, k->bits, first);
-    activate(y, x, p->s + done, p->t + done, n, slope, activation, scaled, add);
+    activate(y, x, p->m + done, p->s + done, p->t + done, n, slope, activation, scaled, add);
     write_row(p->target, p->y_type, p->stream, first_y, y, n, p->halves);
 }
 
@@ -83,7 +83,7 @@ INLINE void activate_step(const step *p, int activation, int scaled, int add)
 
 static void activate_any(const step *p, int add)
 {
-    switch (activation_of(p->k) * 4 + (p->k->scale != NULL) * 2 + add) {
+    switch (activation_of(p->k) * 4 + (p->k->norm != NULL) * 2 + add) {
         CASE(IDENTITY, 0, 0) CASE(IDENTITY, 0, 1) CASE(IDENTITY, 1, 0) CASE(IDENTITY, 1, 1)
         CASE(RELU, 0, 0) CASE(RELU, 0, 1) CASE(RELU, 1, 0) CASE(RELU, 1, 1)
         CASE(LEAKY, 0, 0) CASE(LEAKY, 0, 1) CASE(LEAKY, 1, 0) CASE(LEAKY, 1, 1)
@@ -147,13 +147,13 @@ static void fold_maximum(const float *row, const int32_t *who, int64_t k, int64_
 typedef struct {
     float *rows, *folded, *part;        /* of a run */
     int32_t *who, *folded_who, *won, *numbers;
-    float *loaded, *s, *t, *a, *out;    /* of a step; out also of a run's results */
+    float *loaded, *m, *s, *t, *a, *out; /* of a step; out also of a run's results */
     uint16_t *halves;
 } forward_rooms;
 
 static int prepare(store *all, forward_rooms *r, const cursor *at)
 {
-    if (rooms(all, at, 8, 5))
+    if (rooms(all, at, 8, 6))
         return 1;
     r->rows = take_room(all, at->room);
     r->folded = take_room(all, at->room);
@@ -164,6 +164,7 @@ static int prepare(store *all, forward_rooms *r, const cursor *at)
     r->numbers = take_room(all, at->room);
     r->out = take_room(all, at->room);
     r->loaded = take_room(all, at->step);
+    r->m = take_room(all, at->step);
     r->s = take_room(all, at->step);
     r->t = take_room(all, at->step);
     r->a = take_room(all, at->step);
@@ -177,7 +178,7 @@ static void run_pointwise(const chain *k, const cursor *at, const forward_rooms 
     int64_t n = elements_here(k, at), from = row_of(k, at, 0);
     for (int64_t i = 0; i < n; i += at->step) {
         step p = {k, from + i, min_of(at->step, n - i), k->y, k->y_type, k->stream, from + i,
-                  r->s, r->t, r->loaded, r->a, r->halves};
+                  r->m, r->s, r->t, r->loaded, r->a, r->halves};
         activate_any(&p, 0);
     }
 }
@@ -192,7 +193,7 @@ static void run_pooled(const chain *k, const cursor *at, const forward_rooms *r)
             int64_t here = min_of(at->step, n - i);
             int later = k->maximum && row;
             step p = {k, from + i, here, later ? r->a : r->rows + i, FLOAT32, 0, 0,
-                      r->s, r->t, r->loaded, r->a, r->halves};
+                      r->m, r->s, r->t, r->loaded, r->a, r->halves};
             activate_any(&p, row && !k->maximum);
             if (later)
                 challenge(r->rows + i, r->who + i, r->a, (int32_t)row, here);
@@ -238,8 +239,9 @@ int hyperslab_chain_forward(const chain *k)
     int pooled = k->maximum || k->pool_depth * k->pool_height * k->pool_width > 1;
     for (int64_t block = -1; at.left; advance(&at)) {
         if (block < 0 || (at.block != block && k->scale_rows > 1)) {
-            repeat(k->scale, k, at.block, r.s, step);
-            repeat(k->shift, k, at.block, r.t, step);
+            repeat(k->norm, MEAN, k, at.block, r.m, step);
+            repeat(k->norm, SCALE, k, at.block, r.s, step);
+            repeat(k->norm, SHIFT, k, at.block, r.t, step);
         }
         block = at.block;
         if (pooled)

@@ -36,7 +36,10 @@ Function = Callable[[bytes], int]
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Each function takes a packed structure and returns 0, or 1 where memory ran out."""
+    """Each function takes a packed structure and returns 0, or 1 where memory ran out.
+
+    All but those of a normalisation's numbers do a part of the work: see `call`.
+    """
 
     forward: Function
     backward: Function
@@ -45,6 +48,9 @@ class Library:
     window_maximum: Function
     window_spread: Function
     resample: Function
+    normalisation: Function
+    parameter_gradients: Function
+    through_statistics: Function
 
 
 @functools.cache
@@ -78,6 +84,9 @@ def load_library(path: Path) -> Library:
         loaded.hyperslab_window_maximum,
         loaded.hyperslab_window_spread,
         loaded.hyperslab_resample,
+        loaded.hyperslab_normalisation,
+        loaded.hyperslab_parameter_gradients,
+        loaded.hyperslab_through_statistics,
     ]
     for function in functions:
         function.argtypes = [ctypes.c_char_p]

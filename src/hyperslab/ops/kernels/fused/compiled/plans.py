@@ -16,7 +16,7 @@ import torch
 
 from hyperslab.ops.kernels.fused.layout import (
     bit_bytes,
-    check_scales,
+    check_norm,
     format_of,
     pooled_shape,
     winner_bytes,
@@ -25,7 +25,7 @@ from hyperslab.ops.kernels.fused.layout import (
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As ``rows.h`` numbers them."""
 
-POINTERS = struct.Struct("@10q")
+POINTERS = struct.Struct("@8q")
 """The tensors of ``chain`` in ``chain.h``."""
 
 NUMBERS = struct.Struct("@14qd")
@@ -77,7 +77,8 @@ def chain_plan(
     pool: Sizes,
     maximum: bool,
     slope: float,
-    scales: tuple[Sizes | None, ...],
+    norm: Sizes | None,
+    through: Sizes | None = None,
 ) -> ChainPlan | None:
     """The plan; None where the C code does not know the types or the number of dims.
 
@@ -86,12 +87,12 @@ def chain_plan(
         told: shape and strides of a tensor in the block's memory format.
         types: of x, the result's gradient, and what is written: the result, or dx where there is
             a gradient.
-        scales: shapes of the scale and the like.
+        norm, through: shapes of the numbers of channels.
 
     Raises:
-        ValueError: tiles or scales do not fit the block.
+        ValueError: tiles or numbers do not fit the block.
     """
-    check_scales(shape, scales)
+    check_norm(shape, norm, through)
     result = pooled_shape(shape, pool)
     known = all(dtype is None or dtype in TYPE_CODES for dtype in types)
     if not known or not 2 <= len(shape) <= 5 or not math.prod(shape):
@@ -101,18 +102,17 @@ def chain_plan(
     written = result if of_gradient is None else shape
     size = math.prod(written) * (of_written.itemsize if of_written else 0)
     last = memory_format != torch.contiguous_format
-    scale = scales[0] if scales else None
     return ChainPlan(
         memory_format=memory_format,
         strides=dense_strides(shape, memory_format),
         result=tuple(result),
         result_strides=dense_strides(result, memory_format),
-        bits=bit_bytes(shape, slope, scale is not None),
+        bits=bit_bytes(shape, slope, norm is not None),
         winners=winner_bytes(shape, pool, maximum),
         size=math.prod(shape),
         numbers=NUMBERS.pack(
             *(0 if dtype is None else TYPE_CODES[dtype] for dtype in types),
-            *_geometry(shape, last, scale, pool, maximum),
+            *_geometry(shape, last, 0 if norm is None else norm[1], pool, maximum),
             size >= STREAMED,
             slope,
         ),
@@ -124,19 +124,20 @@ def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> S
     return torch.empty(tuple(shape), memory_format=memory_format, device="meta").stride()
 
 
-def _geometry(
-    shape: Sizes, channels_last: bool, scale: Sizes | None, pool: Sizes, maximum: bool
-) -> Geometry:
-    """Of a chain on a block of this shape; without pooling a block is one line."""
+def _geometry(shape: Sizes, channels_last: bool, rows: int, pool: Sizes, maximum: bool) -> Geometry:
+    """Of a chain on a block of this shape; without pooling a block is one line.
+
+    ``rows``: of the normalisation's numbers, 0 without one.
+    """
     samples, channels, *extents = shape
-    rows = 1 if scale is None else scale[0]
     if not pool:
         voxels = math.prod(extents)
-        if scale is None:
+        if rows == 0:
             return (1, 1, 1, samples * channels * voxels, 1, 1, 1, 1, 1, 0)
         extents = [1, 1, voxels]
         pool = (1, 1, 1)
         maximum = False
+    rows = max(1, rows)
     missing = (1,) * (3 - len(extents))
     tiles = (*missing, *pool, int(maximum))
     if channels_last:

@@ -18,7 +18,7 @@ from hyperslab.ops.kernels.fused.compiled.plans import (
     Sizes,
     chain_plan,
 )
-from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_scale
+from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_numbers
 from hyperslab.ops.kernels.fused.layout import format_of
 
 
@@ -31,9 +31,9 @@ def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
     x = ready(x, memory_format)
     last = memory_format != torch.contiguous_format
     slices, numbers = _moments_plan(x.shape, x.dtype, groups, last)
-    sums = _sums(functions, slices, x.numel(), numbers, (x.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0))
+    sums = _sums(functions, (3, slices), x.numel(), numbers, (x.data_ptr(), 0, 0, 0, 0, 0, 0))
     if last and groups:
-        sums = sums.view(2, x.shape[0] * groups, -1).sum(2)
+        sums = sums.view(3, x.shape[0] * groups, -1).sum(2)
     return sums
 
 
@@ -58,8 +58,7 @@ def compiled_backward_sums(
     g: torch.Tensor,
     marks: torch.Tensor,
     x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
+    norm: torch.Tensor,
     slope: float,
     pool: Sequence[int],
     maximum: bool,
@@ -73,33 +72,31 @@ def compiled_backward_sums(
         tuple(pool),
         maximum,
         slope,
-        (scale.shape, shift.shape),
+        norm.shape,
     )
     if functions is None or plan is None:
-        return chain_backward_sums.reference(g, marks, x, scale, shift, slope, pool, maximum)
+        return chain_backward_sums.reference(g, marks, x, norm, slope, pool, maximum)
     plan.check(g, marks)
     g = ready(g, plan.memory_format)
     x = ready(x, plan.memory_format)
-    scales = (ready_scale(scale), ready_scale(shift))
+    numbers = ready_numbers(norm)
     pointers = (
         x.data_ptr(),
         g.data_ptr(),
         0,
         0,
         marks.data_ptr(),
-        *map(address, scales),
-        0,
+        address(numbers),
         0,
     )
-    shape = (2, *scale.shape)
-    return _sums(functions, scale.numel(), plan.size, plan.numbers, pointers).view(shape)
+    return _sums(functions, (2, *norm.shape[1:]), plan.size, plan.numbers, pointers)
 
 
 def _sums(
-    functions: Library, slices: int, size: int, numbers: bytes, pointers: tuple[int, ...]
+    functions: Library, shape: Sizes, size: int, numbers: bytes, pointers: tuple[int, ...]
 ) -> torch.Tensor:
-    """(2, slices) in float64; each part of the work has sums of its own."""
+    """Of this shape in float64; each part of the work has sums of its own."""
     parts = parts_for(size)
-    sums = torch.zeros((parts, 2, slices), dtype=torch.float64)
+    sums = torch.zeros((parts, *shape), dtype=torch.float64)
     call(functions.sums, POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)
     return sums[0] if parts == 1 else sums.sum(0)

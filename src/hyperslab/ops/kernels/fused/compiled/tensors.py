@@ -1,4 +1,4 @@
-"""Tensors as the C code takes them: dense, scales in float32, by their address."""
+"""Tensors as the C code takes them: dense, numbers of channels in float32, by their address."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def ready(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
     return x.contiguous(memory_format=memory_format)
 
 
-def ready_scale(scale: torch.Tensor | None) -> torch.Tensor | None:
-    """In float32 and contiguous: itself where it is."""
-    return scale if scale is None else scale.float().contiguous()
+def ready_numbers(numbers: torch.Tensor | None) -> torch.Tensor | None:
+    """In float32 and contiguous: themselves where they are."""
+    return numbers if numbers is None else numbers.float().contiguous()

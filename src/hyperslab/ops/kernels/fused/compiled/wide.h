@@ -73,11 +73,17 @@ INLINE __m512 damped(__m512 values, __mmask16 passes, __m512 slope, int activati
     return _mm512_mask_mul_ps(values, _knot_mask16(passes), values, slope);
 }
 
-/* target[first_y + i] (+)= activation(x[first + i] * s[i] + t[i]); bits[first + i]. */
+INLINE __m512 normalised_wide(__m512 x, const float *m, const float *s, const float *t)
+{
+    __m512 scaled = _mm512_mul_ps(_mm512_sub_ps(x, _mm512_loadu_ps(m)), _mm512_loadu_ps(s));
+    return _mm512_add_ps(scaled, _mm512_loadu_ps(t));
+}
+
+/* target[first_y + i] (+)= activation((x[first + i] - m[i]) * s[i] + t[i]); bits[first + i]. */
 INLINE int64_t activate_types(void *target, int64_t y_type, int64_t stream, int64_t first_y,
-                              const void *x, int64_t x_type, int64_t first, const float *s,
-                              const float *t, int64_t n, float slope, uint8_t *bits,
-                              int activation, int scaled, int add)
+                              const void *x, int64_t x_type, int64_t first, const float *m,
+                              const float *s, const float *t, int64_t n, float slope,
+                              uint8_t *bits, int activation, int scaled, int add)
 {
     if (bits && first % 8)
         return 0;
@@ -87,7 +93,7 @@ INLINE int64_t activate_types(void *target, int64_t y_type, int64_t stream, int6
     for (; i + 16 <= n; i += 16) {
         __m512 u = load_wide(x, x_type, first + i);
         if (scaled)
-            u = _mm512_add_ps(_mm512_mul_ps(u, _mm512_loadu_ps(s + i)), _mm512_loadu_ps(t + i));
+            u = normalised_wide(u, m + i, s + i, t + i);
         if (activation != IDENTITY) {
             __mmask16 passes = passes_wide(u, activation);
             if (bits) {
@@ -114,12 +120,12 @@ INLINE int64_t activate_types(void *target, int64_t y_type, int64_t stream, int6
     return CALL(x_type, y_type);
 
 INLINE int64_t activate_wide(void *target, int64_t y_type, int64_t stream, int64_t first_y,
-                             const void *x, int64_t x_type, int64_t first, const float *s,
-                             const float *t, int64_t n, float slope, uint8_t *bits, int activation,
-                             int scaled, int add)
+                             const void *x, int64_t x_type, int64_t first, const float *m,
+                             const float *s, const float *t, int64_t n, float slope, uint8_t *bits,
+                             int activation, int scaled, int add)
 {
 #define CALL(of_x, of_y)                                                                          \
-    activate_types(target, of_y, stream, first_y, x, of_x, first, s, t, n, slope, bits,           \
+    activate_types(target, of_y, stream, first_y, x, of_x, first, m, s, t, n, slope, bits,        \
                    activation, scaled, add)
     BY_TYPES(x_type, y_type, CALL)
 #undef CALL
@@ -134,7 +140,7 @@ typedef struct {
     const float *g;
     const int32_t *winner; /* or NULL */
     int32_t number;
-    const float *s, *t, *b, *c;
+    const float *m, *s, *t, *b, *c;
     double *sum, *product;
     const uint8_t *bits;
     int64_t first; /* bit */
@@ -168,8 +174,7 @@ INLINE int64_t gradient_types(const gradient_step *step, int64_t n, int known, i
         if (known == FROM_X || affine == COMBINED || affine == SUMMED)
             x = load_wide(p.x, x_type, p.first_x + i);
         if (known == FROM_X) {
-            __m512 u = _mm512_add_ps(_mm512_mul_ps(x, _mm512_loadu_ps(p.s + i)),
-                                     _mm512_loadu_ps(p.t + i));
+            __m512 u = normalised_wide(x, p.m + i, p.s + i, p.t + i);
             d = damped(d, passes_wide(u, activation), slope, activation);
         }
         if (known == FROM_BITS) {
@@ -177,6 +182,8 @@ INLINE int64_t gradient_types(const gradient_step *step, int64_t n, int known, i
             memcpy(&word, p.bits + (p.first + i) / 8, 2);
             d = damped(d, (__mmask16)word, slope, activation);
         }
+        if (affine == COMBINED || affine == SUMMED)
+            x = _mm512_sub_ps(x, _mm512_loadu_ps(p.m + i));
         if (affine == SUMMED) {
             add_wide(p.sum + i, p.product + i, _mm512_castps512_ps256(d),
                      _mm512_castps512_ps256(x));

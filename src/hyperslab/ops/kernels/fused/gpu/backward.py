@@ -11,27 +11,26 @@ import triton.language as tl
 from hyperslab.ops.kernels.fused.gpu.tiles import (
     Tiles,
     activation,
-    affine,
     before_pooling,
     dense_like,
-    factor_of,
     first_of,
     hands_on,
+    normalised,
+    number_of,
+    numbers_of,
     offset,
     per_sample,
     pointer,
 )
-from hyperslab.ops.kernels.fused.layout import check_scales, extents_of, format_of, winner_bytes
+from hyperslab.ops.kernels.fused.layout import check_norm, extents_of, format_of, winner_bytes
 
 
 def triton_chain_backward(
     g: torch.Tensor,
     marks: torch.Tensor,
     x: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    b: torch.Tensor | None,
-    c: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    through: torch.Tensor | None,
     slope: float,
     pool: Sequence[int],
     maximum: bool,
@@ -39,7 +38,7 @@ def triton_chain_backward(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The operator of this name."""
-    check_scales(shape, list(map(extents_of, (scale, shift, b, c))))
+    check_norm(shape, extents_of(norm), extents_of(through))
     memory_format = format_of(g if x is None else x)
     dx = torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
     if dx.numel() == 0:
@@ -53,17 +52,13 @@ def triton_chain_backward(
         marks,
         marks[len(marks) - winners :],
         pointer(x, g),
-        pointer(scale, g),
-        pointer(shift, g),
-        pointer(b, g),
-        pointer(c, g),
+        *numbers_of(norm, 3, g),
+        *numbers_of(through, 2, g),
         dx,
         slope,
-        SCALE=scale is not None,
-        SHIFT=shift is not None,
-        HAS_B=b is not None,
-        HAS_C=c is not None,
-        PER_SAMPLE=per_sample(scale, shift, b, c),
+        NORM=norm is not None,
+        THROUGH=through is not None,
+        PER_SAMPLE=per_sample(norm),
         ACTIVATION=activation(slope),
         WINNERS=winners > 0,
         BITS=tiles.bits_side_by_side,
@@ -125,6 +120,7 @@ def _backward(  # type: ignore[no-untyped-def]
     bits,
     winners,
     x,
+    mean,
     scale,
     shift,
     b,
@@ -142,10 +138,8 @@ def _backward(  # type: ignore[no-untyped-def]
     R: tl.constexpr,
     K: tl.constexpr,
     WIDE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SHIFT: tl.constexpr,
-    HAS_B: tl.constexpr,
-    HAS_C: tl.constexpr,
+    NORM: tl.constexpr,
+    THROUGH: tl.constexpr,
     PER_SAMPLE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     WINNERS: tl.constexpr,
@@ -159,10 +153,11 @@ def _backward(  # type: ignore[no-untyped-def]
     exist = (v < V) & (c < C)
     pooled = n * C * V + offset(v, c, C, V, LAST)
     dy = tl.load(g + pooled, mask=exist, other=0.0).to(tl.float32)
-    factor = factor_of(scale, n, c, C, SCALE, PER_SAMPLE)
-    addend = factor_of(shift, n, c, C, SHIFT, PER_SAMPLE)
-    slope_of_x = factor_of(b, n, c, C, HAS_B, PER_SAMPLE)
-    constant = factor_of(summand, n, c, C, HAS_C, PER_SAMPLE)
+    centre = number_of(mean, n, c, C, NORM, PER_SAMPLE)
+    factor = number_of(scale, n, c, C, NORM, PER_SAMPLE)
+    addend = number_of(shift, n, c, C, NORM, PER_SAMPLE)
+    slope_of_x = number_of(b, n, c, C, THROUGH, PER_SAMPLE)
+    constant = number_of(summand, n, c, C, THROUGH, PER_SAMPLE)
     winner = tl.zeros((R, K), tl.int32)
     if WINNERS:
         winner = tl.load(winners + pooled, mask=exist, other=0).to(tl.int32)
@@ -173,20 +168,18 @@ def _backward(  # type: ignore[no-untyped-def]
                 at = n * C * V * TAPS + offset(whole, c, C, V * TAPS, LAST)
                 du = through_pooling(dy, winner, (i * PH + j) * PW + k, TAPS, WINNERS)
                 value = du
-                if HAS_B or (SCALE and ACTIVATION != "none"):
+                if THROUGH or (NORM and ACTIVATION != "none"):
                     value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
                 if ACTIVATION != "none":
-                    if SCALE:
-                        u = affine(value, factor, addend, SCALE, SHIFT)
+                    if NORM:
+                        u = normalised(value, centre, factor, addend, NORM)
                         passing = hands_on(u, ACTIVATION)
                     else:
                         begin = n * C * V * TAPS
                         passing = _load_bits(bits, begin, whole, c0, C, V * TAPS, LAST, R, K, BITS)
                     du = through_activation(du, passing, slope, ACTIVATION)
-                if SCALE:
+                if NORM:
                     du *= factor
-                if HAS_B:
-                    du += value * slope_of_x
-                if HAS_C:
-                    du += constant
+                if THROUGH:
+                    du += (value - centre) * slope_of_x + constant
                 tl.store(dx + at, du.to(dx.dtype.element_ty), mask=exist)

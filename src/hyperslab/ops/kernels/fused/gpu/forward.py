@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,19 +12,19 @@ from hyperslab.ops.kernels.fused.gpu.tiles import (
     OPTIONS,
     Tiles,
     activation,
-    affine,
     before_pooling,
     dense_block,
-    factor_of,
     first_of,
     hands_on,
+    normalised,
+    number_of,
+    numbers_of,
     offset,
     per_sample,
-    pointer,
 )
 from hyperslab.ops.kernels.fused.layout import (
     bit_bytes,
-    check_scales,
+    check_norm,
     extents_of,
     format_of,
     pooled_shape,
@@ -37,8 +36,7 @@ PACKED = 4096  # elements whose bits one program packs
 
 def triton_chain_forward(
     x: torch.Tensor,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
+    norm: torch.Tensor | None,
     slope: float,
     pool: Sequence[int],
     maximum: bool,
@@ -46,28 +44,21 @@ def triton_chain_forward(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator of this name. Bits that no tile has side by side take another pass over x."""
-    check_scales(x.shape, [extents_of(scale), extents_of(shift)])
+    check_norm(x.shape, extents_of(norm))
     memory_format = format_of(x)
     x = dense_block(x)
     shape = pooled_shape(x.shape, pool)
     y = torch.empty(shape, dtype=dtype, device=x.device, memory_format=memory_format)
-    bits = bit_bytes(x.shape, slope, scale is not None) if mark else 0
+    bits = bit_bytes(x.shape, slope, norm is not None) if mark else 0
     winners = winner_bytes(x.shape, pool, maximum) if mark else 0
     marks = x.new_empty(bits + winners, dtype=torch.uint8)
     if x.numel() == 0:
         return y, marks
     tiles = Tiles.of(x.shape, pool, memory_format)
     beside = tiles.bits_side_by_side if bits else "nowhere"
-    about = {
-        "SCALE": scale is not None,
-        "SHIFT": shift is not None,
-        "PER_SAMPLE": per_sample(scale, shift),
-        "ACTIVATION": activation(slope),
-    }
     _forward[(tiles.programs,)](
         x,
-        pointer(scale, x),
-        pointer(shift, x),
+        *numbers_of(norm, 3, x),
         y,
         marks,
         marks[bits:],
@@ -75,21 +66,14 @@ def triton_chain_forward(
         MAXIMUM=maximum,
         WINNERS=winners > 0,
         BITS=beside,
-        **about,
+        NORM=norm is not None,
+        PER_SAMPLE=per_sample(norm),
+        ACTIVATION=activation(slope),
         **tiles.arguments,
     )
     if bits and beside == "nowhere":
         _pack[(triton.cdiv(x.numel(), PACKED),)](
-            x,
-            pointer(shift, x),
-            marks,
-            x.numel(),
-            C=x.shape[1],
-            V=math.prod(x.shape[2:]),
-            LAST=tiles.channels_last,
-            SIZE=PACKED,
-            **OPTIONS,
-            **about,
+            x, marks, x.numel(), SIZE=PACKED, ACTIVATION=activation(slope), **OPTIONS
         )
     return y, marks
 
@@ -126,6 +110,7 @@ def _store_bits(  # type: ignore[no-untyped-def]
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     x,
+    mean,
     scale,
     shift,
     y,
@@ -143,8 +128,7 @@ def _forward(  # type: ignore[no-untyped-def]
     R: tl.constexpr,
     K: tl.constexpr,
     WIDE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SHIFT: tl.constexpr,
+    NORM: tl.constexpr,
     PER_SAMPLE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     MAXIMUM: tl.constexpr,
@@ -158,8 +142,9 @@ def _forward(  # type: ignore[no-untyped-def]
     c = c0 + tl.arange(0, K)[None, :]
     exist = (v < V) & (c < C)
     begin = n * C * V * TAPS
-    factor = factor_of(scale, n, c, C, SCALE, PER_SAMPLE)
-    summand = factor_of(shift, n, c, C, SHIFT, PER_SAMPLE)
+    centre = number_of(mean, n, c, C, NORM, PER_SAMPLE)
+    factor = number_of(scale, n, c, C, NORM, PER_SAMPLE)
+    summand = number_of(shift, n, c, C, NORM, PER_SAMPLE)
     result = tl.zeros((R, K), tl.float32)
     winner = tl.zeros((R, K), tl.int32)
     if MAXIMUM and TAPS > 1:
@@ -170,7 +155,7 @@ def _forward(  # type: ignore[no-untyped-def]
                 whole = before_pooling(v, i, j, k, H, W, PD, PH, PW)
                 at = begin + offset(whole, c, C, V * TAPS, LAST)
                 value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
-                u = affine(value, factor, summand, SCALE, SHIFT)
+                u = normalised(value, centre, factor, summand, NORM)
                 a = u
                 if ACTIVATION == "relu":
                     a = tl.where(u <= 0, 0.0, u)
@@ -194,28 +179,11 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _pack(  # type: ignore[no-untyped-def]
-    x,
-    shift,
-    bits,
-    count,
-    C,
-    V,
-    LAST: tl.constexpr,
-    SIZE: tl.constexpr,
-    SCALE: tl.constexpr,
-    SHIFT: tl.constexpr,
-    PER_SAMPLE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
+def _pack(x, bits, count, SIZE: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
     """The bits of any block, eight elements a byte in the order in which they lie."""
     bytes_ = tl.program_id(0).to(tl.int64) * (SIZE // 8) + tl.arange(0, SIZE // 8)
     e = bytes_[:, None] * 8 + tl.arange(0, 8)[None, :]
     u = tl.load(x + e, mask=e < count, other=0.0).to(tl.float32)
-    if SHIFT:
-        c = e % C if LAST else e // V % C
-        at = e // V // C * C + c if PER_SAMPLE else c
-        u += tl.load(shift + at, mask=e < count, other=0.0)
     flags = (hands_on(u, ACTIVATION) & (e < count)).to(tl.int32)
     packed = tl.sum(flags << tl.arange(0, 8)[None, :], 1).to(tl.uint8)
     tl.store(bits + bytes_, packed, mask=bytes_ * 8 < count)

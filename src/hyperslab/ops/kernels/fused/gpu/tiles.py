@@ -98,9 +98,14 @@ def activation(slope: float) -> str:
     return "none" if slope == 1 else "relu" if slope == 0 else "leaky"
 
 
-def per_sample(*scales: torch.Tensor | None) -> bool:
-    """Whether there is one for every sample; all are of one shape."""
-    return any(scale is not None and len(scale) > 1 for scale in scales)
+def per_sample(norm: torch.Tensor | None) -> bool:
+    """Whether there are numbers for every sample."""
+    return norm is not None and norm.shape[1] > 1
+
+
+def numbers_of(parts: torch.Tensor | None, count: int, other: torch.Tensor) -> list[torch.Tensor]:
+    """Each of ``count`` parts as a kernel takes it, used or not."""
+    return [other] * count if parts is None else list(parts.contiguous().unbind())
 
 
 def pointer(given: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
@@ -159,26 +164,22 @@ def before_pooling(v, i, j, k, H, W, PD: tl.constexpr, PH: tl.constexpr, PW: tl.
 
 
 @triton.jit
-def factor_of(scale, n, c, C, GIVEN: tl.constexpr, PER_SAMPLE: tl.constexpr):  # type: ignore[no-untyped-def]
+def number_of(part, n, c, C, GIVEN: tl.constexpr, PER_SAMPLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile's part (1, K) of what there is for every channel; zeros where there is nothing."""
     if not GIVEN:
         return tl.zeros(c.shape, tl.float32)
     elif PER_SAMPLE:
-        return tl.load(scale + n * C + c, mask=c < C, other=0.0)
+        return tl.load(part + n * C + c, mask=c < C, other=0.0)
     else:
-        return tl.load(scale + c, mask=c < C, other=0.0)
+        return tl.load(part + c, mask=c < C, other=0.0)
 
 
 @triton.jit
-def affine(x, scale, shift, SCALE: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``u`` of a tile (R, K) in float32; the same bits in every kernel, by one rounding."""
-    if SCALE:
-        if SHIFT:
-            return tl.fma(x, tl.broadcast_to(scale, x.shape), tl.broadcast_to(shift, x.shape))
-        else:
-            return x * scale
-    elif SHIFT:
-        return x + shift
+def normalised(x, mean, scale, shift, NORM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``u`` of a tile (R, K) in float32; the same bits in every kernel."""
+    if NORM:
+        centred = x - mean
+        return tl.fma(centred, tl.broadcast_to(scale, x.shape), tl.broadcast_to(shift, x.shape))
     else:
         return x
 

@@ -1,0 +1,125 @@
+/* Sums over the block for each channel, forward and backward, each in one pass. */
+#include "gradient.h"
+
+#include <math.h>
+
+static void accumulate(double *restrict sum, double *restrict product, const float *restrict du,
+                       const float *restrict x, const float *restrict m, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] += (double)du[i];
+        product[i] += (double)du[i] * (double)(x[i] - m[i]);
+    }
+}
+
+static void accumulate_around(double *restrict sum, double *restrict square,
+                              const float *restrict x, const float *restrict pivot, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double d = (double)x[i] - (double)pivot[i];
+        sum[i] += d;
+        square[i] += d * d;
+    }
+}
+
+static void sum_step(const chain *k, const cursor *at, const gradient_rooms *r, const place *p)
+{
+    double *sum = r->sum, *product = r->product;
+    int64_t done = 0;
+#if WIDE
+    if (p->g) {
+        gradient_step w = wide_step(k, at, r, p);
+        w.sum = sum;
+        w.product = product;
+        done = gradient_wide_any(&w, p->n, known_by(k), SUMMED);
+    }
+#endif
+    int64_t rest = p->n - done;
+    if (rest == 0)
+        return;
+    const float *x = read_row(k->x, k->x_type, p->from + done, rest, r->loaded);
+    if (!p->g) {
+        accumulate_around(sum + done, product + done, x, r->m + done, rest);
+        return;
+    }
+    const float *du = gradient_from(k, at, r, p, done, x);
+    accumulate(sum + done, product + done, du, x, r->m + done, rest);
+}
+
+/* A value of every channel, around which squares are added up: those of values far from zero would
+ * leave nothing of their differences. */
+static void take_pivot(const chain *k, const cursor *at, const gradient_rooms *r, int64_t n)
+{
+    const float *x = read_row(k->x, k->x_type, row_of(k, at, 0), k->channels, r->loaded);
+    for (int64_t c = 0; c < k->channels; c++)
+        r->m[c] = isfinite(x[c]) ? x[c] : 0;
+    spread_row(r->m, k->channels, n);
+}
+
+/* Add the sums of a step's elements to those of its channels, and begin again. */
+static void flush(const chain *k, int64_t block, const gradient_rooms *r, int64_t values, int64_t n)
+{
+    int64_t parts = k->g ? 2 : 3, channels = k->channels, count = k->scale_rows * channels;
+    double *to = k->sums + parts * count * k->part + block % k->scale_rows * channels;
+    for (int64_t i = channels; i < n; i += channels)
+        for (int64_t c = 0; c < channels; c++) {
+            r->sum[c] += r->sum[i + c];
+            r->product[c] += r->product[i + c];
+        }
+    for (int64_t c = 0; c < channels; c++) {
+        double sum = r->sum[c], product = r->product[c];
+        if (k->g) {
+            to[c] += sum;
+            to[count + c] += product;
+        } else {
+            double total = sum + (double)values * (double)r->m[c];
+            to[c] += total;
+            to[count + c] += total * total / (double)values;
+            to[2 * count + c] += product - sum * sum / (double)values;
+        }
+    }
+    memset(r->sum, 0, 8 * n);
+    memset(r->product, 0, 8 * n);
+}
+
+/* Sums of du and du * (x - mean), which begin at zero; without g those of `channel_sums`. */
+int hyperslab_chain_sums(const chain *k)
+{
+    cursor at = begin(k);
+    if (at.left == 0)
+        return 0;
+    store all;
+    gradient_rooms r;
+    if (prepare(&all, &r, k, &at, 4))
+        return 1;
+    int64_t step = min_of(at.step, at.room), block = -1, values = 0;
+    r.sum = take_room(&all, 2 * at.step);
+    r.product = take_room(&all, 2 * at.step);
+    memset(r.sum, 0, 8 * step);
+    memset(r.product, 0, 8 * step);
+    for (; at.left; advance(&at)) {
+        if (block < 0 || (at.block != block && k->scale_rows > 1)) {
+            if (block >= 0)
+                flush(k, block, &r, values, step);
+            if (k->g)
+                repeat_norm(k, at.block, &r, step);
+            else
+                take_pivot(k, &at, &r, step);
+            values = 0;
+        }
+        block = at.block;
+        int64_t n = elements_here(k, &at);
+        values += n / k->channels * rows_of(k, &at);
+        const float *g = k->g ? spread_gradient(k, &at, &r) : NULL;
+        for (int64_t row = 0; row < rows_of(k, &at); row++) {
+            int64_t from = row_of(k, &at, row);
+            for (int64_t i = 0; i < n; i += at.step) {
+                place p = {row, i, from + i, min_of(at.step, n - i), g};
+                sum_step(k, &at, &r, &p);
+            }
+        }
+    }
+    flush(k, block, &r, values, step);
+    free(all.all);
+    return 0;
+}
