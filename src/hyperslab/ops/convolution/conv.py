@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
+from hyperslab.comm.exchange import fetch
 from hyperslab.geometry import Partition, Window
 from hyperslab.memory_format import memory_format_of
 from hyperslab.ops.chains.chain import operand
@@ -26,6 +27,7 @@ from hyperslab.ops.convolution.spec import ConvSpec
 from hyperslab.ops.filters import filter_share, operand_type, taken
 from hyperslab.ops.kernels.convolution import (
     ConvOptions,
+    LocalConv,
     cast_input,
     converted,
     differentiable_conv,
@@ -136,7 +138,8 @@ def convolve(
     1. Place every output on the rank that owns the centre of its window.
     2. Nothing cut in space: the plain local convolution, of this rank's share of the filters
        where they are many (`filter_share`).
-    3. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
+    3. A network's input that is converted: one convolution of it and its halo, which are kept.
+    4. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
        meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
        (`BufferConv`).
     """
@@ -165,6 +168,7 @@ def convolve(
         weight = share.of(weight, operand_type(weight), homes)
         bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
     last = serial_is_last(x, block, weight)
+    given = block
     if block.dtype != operand_type(x):
         block = cast_for_autocast(cast_input(block, weight, kernels))
     block = converted(block, weight, kernels)
@@ -174,6 +178,9 @@ def convolve(
         )
         if share is not None:
             y = share.whole(y, f"the gather of the filters of {name}")
+    elif block is not given and not block.requires_grad:  # nobody else keeps a copy of it
+        buffer = fetch(block, layout.spec.plan, what=layout.spec.name)
+        y = LocalConv.apply(buffer, weight, bias, layout.spec, kernels, None)
     elif layout.slabs is None:
         y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source)
     else:
