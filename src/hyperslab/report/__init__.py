@@ -10,16 +10,21 @@ from hyperslab.atomic_files import write_text
 from hyperslab.errors import DataError
 from hyperslab.report.chapters import CHAPTERS
 from hyperslab.report.chapters.overview import key_numbers, lede
+from hyperslab.report.comparison.chapters import comparison_chapters
+from hyperslab.report.comparison.configurations import read_comparison
+from hyperslab.report.comparison.page import write_comparison
 from hyperslab.report.page import html
+from hyperslab.report.page.html import Chapter
 from hyperslab.report.run_folder import Run, read_run
 
-__all__ = ["render", "write_report"]
+__all__ = ["render", "write_comparison", "write_report"]
 
 
 def write_report(path: str | Path, beside: str | Path | None = None) -> Path:
     """Write ``report.html`` into a run's folder and return its path.
 
-    With ``beside``, the folder of another run, the timelines of both are shown on one scale.
+    With ``beside``, the folder of another run, the timelines of both are shown on one scale, and
+    their errors are compared if both are evaluated on the same volumes.
 
     A run that is not finished or not evaluated gives a page that says what is missing and
     which command makes it.
@@ -39,6 +44,15 @@ def write_report(path: str | Path, beside: str | Path | None = None) -> Path:
     return target
 
 
+def _compared(run: Run) -> list[Chapter]:
+    if run.beside is None:
+        return []
+    try:
+        return comparison_chapters(read_comparison([run.path, run.beside.path]))
+    except DataError:  # networks of another kind, or not evaluated: there are the timelines
+        return []
+
+
 def render(run: Run) -> str:
     """The page of a run, as text."""
     made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
@@ -46,6 +60,6 @@ def render(run: Run) -> str:
         title=run.path.resolve().name,
         lede=lede(run),
         tiles=key_numbers(run),
-        chapters=[chapter(run) for chapter in CHAPTERS],
+        chapters=[*(chapter(run) for chapter in CHAPTERS), *_compared(run)],
         made=made,
     )

@@ -24,6 +24,10 @@ RULE = "#0a0b03"
 FIRST = "#0a0b04"
 SECOND = "#0a0b05"
 THIRD = "#0a0b06"
+FOURTH = "#0a0b07"
+FIFTH = "#0a0b08"
+SIXTH = "#0a0b09"
+SERIES = (FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)
 COLOUR_VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
@@ -31,6 +35,9 @@ COLOUR_VARIABLES = {
     FIRST: "var(--first)",
     SECOND: "var(--second)",
     THIRD: "var(--third)",
+    FOURTH: "var(--fourth)",
+    FIFTH: "var(--fifth)",
+    SIXTH: "var(--sixth)",
 }
 STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be found, read aloud and scaled
@@ -87,11 +94,11 @@ class Canvas:
         self.axes.yaxis.set_major_formatter(decimal)
         self.axes.yaxis.set_minor_locator(ticker.NullLocator())
 
-    def legend(self, **options: Any) -> None:
+    def legend(self, *, columns: int = 3, **options: Any) -> None:
         """A legend in the page's ink, above the axes so that it covers nothing."""
         with mpl.rc_context(STYLE):
             self.axes.legend(
-                loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2,
+                loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2,
                 handlelength=1.4, columnspacing=1.2, fontsize=11.5, **options,
             )  # fmt: skip
 

@@ -25,7 +25,15 @@ class Chapter:
     body: str
 
 
-def page(*, title: str, lede: str, tiles: str, chapters: Sequence[Chapter], made: str) -> str:
+def page(
+    *,
+    title: str,
+    lede: str,
+    tiles: str,
+    chapters: Sequence[Chapter],
+    made: str,
+    kind: str = "report of a run",
+) -> str:
     """The whole document."""
     links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in chapters)
     body = "\n".join(
@@ -43,7 +51,7 @@ def page(*, title: str, lede: str, tiles: str, chapters: Sequence[Chapter], made
 </head>
 <body>
 <header>
-<p class="eyebrow">hyperslab · report of a run</p>
+<p class="eyebrow">hyperslab · {escape(kind)}</p>
 <h1>{escape(title)}</h1>
 <p class="lede">{escape(lede)}</p>
 {tiles}
@@ -74,7 +82,10 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
 
 
 def figures(pictures: Iterable[Picture], *, size: str = "large") -> str:
-    """Figures side by side, as many as fit; ``size`` is "small", "medium", "large" or "wide"."""
+    """Figures side by side, as many as fit.
+
+    ``size`` is "tiny", "small", "medium", "large" or "wide".
+    """
     shown = "\n".join(
         f"<figure><h3>{escape(p.title)}</h3>{p.svg}<figcaption>{escape(p.caption)}</figcaption>"
         "</figure>"

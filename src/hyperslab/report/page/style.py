@@ -1,7 +1,7 @@
 """The page's style sheet: one palette for light, one for dark, ink on white in print.
 
-The three data colours are from the palette of Okabe and Ito (2008), which people with any common
-colour blindness can tell apart; the figures also differ in line style.
+The first three data colours are from the palette of Okabe and Ito (2008), which people with any
+common colour blindness can tell apart; figures with more of them differ in line style, too.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ CSS = """
 :root {
   --paper: #fdfdfc; --panel: #f4f4f1; --ink: #1c1f24; --muted: #5b626d; --rule: #d9dbd6;
   --first: #0072b2; --second: #b84a00; --third: #00785a; --wash: #0072b224;
+  --fourth: #a8437f; --fifth: #8a6d00; --sixth: #6b4226;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14171b; --panel: #1d2127; --ink: #e8e9ea; --muted: #a0a8b3; --rule: #363c45;
     --first: #56b4e9; --second: #f0a030; --third: #2fc79a; --wash: #56b4e92e;
+  --fourth: #dd8fc0; --fifth: #e0d050; --sixth: #c9a27e;
   }
 }
 @media print {
   :root {
     --paper: #fff; --panel: #fff; --ink: #000; --muted: #444; --rule: #ccc;
     --first: #0072b2; --second: #b84a00; --third: #00785a; --wash: #0072b224;
+  --fourth: #a8437f; --fifth: #8a6d00; --sixth: #6b4226;
   }
 }
 * { box-sizing: border-box; }
@@ -63,11 +66,14 @@ nav { display: flex; flex-wrap: wrap; gap: 0.3rem 1.25rem; margin-top: 1.5rem; }
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); }
 .figures.small { gap: 1.75rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 14rem), 1fr)); }
+.figures.tiny { gap: 1.25rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 10.5rem), 1fr)); }
+.tiny h3 { min-height: 2.6em; line-height: 1.3; font-size: 0.92rem; }
 figure { break-inside: avoid; max-width: 40rem; }
 .wide { grid-template-columns: 1fr; }
 .wide figure { max-width: none; }
 .medium figure { max-width: 28rem; }
-.small figure { max-width: 20rem; }
+.small figure, .tiny figure { max-width: 20rem; }
 figcaption { color: var(--muted); font-size: 0.88rem; line-height: 1.45; }
 svg { display: block; width: 100%; height: auto; margin: 0.35rem 0 0.25rem;
   stroke-linejoin: round; stroke-linecap: butt; font-family: inherit; }

@@ -1,0 +1,63 @@
+"""The chapters of a comparison."""
+
+from __future__ import annotations
+
+from hyperslab.report.comparison.configurations import Comparison
+from hyperslab.report.comparison.curves import loss_curves
+from hyperslab.report.comparison.residuals import residual_distributions, scatters
+from hyperslab.report.comparison.tables import errors_table, numbers_of, reference_table
+from hyperslab.report.number_format import label
+from hyperslab.report.page import html
+from hyperslab.report.page.html import Chapter
+
+
+def comparison_chapters(comparison: Comparison) -> list[Chapter]:
+    """The table of all configurations, figure 9 and figure 10."""
+    return [
+        Chapter("comparison", "All configurations", _tables(comparison)),
+        Chapter("figure-9", "Test loss by epoch and by time", _losses(comparison)),
+        Chapter("figure-10", "True against predicted", _predictions(comparison)),
+    ]
+
+
+def _tables(comparison: Comparison) -> str:
+    numbers = numbers_of(comparison)
+    words = (
+        f"{numbers['test_volumes']} test volumes, the same for all. A network that sees parts of "
+        "volumes predicts once for each part; averaged and recalibrated, its predictions for a "
+        "volume are one: their mean, put right by a line for each parameter that is fitted to the "
+        "volumes of the validation split. Intervals are by a bootstrap over volumes, drawn "
+        "together for all configurations, with the seeds as a second level."
+    )
+    tables = [errors_table(numbers)]
+    if len(numbers["rows"]) > 1:
+        tables.append(reference_table(numbers))
+    return "\n".join([html.paragraph(words), *tables])
+
+
+def _losses(comparison: Comparison) -> str:
+    words = (
+        "Mean squared error of the normalised parameters (Oyama et al. 2020, figure 9). The level "
+        "lines are controls: always predicting the mean of the training split, and what else was "
+        "given."
+    )
+    return html.paragraph(words) + html.figures(loss_curves(comparison))
+
+
+def _predictions(comparison: Comparison) -> str:
+    words = (
+        "Normalised parameters of the test samples, by the seed with the median error (Oyama et "
+        "al. 2020, figure 10). A point on the dashed line is exact; a cloud that lies flat is a "
+        "network that answers with the mean."
+    )
+    parts = [html.paragraph(words)]
+    for name in comparison.parameters:
+        parts += [
+            html.heading(f"{label(name)}: predicted against true"),
+            html.figures(scatters(comparison, name), size="tiny"),
+        ]
+    parts += [
+        html.heading("Residuals"),
+        html.figures(residual_distributions(comparison), size="large"),
+    ]
+    return "\n".join(parts)

@@ -1,0 +1,119 @@
+"""Figure 9 of Oyama et al. 2020: the test loss by epoch and by time, with the controls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyperslab.metrics.regression import FloatArray
+from hyperslab.report.comparison.configurations import Comparison, Configuration
+from hyperslab.report.comparison.scored import MEAN, Scored
+from hyperslab.report.figures.learning import whole_numbers
+from hyperslab.report.figures.svg import INK, MUTED, SERIES, Canvas, Picture
+from hyperslab.report.number_format import number
+
+DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
+"""Of the configurations: figures are to be read without colours, too."""
+
+HOUR = 3600.0
+MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The losses of a configuration by epoch (S, E), and the end of each epoch (S, E) [s]."""
+
+    losses: FloatArray
+    seconds: FloatArray
+    followed: bool  # the test split's; else the validation's
+
+
+def curve_of(configuration: Configuration) -> Curve:
+    """As far as all seeds are; the running minimum where the network sees parts of volumes.
+
+    The loss of one epoch says little there: the paper shows the minimum at each point in time.
+    """
+    tables = [run.epochs for run in configuration.runs]
+    followed = all("test_loss" in table for table in tables)
+    key = "test_loss" if followed else "validation_loss"
+    epochs = min(len(table[key]) for table in tables)
+    losses = np.stack([table[key][:epochs] for table in tables])
+    seconds = np.stack([np.cumsum(table["seconds"][:epochs]) for table in tables])
+    if configuration.of_parts:
+        losses = np.fmin.accumulate(losses, axis=1)
+    return Curve(losses, seconds, followed)
+
+
+def loss_curves(comparison: Comparison) -> list[Picture]:
+    """By epoch and by time: medians over seeds, from the least to the largest as a band."""
+    curves = [curve_of(one) for one in comparison.configurations]
+    longest = max(float(np.median(curve.seconds, 0)[-1]) for curve in curves)
+    unit, word = (HOUR, "h") if longest > 2 * HOUR else (MINUTE, "min")
+    followed = all(curve.followed for curve in curves)
+    return [
+        _figure(comparison, curves, "epoch", None, "epoch", followed),
+        _figure(comparison, curves, "time", unit, f"training time [{word}]", followed),
+    ]
+
+
+def _figure(
+    comparison: Comparison,
+    curves: list[Curve],
+    key: str,
+    unit: float | None,
+    axis: str,
+    followed: bool,
+) -> Picture:
+    canvas = Canvas(f"figure-9-{key}", width=520, height=420)
+    for place, (one, curve) in enumerate(zip(comparison.configurations, curves, strict=True)):
+        colour = SERIES[place % len(SERIES)]
+        epochs = np.arange(curve.losses.shape[1]) + 1.0
+        x = epochs if unit is None else np.median(curve.seconds, 0) / unit
+        canvas.axes.plot(
+            x,
+            np.median(curve.losses, 0),
+            label=one.name,
+            color=colour,
+            linestyle=DASHES[place % len(DASHES)],
+            marker="o" if len(x) < 20 else "",
+            markersize=3,
+        )
+        if len(curve.losses) > 1:
+            ends = (curve.losses.min(0), curve.losses.max(0))
+            canvas.axes.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
+        if one.averaged is not None:
+            canvas.axes.axhline(_loss(one.averaged), color=colour, linewidth=1.2, linestyle=":")
+    first = comparison.configurations[0].scored
+    of_mean = float(first.of_mean.mean())
+    canvas.axes.axhline(of_mean, color=MUTED, linewidth=1.5, label="predicting the mean")
+    for place, control in enumerate(comparison.controls):
+        canvas.axes.axhline(
+            _loss(control), color=INK, linewidth=1.5, linestyle=DASHES[1 + place % 5],
+            label=control.name,
+        )  # fmt: skip
+    canvas.log()
+    if unit is None:
+        whole_numbers(canvas)
+    what = "test loss (MSE)" if followed else "validation loss (MSE)"
+    canvas.axes.set(xlabel=axis, ylabel=what)
+    canvas.legend(columns=2)
+    at_the_end = "; ".join(
+        f"{one.name} {number(float(np.median(curve.losses, 0)[-1]))}"
+        for one, curve in zip(comparison.configurations, curves, strict=True)
+    )
+    split = "" if followed else "The runs did not follow the test loss (follow_test): validation. "
+    parts = any(one.of_parts for one in comparison.configurations)
+    return canvas.picture(
+        title=f"{'Test' if followed else 'Validation'} loss by {key}",
+        alt=f"Loss by {key}; at the end: {at_the_end}; predicting the mean {number(of_mean)}.",
+        caption=f"{split}Median over seeds, with the range as a band"
+        + ("; for sub-volumes the running minimum" if parts else "")
+        + ". Dotted: sub-volumes' predictions averaged over a universe and recalibrated."
+        * any(one.averaged is not None for one in comparison.configurations),
+    )
+
+
+def _loss(scored: Scored) -> float:
+    """The median over seeds of the mean squared error over all parameters."""
+    return float(np.median(scored.error(MEAN).mean(1)))

@@ -1,0 +1,59 @@
+"""The page of a comparison, and its numbers as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hyperslab.atomic_files import write_json, write_text
+from hyperslab.errors import DataError, reason
+from hyperslab.report.comparison.chapters import comparison_chapters
+from hyperslab.report.comparison.configurations import Comparison, read_comparison
+from hyperslab.report.comparison.tables import numbers_of
+from hyperslab.report.page import html
+
+
+def write_comparison(
+    paths: Sequence[Path],
+    controls: Sequence[tuple[str, Path]] = (),
+    *,
+    output: Path | None = None,
+    numbers: Path | None = None,
+) -> Path:
+    """Write one page on several runs, or on sweeps, and return its path.
+
+    By default it is ``report.html`` in the folder of a sweep, or ``comparison.html`` in the folder
+    that all runs are in. ``numbers``: a JSON file for the numbers of its tables.
+
+    Raises:
+        DataError: as `read_comparison`, or a file cannot be written.
+    """
+    comparison = read_comparison(paths, controls)
+    if output is None and len(paths) == 1:
+        output = paths[0] / "report.html"
+    elif output is None:
+        output = Path(os.path.commonpath([path.absolute() for path in paths])) / "comparison.html"
+    page = html.page(
+        title=output.resolve().parent.name,
+        lede=_lede(comparison),
+        tiles="",
+        chapters=comparison_chapters(comparison),
+        made=f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}.",
+        kind="comparison of runs",
+    )
+    try:
+        write_text(output, page, concurrent=True)
+        if numbers is not None:
+            write_json(numbers, numbers_of(comparison))
+    except OSError as error:
+        raise DataError(f"the comparison cannot be written: {reason(error)}") from error
+    return output
+
+
+def _lede(comparison: Comparison) -> str:
+    runs = sum(len(one.runs) for one in comparison.configurations)
+    names = ", ".join(one.name for one in comparison.configurations)
+    volumes = len(comparison.reference.volumes)
+    return f"{runs} runs of {names}; {volumes} test volumes"
