@@ -65,7 +65,7 @@ def cases(draw: st.DrawFn) -> Case:
     kernel = tuple(draw(st.integers(1, 4)) for _ in range(dims))
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
     extents = tuple(draw(st.integers(max(k, 2), 9)) for k in kernel)
-    channels = draw(st.sampled_from([1, 2, 3, 17]))
+    channels = draw(st.sampled_from([1, 2, 3, 16, 17, 80]))
     return Case(
         shape=(draw(st.integers(1, 2)), channels, *extents),
         kernel=kernel,

@@ -4,33 +4,7 @@
  * block, in contiguous memory a channel of a sample is one, with one channel. A tap is the number of
  * an element in its window, row by row; the winner is the first that is not less than any other, or
  * the last NaN, as in torch. What lies beyond the block never wins. */
-#include "rows.h"
-
-#include <math.h>
-
-enum { DEPTH, HEIGHT, WIDTH };
-
-typedef struct {
-    const void *from; /* the block; in the backward pass the gradient of the result */
-    void *to;         /* the result; in the backward pass that of the block */
-    uint8_t *winners; /* of the result; none: 0 */
-    int64_t from_type, to_type;
-    int64_t blocks, channels;
-    int64_t extents[3], results[3], kernel[3], stride[3], padding[3];
-    int64_t part, parts;
-} windows;
-
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* The results [lo, hi) along a dim whose tap `t` lies in the block. */
-INLINE void reached(const windows *k, int dim, int64_t t, int64_t *lo, int64_t *hi)
-{
-    int64_t stride = k->stride[dim], before = k->padding[dim] - t;
-    int64_t last = k->extents[dim] - 1 + before;
-    *lo = before > 0 ? (before + stride - 1) / stride : 0;
-    *hi = last < 0 ? 0 : smaller(last / stride + 1, k->results[dim]);
-}
+#include "windows_wide.h"
 
 static void compete(const float *restrict values, int32_t tap, int64_t n, float *restrict best,
                     int32_t *restrict winner)
@@ -115,8 +89,15 @@ int hyperslab_window_maximum(const windows *k)
     int32_t *winner = (int32_t *)(rooms + 2 * room);
     int64_t total = k->blocks * k->results[DEPTH] * k->results[HEIGHT];
     for (int64_t i = total * k->part / k->parts; i < total * (k->part + 1) / k->parts; i++) {
-        float *best = row_to_write(k->to, k->to_type, 0, i * row, rooms);
         int64_t plane = i / k->results[HEIGHT];
+#if WIDE
+        if (k->channels % 16 == 0) {
+            maxima_in_registers(k, plane / k->results[DEPTH], plane % k->results[DEPTH],
+                                i % k->results[HEIGHT]);
+            continue;
+        }
+#endif
+        float *best = row_to_write(k->to, k->to_type, 0, i * row, rooms);
         row_of_maxima(k, plane / k->results[DEPTH], plane % k->results[DEPTH],
                       i % k->results[HEIGHT], best, winner, rooms + room,
                       rooms + 3 * room);
@@ -167,11 +148,14 @@ static int spread_by_rows(const windows *k)
     if (!rooms)
         return 1;
     int64_t total = k->blocks * k->extents[DEPTH] * k->extents[HEIGHT];
+#if WIDE
+    int past_caches = total * row * size_of[k->to_type] >= STREAMED && can_stream(k->to, k->to_type, 0);
+#endif
     for (int64_t r = total * k->part / k->parts; r < total * (k->part + 1) / k->parts; r++) {
         int64_t h = r % k->extents[HEIGHT], plane = r / k->extents[HEIGHT];
         int64_t d = plane % k->extents[DEPTH], block = plane / k->extents[DEPTH];
-        float *sums = row_to_write(k->to, k->to_type, 0, r * row, rooms);
-        memset(sums, 0, (size_t)(4 * row));
+        row_list rows;
+        rows.count = 0;
         for (int64_t i = 0; i < k->kernel[DEPTH]; i++)
             for (int64_t j = 0; j < k->kernel[HEIGHT]; j++) {
                 int64_t p = d + k->padding[DEPTH] - i, q = h + k->padding[HEIGHT] - j;
@@ -182,12 +166,25 @@ static int spread_by_rows(const windows *k)
                 if (p >= k->results[DEPTH] || q >= k->results[HEIGHT])
                     continue;
                 int64_t line = (block * k->results[DEPTH] + p) * k->results[HEIGHT] + q;
-                int32_t tap = (int32_t)((i * k->kernel[HEIGHT] + j) * k->kernel[WIDTH]);
-                collect_row(k, line * of_result, tap, sums, rooms + room,
-                            (int32_t *)(rooms + 2 * room));
+                add_row_to(&rows, line * of_result,
+                           (i * k->kernel[HEIGHT] + j) * k->kernel[WIDTH]);
             }
+#if WIDE
+        if (k->channels % 16 == 0) {
+            sums_in_registers(k, &rows, r * row, past_caches);
+            continue;
+        }
+#endif
+        float *sums = row_to_write(k->to, k->to_type, 0, r * row, rooms);
+        memset(sums, 0, (size_t)(4 * row));
+        for (int64_t i = 0; i < rows.count; i++)
+            collect_row(k, rows.first[i], rows.tap[i], sums, rooms + room,
+                        (int32_t *)(rooms + 2 * room));
         write_row(k->to, k->to_type, 0, r * row, sums, row, 0);
     }
+#if WIDE
+    finish_stream(past_caches);
+#endif
     free(rooms);
     return 0;
 }
