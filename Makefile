@@ -10,8 +10,10 @@ ready := $(VENV)/.ready
 
 # The demonstration: small universes, two ranks that each hold half of every one.
 DEMO ?= build/demo
-DEMO_COUNT ?= 128
+DEMO_COUNT ?= 1024
 DEMO_SIZE ?= 32
+# [Mpc/h]
+DEMO_BOX ?= 128
 DEMO_RANKS ?= 2
 DEMO_GRID ?= grid.depth=2
 
@@ -44,7 +46,8 @@ $(ready): pyproject.toml Makefile
 	touch $@
 
 demo: $(ready)
-	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE)
+	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE) \
+		--box-size $(DEMO_BOX)
 	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
 		data.path=$(DEMO)/universes output=$(DEMO)/run --resume
 	$(bin)/hyperslab evaluate $(DEMO)/run
