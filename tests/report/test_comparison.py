@@ -16,7 +16,7 @@ from hyperslab.errors import DataError
 from hyperslab.report.comparison.configurations import Comparison, read_comparison
 from hyperslab.report.comparison.curves import curve_of
 from hyperslab.report.comparison.scored import MEAN as OF_ALL
-from hyperslab.report.comparison.tables import numbers_of
+from hyperslab.report.comparison.tables import comparison_numbers
 from tests.report.compared import EPOCHS, MEAN, columns, write_evaluation, write_run, write_swept
 from tests.report.fake import NAMES, fake_run
 
@@ -114,7 +114,7 @@ def test_the_page_and_the_numbers(swept: Path, ridge: Path, comparison: Comparis
     assert done.output.strip() == str(swept / "report.html")
     page = (swept / "report.html").read_text()
     written = json.loads(numbers.read_text())
-    assert written == json.loads(json.dumps(numbers_of(comparison)))
+    assert written == json.loads(json.dumps(comparison_numbers(comparison)))
     assert (written["test_volumes"], written["reference"]) == (40, "64 + batch norm")
     assert "<script" not in page
     assert page.count("<svg") == 2 + 4 * 5 + 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hyperslab.report.comparison.configurations import Comparison
 from hyperslab.report.comparison.curves import loss_curves
 from hyperslab.report.comparison.residuals import residual_distributions, scatters
-from hyperslab.report.comparison.tables import errors_table, numbers_of, reference_table
+from hyperslab.report.comparison.tables import comparison_numbers, errors_table, reference_table
 from hyperslab.report.number_format import label
 from hyperslab.report.page import html
 from hyperslab.report.page.html import Chapter
@@ -21,7 +21,7 @@ def comparison_chapters(comparison: Comparison) -> list[Chapter]:
 
 
 def _tables(comparison: Comparison) -> str:
-    numbers = numbers_of(comparison)
+    numbers = comparison_numbers(comparison)
     words = (
         f"{numbers['test_volumes']} test volumes, the same for all. A network that sees parts of "
         "volumes predicts once for each part; averaged and recalibrated, its predictions for a "

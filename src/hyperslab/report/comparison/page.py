@@ -11,7 +11,7 @@ from hyperslab.atomic_files import write_json, write_text
 from hyperslab.errors import DataError, reason
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import Comparison, read_comparison
-from hyperslab.report.comparison.tables import numbers_of
+from hyperslab.report.comparison.tables import comparison_numbers
 from hyperslab.report.page import html
 
 
@@ -46,7 +46,7 @@ def write_comparison(
     try:
         write_text(output, page, concurrent=True)
         if numbers is not None:
-            write_json(numbers, numbers_of(comparison))
+            write_json(numbers, comparison_numbers(comparison))
     except OSError as error:
         raise DataError(f"the comparison cannot be written: {reason(error)}") from error
     return output

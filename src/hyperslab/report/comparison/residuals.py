@@ -14,7 +14,7 @@ from hyperslab.report.number_format import MINUS, label, number
 POINTS = 200
 """Drawn of each scatter plot, as in the paper."""
 
-REACH = 1.4
+SCATTER_REACH = 1.4
 """Ends of its axes, either side of zero."""
 
 
@@ -31,13 +31,24 @@ def _scatter(row: Scored, at: int, place: int) -> Picture:
     predicted = seed.predicted[:, at]
     chosen = np.random.default_rng(0).permutation(len(true))[:POINTS]
     axes = canvas.axes
-    axes.plot([-REACH, REACH], [-REACH, REACH], color=MUTED, linewidth=1, linestyle="--")
+    axes.plot(
+        [-SCATTER_REACH, SCATTER_REACH],
+        [-SCATTER_REACH, SCATTER_REACH],
+        color=MUTED,
+        linewidth=1,
+        linestyle="--",
+    )
     axes.plot(true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.6, markersize=4, mew=0)
-    axes.set(xlim=(-REACH, REACH), ylim=(-REACH, REACH), xlabel="true", ylabel="predicted")
+    axes.set(
+        xlim=(-SCATTER_REACH, SCATTER_REACH),
+        ylim=(-SCATTER_REACH, SCATTER_REACH),
+        xlabel="true",
+        ylabel="predicted",
+    )
     axes.set_aspect("equal")
     axes.locator_params(nbins=5)
     ratio = number(float(np.median(row.ratios(row.parameters[at]))))
-    outside = int(np.sum(np.abs(predicted[chosen]) > REACH))
+    outside = int(np.sum(np.abs(predicted[chosen]) > SCATTER_REACH))
     some = f" Outside: {outside}." if outside else ""
     few = f" {len(chosen)} of {len(true)} samples." if len(chosen) < len(true) else ""
     return canvas.picture(

@@ -14,7 +14,7 @@ from hyperslab.report.number_format import DASH, label, number
 from hyperslab.report.page import html
 
 
-def numbers_of(comparison: Comparison) -> dict[str, Any]:
+def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
     """All numbers as plain values, for JSON: what the tables show is read from here."""
     reference = comparison.reference
     keys = (MEAN, *comparison.parameters)
