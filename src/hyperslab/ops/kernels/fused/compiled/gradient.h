@@ -160,13 +160,14 @@ static gradient_step wide_step(const chain *k, const cursor *at, const gradient_
                                const place *p)
 {
     gradient_step w = {
-        .g = p->g + p->i,
+        .g = p->g ? p->g + p->i : NULL,
         .winner = k->maximum ? r->winner + p->i : NULL,
         .number = (int32_t)(p->row * tile_in_row(k, at)),
         .x = k->x,
         .x_type = k->x_type,
         .first_x = p->from,
         .m = r->m,
+        .period = at->step,
         .s = r->s,
         .t = r->t,
         .bits = k->bits,

@@ -22,28 +22,38 @@ static void accumulate_around(double *restrict sum, double *restrict square,
     }
 }
 
-static void sum_step(const chain *k, const cursor *at, const gradient_rooms *r, const place *p)
+/* What no vector holds of a row: elements of a step, the first of which is number `lane`. */
+static void sum_rest(const chain *k, const cursor *at, const gradient_rooms *r, const place *p,
+                     int64_t lane)
 {
-    double *sum = r->sum, *product = r->product;
-    int64_t done = 0;
-#if WIDE
-    if (p->g) {
-        gradient_step w = wide_step(k, at, r, p);
-        w.sum = sum;
-        w.product = product;
-        done = gradient_wide_any(&w, p->n, known_by(k), SUMMED);
-    }
-#endif
-    int64_t rest = p->n - done;
-    if (rest == 0)
-        return;
-    const float *x = read_row(k->x, k->x_type, p->from + done, rest, r->loaded);
+    int64_t n = p->n - lane;
+    double *sum = r->sum + lane, *product = r->product + lane;
+    const float *x = read_row(k->x, k->x_type, p->from + lane, n, r->loaded);
     if (!p->g) {
-        accumulate_around(sum + done, product + done, x, r->m + done, rest);
+        accumulate_around(sum, product, x, r->m + lane, n);
         return;
     }
-    const float *du = gradient_from(k, at, r, p, done, x);
-    accumulate(sum + done, product + done, du, x, r->m + done, rest);
+    const float *du = gradient_from(k, at, r, p, lane, x);
+    accumulate(sum, product, du, x, r->m + lane, n);
+}
+
+static void sum_row(const chain *k, const cursor *at, const gradient_rooms *r, const float *g,
+                    int64_t row)
+{
+    int64_t n = elements_here(k, at), from = row_of(k, at, row), done = 0;
+#if WIDE
+    place whole = {row, 0, from, n, g};
+    gradient_step w = wide_step(k, at, r, &whole);
+    w.sum = r->sum;
+    w.product = r->product;
+    done = g ? gradient_wide_any(&w, n, known_by(k), SUMMED) : around_wide(&w, n);
+#endif
+    while (done < n) {
+        int64_t lane = done % at->step, begin = done - lane;
+        place p = {row, begin, from + begin, min_of(at->step, n - begin), g};
+        sum_rest(k, at, r, &p, lane);
+        done = begin + p.n;
+    }
 }
 
 /* A value of every channel, around which squares are added up: those of values far from zero would
@@ -56,16 +66,26 @@ static void take_pivot(const chain *k, const cursor *at, const gradient_rooms *r
     spread_row(r->m, k->channels, n);
 }
 
+/* The sums of every channel in front: half of what there is to the other half, as long as it is even. */
+static void add_up(double *sums, int64_t channels, int64_t n)
+{
+    while (n % (2 * channels) == 0) {
+        n /= 2;
+        for (int64_t i = 0; i < n; i++)
+            sums[i] += sums[n + i];
+    }
+    for (int64_t i = channels; i < n; i += channels)
+        for (int64_t c = 0; c < channels; c++)
+            sums[c] += sums[i + c];
+}
+
 /* Add the sums of a step's elements to those of its channels, and begin again. */
 static void flush(const chain *k, int64_t block, const gradient_rooms *r, int64_t values, int64_t n)
 {
     int64_t parts = k->g ? 2 : 3, channels = k->channels, count = k->scale_rows * channels;
     double *to = k->sums + parts * count * k->part + block % k->scale_rows * channels;
-    for (int64_t i = channels; i < n; i += channels)
-        for (int64_t c = 0; c < channels; c++) {
-            r->sum[c] += r->sum[i + c];
-            r->product[c] += r->product[i + c];
-        }
+    add_up(r->sum, channels, n);
+    add_up(r->product, channels, n);
     for (int64_t c = 0; c < channels; c++) {
         double sum = r->sum[c], product = r->product[c];
         if (k->g) {
@@ -108,16 +128,10 @@ int hyperslab_chain_sums(const chain *k)
             values = 0;
         }
         block = at.block;
-        int64_t n = elements_here(k, &at);
-        values += n / k->channels * rows_of(k, &at);
+        values += elements_here(k, &at) / k->channels * rows_of(k, &at);
         const float *g = k->g ? spread_gradient(k, &at, &r) : NULL;
-        for (int64_t row = 0; row < rows_of(k, &at); row++) {
-            int64_t from = row_of(k, &at, row);
-            for (int64_t i = 0; i < n; i += at.step) {
-                place p = {row, i, from + i, min_of(at.step, n - i), g};
-                sum_step(k, &at, &r, &p);
-            }
-        }
+        for (int64_t row = 0; row < rows_of(k, &at); row++)
+            sum_row(k, &at, &r, g, row);
     }
     flush(k, block, &r, values, step);
     free(all.all);

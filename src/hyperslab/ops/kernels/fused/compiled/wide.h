@@ -142,18 +142,81 @@ typedef struct {
     int32_t number;
     const float *m, *s, *t, *b, *c;
     double *sum, *product;
+    int64_t period; /* a multiple of 16: numbers and sums are those of so many elements, in turn */
     const uint8_t *bits;
     int64_t first; /* bit */
     float slope;
     int activation;
 } gradient_step;
 
-INLINE void add_wide(double *sum, double *product, __m256 d, __m256 x)
+/* Sums of sixteen elements in registers. */
+typedef struct {
+    __m512d sum[2], product[2];
+} wide_sums;
+
+INLINE wide_sums load_sums(const double *sum, const double *product)
 {
-    __m512d wide_d = _mm512_cvtps_pd(d), wide_x = _mm512_cvtps_pd(x);
-    _mm512_storeu_pd(sum, _mm512_add_pd(_mm512_loadu_pd(sum), wide_d));
-    _mm512_storeu_pd(product,
-                     _mm512_add_pd(_mm512_loadu_pd(product), _mm512_mul_pd(wide_d, wide_x)));
+    wide_sums all = {{_mm512_loadu_pd(sum), _mm512_loadu_pd(sum + 8)},
+                     {_mm512_loadu_pd(product), _mm512_loadu_pd(product + 8)}};
+    return all;
+}
+
+INLINE void store_sums(double *sum, double *product, const wide_sums *all)
+{
+    for (int half = 0; half < 2; half++) {
+        _mm512_storeu_pd(sum + 8 * half, all->sum[half]);
+        _mm512_storeu_pd(product + 8 * half, all->product[half]);
+    }
+}
+
+INLINE __m512d half_of(__m512 values, int half)
+{
+    return _mm512_cvtps_pd(half ? _mm512_extractf32x8_ps(values, 1) : _mm512_castps512_ps256(values));
+}
+
+INLINE void add_wide(wide_sums *all, __m512 d, __m512 x)
+{
+    for (int half = 0; half < 2; half++) {
+        __m512d wide_d = half_of(d, half);
+        all->sum[half] = _mm512_add_pd(all->sum[half], wide_d);
+        all->product[half] = _mm512_fmadd_pd(wide_d, half_of(x, half), all->product[half]);
+    }
+}
+
+/* Sixteen elements from `j` on, which have the numbers from `i` on. */
+INLINE void gradient_at(const gradient_step *p, int64_t j, int64_t i, int known, int affine,
+                        int activation, int64_t x_type, int64_t y_type, int past_caches,
+                        wide_sums *all)
+{
+    __m512 d = _mm512_loadu_ps(p->g + j), x = d;
+    if (p->winner)
+        d = _mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(_mm512_loadu_si512(p->winner + j),
+                                                        _mm512_set1_epi32(p->number)),
+                                d);
+    if (known == FROM_X || affine == COMBINED || affine == SUMMED)
+        x = load_wide(p->x, x_type, p->first_x + j);
+    if (known == FROM_X) {
+        __m512 u = normalised_wide(x, p->m + i, p->s + i, p->t + i);
+        d = damped(d, passes_wide(u, activation), _mm512_set1_ps(p->slope), activation);
+    }
+    if (known == FROM_BITS) {
+        uint16_t word;
+        memcpy(&word, p->bits + (p->first + j) / 8, 2);
+        d = damped(d, (__mmask16)word, _mm512_set1_ps(p->slope), activation);
+    }
+    if (affine == COMBINED || affine == SUMMED)
+        x = _mm512_sub_ps(x, _mm512_loadu_ps(p->m + i));
+    if (affine == SUMMED) {
+        add_wide(all, d, x);
+        return;
+    }
+    if (affine != PLAIN)
+        d = _mm512_mul_ps(d, _mm512_loadu_ps(p->s + i));
+    if (affine == COMBINED) {
+        d = _mm512_add_ps(d, _mm512_mul_ps(x, _mm512_loadu_ps(p->b + i)));
+        d = _mm512_add_ps(d, _mm512_loadu_ps(p->c + i));
+    }
+    store_wide(p->target, y_type, p->first_y + j, d, past_caches);
 }
 
 INLINE int64_t gradient_types(const gradient_step *step, int64_t n, int known, int affine,
@@ -163,43 +226,48 @@ INLINE int64_t gradient_types(const gradient_step *step, int64_t n, int known, i
     if (known == FROM_BITS && p.first % 8)
         return 0;
     int past_caches = p.stream && can_stream(p.target, y_type, p.first_y);
-    __m512 slope = _mm512_set1_ps(p.slope);
-    __m512i number = _mm512_set1_epi32(p.number);
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        __m512 d = _mm512_loadu_ps(p.g + i), x = d;
-        if (p.winner)
-            d = _mm512_maskz_mov_ps(
-                _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(p.winner + i), number), d);
-        if (known == FROM_X || affine == COMBINED || affine == SUMMED)
-            x = load_wide(p.x, x_type, p.first_x + i);
-        if (known == FROM_X) {
-            __m512 u = normalised_wide(x, p.m + i, p.s + i, p.t + i);
-            d = damped(d, passes_wide(u, activation), slope, activation);
-        }
-        if (known == FROM_BITS) {
-            uint16_t word;
-            memcpy(&word, p.bits + (p.first + i) / 8, 2);
-            d = damped(d, (__mmask16)word, slope, activation);
-        }
-        if (affine == COMBINED || affine == SUMMED)
-            x = _mm512_sub_ps(x, _mm512_loadu_ps(p.m + i));
-        if (affine == SUMMED) {
-            add_wide(p.sum + i, p.product + i, _mm512_castps512_ps256(d),
-                     _mm512_castps512_ps256(x));
-            add_wide(p.sum + i + 8, p.product + i + 8, _mm512_extractf32x8_ps(d, 1),
-                     _mm512_extractf32x8_ps(x, 1));
-            continue;
-        }
-        if (affine != PLAIN)
-            d = _mm512_mul_ps(d, _mm512_loadu_ps(p.s + i));
-        if (affine == COMBINED) {
-            d = _mm512_add_ps(d, _mm512_mul_ps(x, _mm512_loadu_ps(p.b + i)));
-            d = _mm512_add_ps(d, _mm512_loadu_ps(p.c + i));
-        }
-        store_wide(p.target, y_type, p.first_y + i, d, past_caches);
+    wide_sums all = {0};
+    if (affine != SUMMED) {
+        for (int64_t i = 0; i + 16 <= n; i += 16)
+            gradient_at(&p, i, i, known, affine, activation, x_type, y_type, past_caches, &all);
+        return n / 16 * 16;
     }
-    return i;
+    for (int64_t i = 0; i < p.period && i + 16 <= n; i += 16) {
+        all = load_sums(p.sum + i, p.product + i);
+        for (int64_t j = i; j + 16 <= n; j += p.period)
+            gradient_at(&p, j, i, known, SUMMED, activation, x_type, y_type, 0, &all);
+        store_sums(p.sum + i, p.product + i, &all);
+    }
+    return n / 16 * 16;
+}
+
+/* Sums of x - m and of its squares. */
+INLINE int64_t around_types(const gradient_step *step, int64_t n, int64_t x_type)
+{
+    const gradient_step p = *step;
+    for (int64_t i = 0; i < p.period && i + 16 <= n; i += 16) {
+        wide_sums all = load_sums(p.sum + i, p.product + i);
+        __m512 pivot = _mm512_loadu_ps(p.m + i);
+        for (int64_t j = i; j + 16 <= n; j += p.period) {
+            __m512 x = load_wide(p.x, x_type, p.first_x + j);
+            for (int half = 0; half < 2; half++) {
+                __m512d d = _mm512_sub_pd(half_of(x, half), half_of(pivot, half));
+                all.sum[half] = _mm512_add_pd(all.sum[half], d);
+                all.product[half] = _mm512_fmadd_pd(d, d, all.product[half]);
+            }
+        }
+        store_sums(p.sum + i, p.product + i, &all);
+    }
+    return n / 16 * 16;
+}
+
+INLINE int64_t around_wide(const gradient_step *p, int64_t n)
+{
+    if (p->x_type == FLOAT32)
+        return around_types(p, n, FLOAT32);
+    if (p->x_type == BFLOAT16)
+        return around_types(p, n, BFLOAT16);
+    return around_types(p, n, FLOAT16);
 }
 
 INLINE int64_t gradient_wide(const gradient_step *p, int64_t n, int known, int affine,
