@@ -60,10 +60,12 @@ def batch_norm(
         )
     count = math.prod(shape) // shape[1]
     group = x.grid.group(axes)
-    block = x.block
+    if x.pending is not None:  # a normalisation is the first link of its chain
+        x.settle()
     affine = Affine.of(weight, bias)
     chain = begin(x)
     if chain is None:
+        block = x.block
         y, mean, var = Normalise.apply(block, affine.weight, affine.bias, eps, count, group)
         normalised = x.like(y, fresh=True)
     else:

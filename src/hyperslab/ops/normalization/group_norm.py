@@ -127,14 +127,15 @@ def normalise_space(
     """Normalise ``pool`` channels of a sample together; also mean and variance (N, C)."""
     group = group_over(x, range(2, x.dim()))
     count = pool * math.prod(x.shape[2:])
-    block = x.block
+    if x.pending is not None:  # a normalisation is the first link of its chain
+        x.settle()
     chain = begin(x)
     if chain is not None:
         over = Population(count, group, pool)
         chain, (mean, var) = normalised_chain(chain, over, affine, eps, dtype)
         return result(chain, x, x.partition), (mean, var)
     # As if samples were further channels.
-    block = block.to(dtype)
+    block = x.block.to(dtype)
     samples, channels = block.shape[:2]
     # Not reshape: torch (2.13) takes a channels-last view with a batch of one for contiguous.
     flat = block.contiguous().view(1, samples * channels, *block.shape[2:])
