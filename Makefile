@@ -17,6 +17,11 @@ DEMO_BOX ?= 128
 DEMO_RANKS ?= 2
 DEMO_GRID ?= grid.depth=2
 
+# The recipe of Mathuriya et al. 2018 on own universes: docs/sc18.md.
+SC18 ?= build/sc18
+SC18_SIZE ?= 128
+SC18_RESULT ?= benchmarks/results/sc18-$(SC18_SIZE).json
+
 # The same for segmentation: phantoms as NIfTI files, masks of them.
 UNET ?= build/demo-unet
 UNET_COUNT ?= 24
@@ -35,7 +40,7 @@ HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet test test-gpu setup-mpi test-mpi soak lint docs bench bench-gpu clean
+.PHONY: setup demo demo-unet sc18 test test-gpu setup-mpi test-mpi soak lint docs bench bench-gpu clean
 
 setup: $(ready)
 
@@ -61,6 +66,10 @@ demo-unet: $(ready)
 	$(bin)/hyperslab predict $(UNET)/run $(UNET)/phantoms/nifti --out $(UNET)/masks \
 		--ranks $(DEMO_RANKS) $(DEMO_GRID)
 	$(bin)/hyperslab report $(UNET)/run
+
+# Stopped, it goes on where it was.
+sc18: $(ready)
+	$(bin)/python benchmarks/sc18.py $(SC18) --size $(SC18_SIZE) --json $(SC18_RESULT)
 
 test: $(ready)
 	$(bin)/python -m pytest --durations=25

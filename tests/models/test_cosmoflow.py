@@ -95,6 +95,8 @@ def test_sc18_has_the_published_size_and_work() -> None:
     ("variant", "width", "features"),
     [
         ("sc18", 128, (256, 2, 2, 2)),
+        ("sc18", 64, (256, 2, 2, 2)),
+        ("sc18", 32, (256, 2, 2, 2)),
         ("lbann", 32, (64, 4, 4, 4)),
         ("lbann", 128, (256, 4, 4, 4)),
         ("lbann", 512, (256, 4, 4, 4)),
@@ -182,7 +184,7 @@ def test_it_learns_two_volumes_by_heart() -> None:
         ("paper2021", 128, "no variant 'paper2021': use one of paper2020, sc18, lbann, mlperf"),
         ("paper2020", 100, "'paper2020' takes no width 100: use one of 16, 32, 64, 128, 256, 512"),
         ("paper2020", 8, "takes no width 8"),
-        ("sc18", 64, "'sc18' takes no width 64: use one of 128"),
+        ("sc18", 16, "'sc18' takes no width 16: use one of 128, 64, 32"),
         ("mlperf", 16, "'mlperf' takes no width 16: use one of 32"),
     ],
 )

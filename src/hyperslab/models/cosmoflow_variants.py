@@ -68,12 +68,19 @@ def sc18(width: int) -> Variant:
 
     The stride of 2 belongs to the fourth convolution: only so do the layers do the work of its
     table I (5.2 and 0.1 Gflop forward in the third and fourth) with its three poolings.
+
+    That is at 128. At 64 and 32 the first convolutions are left out with their poolings, one each
+    time the width is halved: all that follows is the same, and the last map is 256 x 2^3.
     """
+    poolings = _log2(width) - 4
+    pooled = (
+        ConvLayer(16, kernel=3, padding=0),
+        ConvLayer(32, kernel=4, padding=0),
+        ConvLayer(64, kernel=4, padding=0),
+    )
     return Variant(
         convolutions=(
-            ConvLayer(16, kernel=3, padding=0),
-            ConvLayer(32, kernel=4, padding=0),
-            ConvLayer(64, kernel=4, padding=0),
+            *pooled[len(pooled) - poolings :],
             ConvLayer(128, kernel=3, padding=0, stride=2, pool=False),
             ConvLayer(256, kernel=3, padding=0, pool=False),
             ConvLayer(256, kernel=2, padding=0, pool=False),
@@ -123,7 +130,7 @@ def mlperf(width: int) -> Variant:
 # The variants and the widths that each takes.
 VARIANTS: dict[str, tuple[Callable[[int], Variant], tuple[int, ...]]] = {
     "paper2020": (paper2020, (16, 32, 64, 128, 256, 512)),
-    "sc18": (sc18, (128,)),
+    "sc18": (sc18, (128, 64, 32)),
     "lbann": (lbann, (16, 32, 64, 128, 256, 512)),
     "mlperf": (mlperf, (32, 64, 128, 256, 512)),
 }
