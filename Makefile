@@ -47,7 +47,7 @@ setup: $(ready)
 $(ready): pyproject.toml Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet "$(TORCH)"
-	$(bin)/python -m pip install --quiet -e ".[dev,gpu,universe,medical,zarr]"
+	$(bin)/python -m pip install --quiet -e ".[dev,gpu,universe,medical,zarr,mlperf]"
 	touch $@
 
 demo: $(ready)

@@ -94,27 +94,6 @@ def read(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_relative_errors_as_the_papers_formula(made: Path, serial: Evaluation) -> None:
-    """|model - true| / model, and the same for always predicting the training split's mean."""
-    files = sorted((made.parent / "universes").glob("*.hdf5"))
-    trained = [files[i] for i in samples_of([f.stem for f in files], "train", FRACTIONS, 0)]
-    physical = []
-    for file in trained:
-        with h5py.File(file) as content:
-            physical.append(content["physPar"][()])
-    mean = np.mean(physical, axis=0)
-    rows = read(made)
-    for i, name in enumerate(NAMES):
-        pairs = [
-            (float(row[f"predicted_phys_{name}"]), float(row[f"true_phys_{name}"])) for row in rows
-        ]
-        expected = np.mean([abs(model - true) / model for model, true in pairs])
-        of_mean = np.mean([abs(mean[i] - true) / mean[i] for _, true in pairs])
-        found = serial.errors[name]
-        assert found["relative_error_sc18"] == pytest.approx(expected, rel=1e-6)
-        assert found["relative_error_sc18_of_mean"] == pytest.approx(of_mean, rel=1e-6)
-
-
 def test_every_test_sample_once_and_as_the_plain_network_says(
     made: Path, serial: Evaluation
 ) -> None:

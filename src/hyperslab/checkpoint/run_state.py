@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Position:
     seconds: float = 0.0  # that this epoch has taken
     best: float | None = None  # lowest validation loss at a checkpoint
     best_step: int | None = None  # of that checkpoint
+    measured: dict[str, float | None] = field(default_factory=dict)  # by the last validation
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
-from hyperslab.data.sampler import Schedule, SplitCounts, samples_of
+from hyperslab.data.sampler import Schedule, SplitCounts, samples_in, samples_of
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.parameters import Parameters
@@ -47,6 +47,7 @@ def open(
     split: str = "train",
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     counts: SplitCounts | None = None,
+    folders: bool = False,
     repeat: int = 1,
     seed: int = 0,
     shuffle: bool | None = None,
@@ -76,6 +77,8 @@ def open(
             whole volumes at a time) or ``"all"``.
         counts: (train, validation, test) volumes in place of fractions; train may be ``None``, what
             the others leave.
+        folders: the splits are the sub-folders ``train``, ``validation`` and ``test``, as MLPerf's
+            data have them; fractions and counts are not looked at.
         repeat: how often an epoch shows every sample, each time in another order and augmented
             anew.
         shuffle: a new order each epoch; by default for ``"train"`` only.
@@ -131,7 +134,7 @@ def open(
     _check_alike(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         batch_size=batch_size,
-        split=(split, tuple(fractions), counts, repeat),
+        split=(split, tuple(fractions), counts, folders, repeat),
         selection=(source.redshifts, source.parameters.names),
         seed=seed,
         shuffle=shuffle,
@@ -143,9 +146,13 @@ def open(
     _check_line(source.parameters, grid)
     chosen = transform_of(source.classes, transform, window)
     volumes = [source.volume(sample) for sample in range(len(source.names))]
-    samples = tuple(samples_of(volumes, split, fractions, seed, counts))
+    chosen_samples = (
+        samples_in(source.names, split)
+        if folders
+        else samples_of(volumes, split, fractions, seed, counts)
+    )
     shuffled = split == "train" if shuffle is None else shuffle
-    schedule = Schedule(samples, batch_size, seed, shuffled, repeat)
+    schedule = Schedule(tuple(chosen_samples), batch_size, seed, shuffled, repeat)
     assembler = build_assembler(
         source,
         grid,

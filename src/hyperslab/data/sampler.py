@@ -70,6 +70,35 @@ def samples_of(
     return [sample for sample, volume in enumerate(volumes) if volume in chosen]
 
 
+FOLDERS = {
+    "train": ("train",),
+    "validation": ("validation", "val", "valid"),
+    "test": ("test",),
+}
+"""Of each split, by any of these names."""
+
+
+def samples_in(names: Sequence[str], which: str) -> list[int]:
+    """The samples of one split where the sub-folders of a data set are the splits.
+
+    Raises:
+        DataError: there is no such split, or no sample in its folder.
+    """
+    if which == "all":
+        return list(range(len(names)))
+    if which not in SPLITS:
+        raise DataError(f"no split {which!r}; choose from {', '.join(SPLITS)}, all")
+    tops = [name.partition("/")[0] if "/" in name else "" for name in names]
+    found = [sample for sample, top in enumerate(tops) if top in FOLDERS[which]]
+    if not found:
+        there = ", ".join(sorted(set(filter(None, tops)))) or "none"
+        raise DataError(
+            f"no sample for split {which!r}: it would be in the sub-folder "
+            f"{' or '.join(FOLDERS[which])}, but there are: {there}"
+        )
+    return found
+
+
 def _deal(count: int, fractions: Sequence[float]) -> dict[str, tuple[int, int]]:
     """Train takes what validation and test leave."""
     if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:

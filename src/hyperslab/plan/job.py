@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from hyperslab.checkpoint.data_card import DataCard
-from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.formats.registry import find_format, named
 from hyperslab.formats.selection import selected
@@ -19,7 +18,7 @@ from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.recipe.schema import CosmoFlowSection, Recipe
 from hyperslab.trace import Workload
-from hyperslab.train.build import build_network, build_objective
+from hyperslab.train.build import build_network, build_objective, samples_of_split
 from hyperslab.train.optimizers import build_optimizer
 from hyperslab.train.precision import PRECISIONS
 
@@ -115,14 +114,19 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
 
 
 def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
-    volumes = [source.volume(sample) for sample in range(len(source.names))]
-    data = recipe.data
-    splits = (data.fractions, data.seed, data.counts)
-    count = len(samples_of(volumes, "train", *splits))
-    shown = count + len(samples_of(volumes, "validation", *splits))
+    if assumed:  # so many volumes as a recipe may count there are not
+        recipe = _drawn(recipe)
+    count = len(samples_of_split(recipe, source, "train"))
+    shown = count + len(samples_of_split(recipe, source, "validation"))
     about = DataCard(source.shape, source.whole_shape, source.classes, source.parameters)
     target = 1 if source.classes else 8 * len(source.parameters.names)
     return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
+
+
+def _drawn(recipe: Recipe) -> Recipe:
+    """The same with splits by fractions."""
+    data = recipe.data.model_copy(update={"splits": "drawn", "counts": None})
+    return recipe.model_copy(update={"data": data})
 
 
 def _source(recipe: Recipe) -> Source:

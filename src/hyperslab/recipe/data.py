@@ -58,6 +58,7 @@ class DataSection(Section):
     window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
     augment: bool = False  # flips, and axis permutations where voxels have no classes
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
+    splits: Literal["drawn", "folders"] = "drawn"  # or sub-folders train, validation, test
     # volumes to train, validate and test on, in place of fractions; train null: what is left
     counts: tuple[NonNegativeInt | None, NonNegativeInt, NonNegativeInt] | None = None
     repeat: PositiveInt = 1  # how often an epoch shows every sample to train on
@@ -115,6 +116,8 @@ class DataSection(Section):
                 f"needed, and {found}"
             )
         of_files = [k for k in ("format", "channels", "driver", "redshifts") if getattr(self, k)]
+        if self.splits == "folders":
+            of_files.append("splits=folders")
         if self.synthetic is not None and of_files:
             raise ValueError(f"data.{of_files[0]} is of files, but data.synthetic reads none")
         return self

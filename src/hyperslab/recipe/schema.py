@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hyperslab.recipe.data import DataSection
+from hyperslab.recipe.goal import MlperfSection, StopSection
 from hyperslab.recipe.optimizer import (
     AdamSection,
     AnyOptimizer,
@@ -25,6 +26,7 @@ __all__ = [
     "DataSection",
     "GridSection",
     "LinearSchedule",
+    "MlperfSection",
     "OptimizerSection",
     "Recipe",
     "RegressionLoss",
@@ -116,6 +118,8 @@ class Recipe(Section):
     optimizer: AnyOptimizer = AdamSection()
     loss: Literal[RegressionLoss, SegmentationLoss] = "mse"
     epochs: PositiveInt = 130
+    stop_at: StopSection | None = None  # before, where the validation is as good as this
+    mlperf: MlperfSection | None = None  # write MLPerf's log
     precision: Literal["float32", "bf16"] = "float32"
     # of convolutions on the CPU: the fastest here, by a fixed rule (bit-equal anywhere), or torch's
     kernels: Literal["measure", "fixed", "torch"] = "measure"
@@ -128,6 +132,17 @@ class Recipe(Section):
     follow_test: bool = False  # the test loss by epoch, to be shown; nothing is chosen by it
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
     peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it
+
+    @model_validator(mode="after")
+    def _goal_of_the_network(self) -> Recipe:
+        if self.model.segments and self.stop_at is not None and self.stop_at.validation_mae:
+            raise ValueError(
+                f"stop_at.validation_mae does not go with model.name={self.model.name}, which "
+                "predicts no numbers: use stop_at.validation_loss"
+            )
+        if self.model.segments and self.mlperf is not None:
+            raise ValueError(f"mlperf does not go with model.name={self.model.name}")
+        return self
 
     @model_validator(mode="after")
     def _loss_of_the_network(self) -> Recipe:

@@ -15,9 +15,10 @@ from hyperslab import models
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
 from hyperslab.data.build import StorePolicy
-from hyperslab.data.sampler import samples_of
+from hyperslab.data.sampler import samples_in, samples_of
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
+from hyperslab.formats.source import Source
 from hyperslab.parallel import parallelize
 from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.recipe.choices import choose
@@ -29,10 +30,16 @@ KEEP_NOTHING = StorePolicy("direct")
 
 def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
     """The samples that training shows, whatever split ``data`` itself is."""
-    source = data.source
-    names = [source.volume(sample) for sample in range(len(source.names))]
-    said = recipe.data
-    return samples_of(names, "train", said.fractions, said.seed, said.counts)
+    return samples_of_split(recipe, data.source, "train")
+
+
+def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
+    """The samples of a split of the recipe's data; raises what `samples_of` and `samples_in` do."""
+    data = recipe.data
+    if data.splits == "folders":
+        return samples_in(source.names, split)
+    volumes = [source.volume(sample) for sample in range(len(source.names))]
+    return samples_of(volumes, split, data.fractions, data.seed, data.counts)
 
 
 def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
@@ -100,6 +107,7 @@ def open_data(
         on_error=data.on_error,
         fractions=data.fractions,
         counts=data.counts,
+        folders=data.splits == "folders",
         repeat=data.repeat if trains else 1,
     )
 

@@ -15,6 +15,7 @@ from hyperslab.comm import Grid
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.flops import StepFlops
+from hyperslab.train.mlperf.events import RunEvents
 from hyperslab.train.reporter import Reporter
 from hyperslab.train.step import PendingStep, StepClock, StepResult
 from hyperslab.train.step_vote import Verdict, Vote
@@ -39,12 +40,14 @@ class Progress:
         at: Position,
         *,
         reporter: Reporter | None = None,
+        events: RunEvents | None = None,
     ) -> None:
         self.recipe = recipe
         self.grid = grid
         self.state = state
         self.at = at
         self.reporter = reporter
+        self.events = RunEvents() if events is None else events
         self.stop = StopRequest()
         self.flops = StepFlops(grid.size, recipe.peak)
         self.pending: PendingStep | None = None
@@ -54,6 +57,17 @@ class Progress:
         """The learning rate of the next step."""
         rate: float = self.state.optimizer.param_groups[0]["lr"]
         return rate
+
+    @property
+    def reached(self) -> bool:
+        """Whether the last validation was as good as the recipe asks for, if it does."""
+        goal = self.recipe.stop_at
+        return goal is not None and goal.reached(self.at.measured)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.at.epoch >= self.recipe.epochs or (self.at.batch == 0 and self.reached)
 
     def record(self, done: StepResult, rate: float, clock: StepClock) -> None:
         """Start the vote on this step, read that on the step before; write what is due.
@@ -116,8 +130,14 @@ class Progress:
         }
         if self.reporter is not None:
             self.reporter.epoch(row, at.step)
-        self.at = Position(step=at.step, epoch=at.epoch + 1, best=at.best, best_step=at.best_step)
-        if self.at.epoch % self.recipe.checkpoint.every == 0 or self.at.epoch == self.recipe.epochs:
+        self.at = Position(
+            step=at.step,
+            epoch=at.epoch + 1,
+            best=at.best,
+            best_step=at.best_step,
+            measured=measured,
+        )
+        if self.at.epoch % self.recipe.checkpoint.every == 0 or self.finished:
             validation = measured["validation_loss"]
             self.checkpoint(train_loss if validation is None else validation)
 

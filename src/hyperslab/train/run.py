@@ -27,6 +27,8 @@ from hyperslab.train.build import (
     open_training,
     training_digest,
 )
+from hyperslab.train.mlperf.events import RunEvents
+from hyperslab.train.mlperf.log import MlperfLog
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizers import build_optimizer, build_schedule
 from hyperslab.train.profile.recorder import ProfilePolicy
@@ -95,16 +97,46 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None) -> None:
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
         prepare_folder(recipe, stack, resume=resume)
-        trainer = build(recipe, grid, stack, resume=resume)
+        events = _events(recipe, grid, stack)
+        trainer = build(recipe, grid, stack, resume=resume, events=events)
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)
         trainer.fit()
+        goal = recipe.stop_at is None or trainer.progress.reached
+        events.run_ends(success=goal)
+        if recipe.stop_at is not None and grid.is_main:
+            words = "reached" if goal else "not reached"
+            log.info("%s after %d epochs: %s", words, trainer.at.epoch, recipe.stop_at.wanted)
 
 
-def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trainer:
+def _events(recipe: Recipe, grid: Grid, stack: ExitStack) -> RunEvents:
+    """Who is told what happens: MLPerf's log, on the main rank, where the recipe asks for it."""
+
+    def opened() -> RunEvents:
+        if recipe.mlperf is None:
+            return RunEvents()
+        events = MlperfLog(recipe, grid)
+        stack.callback(events.close)
+        return events
+
+    found: list[RunEvents] = []
+    from_main(lambda: found.append(opened()), error=RecipeError)
+    return found[0] if found else RunEvents()
+
+
+def build(
+    recipe: Recipe,
+    grid: Grid,
+    stack: ExitStack,
+    *,
+    resume: bool,
+    events: RunEvents | None = None,
+) -> Trainer:
     """Everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
     data, validation, *followed = map(stack.enter_context, open_training(recipe, grid))
+    if events is not None:
+        events.data_opened(len(data), len(validation))
     about = data_card(data)
     model = build_model(recipe, about, grid)
     objective = build_objective(recipe, about)
@@ -134,7 +166,7 @@ def build(recipe: Recipe, grid: Grid, stack: ExitStack, *, resume: bool) -> Trai
             log.info("nothing to resume in %s: from the start", recipe.output)
         log.info("%s", _opening_words(grid, data, validation, path))
     reporter = _reporter(recipe, objective, at, steps, stack) if grid.is_main else None
-    progress = Progress(recipe, grid, state, at, reporter=reporter)
+    progress = Progress(recipe, grid, state, at, reporter=reporter, events=events)
     return Trainer(
         recipe,
         grid,

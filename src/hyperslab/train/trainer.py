@@ -77,7 +77,7 @@ class Trainer:
         return self.progress.at
 
     def fit(self) -> None:
-        """Train to the recipe's last epoch.
+        """Train to the recipe's last epoch, or until it is as good as the recipe asks for.
 
         Raises:
             Stopped: after a signal, with a checkpoint written.
@@ -85,11 +85,17 @@ class Trainer:
             CheckpointError: one cannot be written.
         """
         with self.progress.stop.listening():
-            while self.at.epoch < self.recipe.epochs:
+            events = self.progress.events
+            while not self.progress.finished:
+                epoch = self.at.epoch
+                events.epoch_begins(epoch)
                 self.train_epoch()
+                events.validation_begins(epoch)
                 began = time.perf_counter()
                 measured = self.validate()
                 seconds = time.perf_counter() - began
+                events.validation_ends(epoch, measured)
+                events.epoch_ends(epoch)
                 if self.test is not None:  # not counted: a training needs none of it
                     measured |= {TEST_LOSS: self.measure(self.test)["validation_loss"]}
                 self.progress.finish_epoch(measured, seconds)

@@ -2,7 +2,7 @@
 
 A record is one `tf.train.Example` with ``data_raw``, the bytes of a cube (D, H, W) of counts, and
 ``label_raw``, those of its 2 or 3 physical parameters; both float64 in what the public code writes
-[NERSC/CosmoFlow, io_Cosmo.py], float32 by the sizes that the paper gives (section IV-C: 64 samples
+[NERSC/CosmoFlow], float32 by the sizes that the paper gives (section IV-C: 64 samples
 of 8 MB in 512 MB). Of a cube's bytes only one of the two can be meant. Files are plain: of a box
 the pieces are read, and of every record the framing is checked and not the sum over the volume.
 """
