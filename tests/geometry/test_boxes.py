@@ -45,6 +45,20 @@ def test_boxes_are_sets_of_indices(pair: tuple[Box, Box]) -> None:
         assert tuple(s.stop - s.start for s in slices) == common.shape
 
 
+@fixed
+@given(pairs)
+def test_what_lies_beside_an_inner_box(pair: tuple[Box, Box]) -> None:
+    box, other = pair
+    inner = box.intersect(other)
+    if inner.empty:
+        return
+    rest = [index for slab in box.without(inner) for index in indices(slab)]
+    assert len(rest) == len(set(rest))
+    assert set(rest) == indices(box) - indices(inner)
+    around = Box.around([inner, *box.without(inner)])
+    assert around == box
+
+
 def test_corners_must_match() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         Box((0,), (1, 2))

@@ -201,14 +201,25 @@ def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.
     out = torch.empty(
         box.shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
     )
-    if _leave_a_gap(box, tuple(parts)):
-        out.fill_(fill)
+    for gap in _gaps(box, tuple(parts)):
+        out[gap].fill_(fill)
     return out
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _leave_a_gap(box: Box, parts: tuple[Box, ...]) -> bool:
-    return sum(box.intersect(part).size for part in parts) < box.size
+def _gaps(box: Box, parts: tuple[Box, ...]) -> tuple[tuple[slice, ...], ...]:
+    """Boxes in ``box`` that hold all that disjoint ``parts`` of it leave: a few thin ones, or all.
+
+    Usually the parts make up one box, and what is left are slabs of padding at its sides.
+    """
+    inside = [part for part in map(box.intersect, parts) if not part.empty]
+    covered = sum(part.size for part in inside)
+    if covered == box.size:
+        return ()
+    whole = Box.around(inside) if inside else box
+    if whole.size > covered:
+        return (box.slices(box),)
+    return tuple(slab.slices(box) for slab in box.without(whole))
 
 
 def copy_overlap(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:

@@ -64,6 +64,30 @@ class Box:
         lo = tuple(map(max, self.lo, other.lo))
         return Box(lo, tuple(map(max, lo, map(min, self.hi, other.hi))))
 
+    @classmethod
+    def around(cls, boxes: Sequence[Box]) -> Box:
+        """The smallest that contains all of them, at least one.
+
+        >>> Box.around([Box((0, 3), (1, 4)), Box((2, 2), (5, 3))])
+        Box(lo=(0, 2), hi=(5, 4))
+        """
+        lo = tuple(map(min, zip(*(box.lo for box in boxes), strict=True)))
+        return cls(lo, tuple(map(max, zip(*(box.hi for box in boxes), strict=True))))
+
+    def without(self, inner: Box) -> list[Box]:
+        """The slabs at the sides of ``inner``, a box within this one, that make up the rest.
+
+        >>> Box((0, 0), (4, 4)).without(Box((1, 0), (3, 3)))
+        [Box(lo=(0, 0), hi=(1, 4)), Box(lo=(3, 0), hi=(4, 4)), Box(lo=(1, 3), hi=(3, 4))]
+        """
+        slabs = []
+        for dim in range(self.ndim):
+            for side in ((self.lo[dim], inner.lo[dim]), (inner.hi[dim], self.hi[dim])):
+                lo = (*inner.lo[:dim], side[0], *self.lo[dim + 1 :])
+                hi = (*inner.hi[:dim], side[1], *self.hi[dim + 1 :])
+                slabs.append(Box(lo, hi))
+        return [slab for slab in slabs if not slab.empty]
+
     def shift(self, offset: Sequence[int]) -> Box:
         """The box moved by ``offset``."""
         return Box(
