@@ -89,7 +89,8 @@ def _reading(recipe: Recipe, width: int | None, batch_size: int) -> Recipe:
 def split_of(volumes: Sequence[str], recipe: Recipe, seed: int) -> Split:
     """The samples of each split, as training deals them out."""
     return {
-        which: np.array(samples_of(volumes, which, recipe.data.fractions, seed)) for which in SPLITS
+        which: np.array(samples_of(volumes, which, recipe.data.fractions, seed, recipe.data.counts))
+        for which in SPLITS
     }
 
 

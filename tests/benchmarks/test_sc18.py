@@ -11,6 +11,7 @@ import pytest
 import sc18
 
 from hyperslab.recipe.load import load_recipe
+from hyperslab.sweep.load import load_sweep
 
 
 def test_the_overrides_go_with_the_recipe(tmp_path: Path) -> None:
@@ -23,6 +24,7 @@ def test_the_overrides_go_with_the_recipe(tmp_path: Path) -> None:
     assert recipe.epochs == recipe.optimizer.schedule.epochs == 20  # type: ignore[union-attr]
     assert recipe.optimizer.larc is not None
     assert recipe.grid.size == 2
+    assert recipe.optimizer.learning_rate == sc18.RATE
 
 
 def test_the_papers_own_numbers() -> None:
@@ -37,6 +39,15 @@ def test_the_papers_own_numbers() -> None:
     assert adam.larc is not None
     assert (adam.larc.trust, adam.larc.otherwise) == (0.002, 6.25e-5)
     assert recipe.data.counts == (None, 150, 50)
+
+
+def test_figure_5_compares_mini_batches_at_equal_epochs() -> None:
+    """Each a factor of four larger than the one before, as 2048 and 8192 nodes are."""
+    sweep = load_sweep(sc18.RECIPE.parent / "sweeps" / "sc18-batches.yaml")
+    recipes = [variant.recipe for variant in sweep.variants]
+    assert [r.data.batch_size * r.optimizer.accumulate for r in recipes] == [2, 8, 32]
+    assert len({recipe.epochs for recipe in recipes}) == 1
+    assert {recipe.loss for recipe in recipes} == {"l1"}
 
 
 def errors(ours: float, of_mean: float) -> dict[str, float]:
