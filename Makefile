@@ -27,6 +27,10 @@ UNET ?= build/demo-unet
 UNET_COUNT ?= 24
 UNET_SIZE ?= 48
 
+# Figures 9 and 10 of Oyama et al. 2020 in small: sweeps over rates and seeds, and a ridge beside them.
+SCIENCE ?= build/science-small
+SCIENCE_COUNT ?= 256
+
 # The data pipeline under random epochs and injected faults.
 MINUTES ?= 30
 RANKS ?= 4
@@ -40,7 +44,7 @@ HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet sc18 test test-gpu setup-mpi test-mpi soak lint docs bench bench-gpu clean
+.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi soak lint docs bench bench-gpu clean
 
 setup: $(ready)
 
@@ -70,6 +74,16 @@ demo-unet: $(ready)
 # Stopped, it goes on where it was.
 sc18: $(ready)
 	$(bin)/python benchmarks/sc18.py $(SC18) --size $(SC18_SIZE) --json $(SC18_RESULT)
+
+science-small: $(ready)
+	$(bin)/hyperslab simulate $(SCIENCE)/universes --count $(SCIENCE_COUNT) --size 32 --box-size 256
+	mkdir -p $(SCIENCE)/ridge
+	$(bin)/python benchmarks/ridge.py recipes/science-small.yaml data.path=$(SCIENCE)/universes \
+		--out $(SCIENCE)/ridge --json $(SCIENCE)/ridge.json
+	$(bin)/hyperslab sweep recipes/sweeps/science-small.yaml data.path=$(SCIENCE)/universes \
+		--output $(SCIENCE)/sweep --ranks 2
+	$(bin)/hyperslab report $(SCIENCE)/sweep --control ridge=$(SCIENCE)/ridge/whole \
+		--json $(SCIENCE)/comparison.json
 
 test: $(ready)
 	$(bin)/python -m pytest --durations=25

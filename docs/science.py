@@ -1,0 +1,106 @@
+"""Puts numbers into docs/science.md, from the files in benchmarks/results that it names.
+
+python docs/science.py
+
+A block of the page begins with `<!-- FILE: WHAT ... -->` and ends with `<!-- end -->`. FILE is one
+that `hyperslab report --json` wrote, WHAT one of the functions at the end. Where there is no such
+file yet, the block says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).with_suffix(".md")
+RESULTS = PAGE.parents[1] / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- ([\w.+-]+\.json): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BARS = {"mean": 1.5, "Omega_m": 3.0, "sigma_8": 2.0}
+"""The least lower ends of the intervals of parts against the whole."""
+
+OF_RIDGE = 1.5
+"""The largest ratio of a whole network's error to that of the ridge."""
+
+
+def filled(page: str, results: Path) -> str:
+    """The page with every block written anew."""
+    return BLOCK.sub(lambda block: _block(block, results), page)
+
+
+def _block(block: re.Match[str], results: Path) -> str:
+    head, file, words, end = block.groups()
+    path = results / file
+    if not path.exists():
+        return f"{head}Not measured yet.\n{end}"
+    what, *arguments = (part.strip() for part in words.split(","))
+    lines = BLOCKS[what](json.loads(path.read_text()), *arguments)
+    return "\n".join([head + lines[0], *lines[1:], end])
+
+
+def errors(numbers: dict[str, Any]) -> list[str]:
+    """Errors over those of predicting the mean: median over seeds, interval."""
+    keys = ["mean", *numbers["parameters"]]
+    lines = _head(["configuration", "seeds", *keys])
+    for row in numbers["rows"]:
+        medians = [statistics.median(row["ratio_by_seed"][key]) for key in keys]
+        cells = [_cell(m, row["ratio"][key]) for m, key in zip(medians, keys, strict=True)]
+        seeds = "control" if row["control"] else str(row["seeds"])
+        lines.append(_line([row["name"], seeds, *cells]))
+    return [*lines, _line(["predicting the mean", "control", *["1"] * len(keys)])]
+
+
+def ratios(numbers: dict[str, Any]) -> list[str]:
+    """Errors over that of the best network that sees whole volumes, with intervals."""
+    keys = ["mean", *numbers["parameters"]]
+    lines = _head([f"error over that of {numbers['reference']}", *keys])
+    for row in numbers["rows"]:
+        found = row["to_reference"]
+        if found["mean"] is not None:
+            lines.append(_line([row["name"], *(_cell(found[k]["value"], found[k]) for k in keys)]))
+    return lines
+
+
+def bars(numbers: dict[str, Any], parts: str, ridge: str) -> list[str]:
+    """Whether the parts are as much worse, and the whole as good, as they were expected to be."""
+    rows = {row["name"]: row["to_reference"] for row in numbers["rows"]}
+    lines = _head(["bar", "found", ""])
+    for key, least in BARS.items():
+        found = rows[parts][key]
+        words = f"{parts} over {numbers['reference']}, {key}: lower end above {least:g}"
+        lines.append(_line([words, _cell(found["value"], found), _met(found["lower"] > least)]))
+    for key in ("Omega_m", "sigma_8"):
+        found = 1 / rows[ridge][key]["value"]
+        words = f"{numbers['reference']} over {ridge}, {key}: at most {OF_RIDGE:g}"
+        lines.append(_line([words, f"{found:.3g}", _met(found <= OF_RIDGE)]))
+    return lines
+
+
+BLOCKS: dict[str, Callable[..., list[str]]] = {"errors": errors, "ratios": ratios, "bars": bars}
+
+
+def _met(holds: bool) -> str:
+    return "met" if holds else "**missed**"
+
+
+def _cell(value: float, interval: dict[str, float]) -> str:
+    return f"{value:.3g} ({interval['lower']:.3g} to {interval['upper']:.3g})"
+
+
+def _head(cells: list[str]) -> list[str]:
+    return [_line(cells), _line(["---"] * len(cells))]
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    new = filled(text, RESULTS)
+    PAGE.write_text(new)
+    print(f"{PAGE}: {'as it was' if new == text else 'written anew'}", file=sys.stderr)
