@@ -31,6 +31,7 @@ from hyperslab.ops.kernels.convolution import (
     cast_input,
     converted,
     differentiable_conv,
+    torch_makes_columns,
 )
 from hyperslab.tensor import Sharded
 
@@ -167,7 +168,7 @@ def convolve(
     else:
         weight = share.of(weight, operand_type(weight), homes)
         bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
-    last = serial_is_last(x, block, weight)
+    last = serial_is_last(x, block, weight, layout.options)
     given = block
     if block.dtype != operand_type(x):
         block = cast_for_autocast(cast_input(block, weight, kernels))
@@ -188,12 +189,20 @@ def convolve(
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 
-def serial_is_last(x: Sharded, block: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether serial torch's convolution returns channels last: where an operand is that."""
+def serial_is_last(
+    x: Sharded, block: torch.Tensor, weight: torch.Tensor, options: ConvOptions
+) -> bool:
+    """Whether serial torch's convolution returns channels last.
+
+    Where an operand is that, but for small volumes, of which it makes columns.
+    """
     formats = {memory_format_of(weight)}
     if not x.reordered:
         formats.add(memory_format_of(block))
-    return formats != {torch.contiguous_format}
+    if formats == {torch.contiguous_format}:
+        return False
+    on_cpu = block.device.type == "cpu" and operand_type(x) == torch.float32
+    return not (on_cpu and torch_makes_columns(x.shape, weight.shape, options))
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:

@@ -176,9 +176,9 @@ def convolve_transposed(
     kernels = x.policy.kernels
     weight = cast_for_autocast(weight)
     bias = bias if bias is None else cast_for_autocast(bias)
-    last = serial_is_last(x, x.block, weight)
-    block = converted(cast_for_autocast(x.block), weight, kernels)
     spec = layout.spec
+    last = serial_is_last(x, x.block, weight, spec.options)
+    block = converted(cast_for_autocast(x.block), weight, kernels)
     apply = LocalConv.apply if spec.local else BufferConv.apply
     y = apply(block, weight, bias, spec, kernels, None)
     return x.like(y, layout.output, fresh=True, reordered=not last)

@@ -13,7 +13,7 @@ which one runs, or a measurement does (`measured`).
 """
 
 from hyperslab.ops.kernels.convolution.block import conv_backward, conv_forward
-from hyperslab.ops.kernels.convolution.layout import computes_last
+from hyperslab.ops.kernels.convolution.layout import computes_last, torch_makes_columns
 from hyperslab.ops.kernels.convolution.local import (
     LocalConv,
     Passes,
@@ -43,6 +43,7 @@ __all__ = [
     "converted",
     "differentiable_conv",
     "reference",
+    "torch_makes_columns",
     "transposed_backward",
     "transposed_forward",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 
 import torch
 
 from hyperslab.memory_format import CHANNELS_LAST, dense
 from hyperslab.ops.kernels import choose, fused
-from hyperslab.ops.kernels.convolution.options import Kernels
+from hyperslab.ops.kernels.convolution.options import ConvOptions, Kernels
 
 assert fused  # registers the operator reorder
 
@@ -29,6 +31,22 @@ def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bo
         and bool(torch.backends.mkldnn.enabled)
         and onednn_has(x.dtype)
     )
+
+
+def torch_makes_columns(x: Sequence[int], weight: Sequence[int], options: ConvOptions) -> bool:
+    """Whether torch (2.13) convolves a volume of float32 on the CPU without oneDNN.
+
+    By the shapes of the whole input and of the weight, transposed or not. The result is then
+    contiguous, whatever its operands are.
+    """
+    if len(x) != 5:
+        return False
+    batch = x[0]
+    steps = {*options.stride, *options.dilation}
+    lines = weight[-1] == weight[-2] == 1 and steps == {1} and batch < 16
+    narrow = min(weight[-2:]) <= 3 and options.groups == 1
+    small = batch <= 1 and math.prod(x[:4]) <= choose.IM2COL
+    return (narrow and small) or (lines and torch.get_num_threads() == 1)
 
 
 @functools.cache
