@@ -64,7 +64,7 @@ class LazyTensor(TrackedTensor):
         if self.pending is not None:
             self._compute()
         if self._own is not None:
-            return self._own.view_as(self._own)  # without a graph where none is wanted
+            return torch.ops.aten.alias(self._own)  # without a graph where none is wanted
         with DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 

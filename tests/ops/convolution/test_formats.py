@@ -26,6 +26,10 @@ def networks() -> dict[str, nn.Module]:
         "norm, maximum": nn.Sequential(
             nn.Conv3d(4, 5, 3, padding=1), nn.BatchNorm3d(5), nn.ReLU(), nn.MaxPool3d(2)
         ),
+        "average": nn.Sequential(nn.Conv3d(4, 5, 3, padding=1), nn.LeakyReLU(), nn.AvgPool3d(2)),
+        "average alone": nn.AvgPool3d(2),
+        "group norm alone": nn.GroupNorm(2, 4),
+        "upsampling": nn.Upsample(scale_factor=2),
         "two": nn.Sequential(nn.Conv3d(4, 5, 3, padding=1), nn.ReLU(), nn.Conv3d(5, 3, 3)),
     }
 

@@ -118,7 +118,9 @@ def avg_pool(
     full = all(c == w.kernel for w, per in zip(windows, counts, strict=True) for c in per)
     chain = pooled_chain(p, maximum=False) if full and divisor is None else None
     if chain is not None:
-        return result(chain, p.x, p.partition)
+        y = result(chain, p.x, p.partition)
+        y.reordered = y.reordered or len(windows) == 3  # torch's is contiguous
+        return y
     if full or divisor is not None:
         return p.wrap(_average(p, ceil, divisor))
     total = _average(p, ceil, 1)
