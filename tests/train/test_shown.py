@@ -20,6 +20,7 @@ from hyperslab.report.run_folder import read_run
 from hyperslab.report.samples.volumes import first_volume
 from tests.train.universes import WIDTH, losses, narrow_network, run, write_recipe
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 DATA: dict[str, Any] = {
     "batch_size": 4,
     "counts": [5, 2, 3],
@@ -107,6 +108,17 @@ def test_plans_count_what_is_shown(trained: Path) -> None:
     assert job.about.shape == (2, WIDTH, WIDTH, WIDTH)
     assert job.about.parameters.names == tuple(DATA["targets"])
     assert (job.samples, job.shown) == (5, 7)
+
+
+@pytest.mark.parametrize(("name", "channels", "targets"), [("sc18", 1, 3), ("mlperf", 4, 4)])
+def test_plans_without_data_take_what_the_recipe_says(
+    name: str, channels: int, targets: int
+) -> None:
+    """Neither splits by counts nor by folders stand in their way."""
+    job = job_of(load_recipe(RECIPES / f"{name}.yaml", ["data.path=not-here"]))
+    assert job.about.shape == (channels, 128, 128, 128)
+    assert len(job.about.parameters.names) == targets
+    assert job.samples > 0
 
 
 @pytest.mark.parametrize(

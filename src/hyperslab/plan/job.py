@@ -143,7 +143,8 @@ def _made(recipe: Recipe, shape: VolumeShape) -> Source:
         raise RecipeError(f"--shape {_product(shape)}: give channels, depth, height and width")
     classes = 3 if recipe.model.segments else 0
     samples = max(SAMPLES, 2 * recipe.data.batch_size)
-    return SyntheticVolumes(shape, samples, classes=classes)
+    targets = 4 if recipe.data.targets is None else len(recipe.data.targets)
+    return SyntheticVolumes(shape, samples, targets=targets, classes=classes)
 
 
 def _shape_of_network(recipe: Recipe) -> VolumeShape:
@@ -156,6 +157,8 @@ def _shape_of_network(recipe: Recipe) -> VolumeShape:
             f"data.path {recipe.data.path} is not here, so what is to be planned is not known\n"
             "    say it: --shape C,D,H,W, such as --shape 4,512,512,512"
         )
+    if recipe.data.redshifts is not None:
+        return len(recipe.data.redshifts), width, width, width
     one = model.segments or (isinstance(model, CosmoFlowSection) and model.variant == "sc18")
     return 1 if one else 4, width, width, width
 
