@@ -49,7 +49,9 @@ def loss_curves(comparison: Comparison) -> list[Picture]:
     """By epoch and by time: medians over seeds, from the least to the largest as a band."""
     curves = [curve_of(one) for one in comparison.configurations]
     longest = max(float(np.median(curve.seconds, 0)[-1]) for curve in curves)
-    unit, word = (HOUR, "h") if longest > 2 * HOUR else (MINUTE, "min")
+    unit, word = (1.0, "s") if longest < 2 * MINUTE else (MINUTE, "min")
+    if longest > 2 * HOUR:
+        unit, word = HOUR, "h"
     followed = all(curve.followed for curve in curves)
     return [
         _figure(comparison, curves, "epoch", None, "epoch", followed),
