@@ -10,6 +10,11 @@ ROW = 1024
 """So many squares are summed in the tensor's own type: in float32 that is exact to 1e-8."""
 
 
+LEAST_NORM = 1e-15
+LARGEST_NORM = 1e18
+"""Norms between these have squares that float32 holds."""
+
+
 def scale_by_norms(
     weights: Iterable[torch.Tensor], *, trust: float = 0.002, otherwise: float = 6.25e-5
 ) -> None:
@@ -48,10 +53,17 @@ def _norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """The L2 norm in float64; all of it so would take as long as a step of Adam."""
-    if tensor.numel() <= ROW or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+    """The L2 norm in float64; all of it so would take as long as a step of Adam on the CPU.
+
+    Where float32 cannot hold the square of a number, far from 1, it is taken so all the same.
+    """
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if tensor.numel() <= ROW or not dense or tensor.device.type != "cpu":
         return torch.linalg.vector_norm(tensor, dtype=torch.float64)
     flat = tensor.as_strided((tensor.numel(),), (1,))  # in whatever order it lies in memory
     whole = flat.numel() // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1)
-    return torch.linalg.vector_norm(torch.cat([rows, flat[whole:]]), dtype=torch.float64)
+    norm = torch.linalg.vector_norm(torch.cat([rows, flat[whole:]]), dtype=torch.float64)
+    if LEAST_NORM < norm < LARGEST_NORM:
+        return norm
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64)

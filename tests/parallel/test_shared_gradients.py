@@ -187,6 +187,21 @@ class Deep(nn.Module):
         return self.second(torch.tanh(self.first(x.mean((2, 3, 4))))).sum()
 
 
+def doubles(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
+
+
+def doubles_unseen(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.data.mul_(2)
+
+
+def doubles_anew(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad = 2 * parameter.grad
+
+
 def hooks_of_one_rank(kind: str) -> None:
     """What a user does to a gradient on one rank alone must not mix up what the others do."""
     torch.manual_seed(1)
@@ -199,6 +214,10 @@ def hooks_of_one_rank(kind: str) -> None:
     kept: list[torch.Tensor] = []
     if grid.rank == 0 and kind == "keep":
         model.first.weight.register_hook(kept.append)
+    if kind == "after":
+        model.second.weight.register_post_accumulate_grad_hook(doubles)
+        model.first.weight.register_post_accumulate_grad_hook(doubles_unseen)
+        model.first.bias.register_post_accumulate_grad_hook(doubles_anew)
     if grid.rank == 0 and kind == "replace":
         model.first.weight.register_hook(torch.clone)
     with patch.object(share, "SHARED_FROM", 0):
@@ -207,9 +226,12 @@ def hooks_of_one_rank(kind: str) -> None:
             model(hs.shard(x, grid)).backward()
     alone(x).backward()
     for one, other in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+        changed = kind == "after" and one is not model.second.bias
+        torch.testing.assert_close(one.grad, other.grad * 2 if changed else other.grad)
+    if kept:
+        torch.testing.assert_close(kept[0], kept[-1])
 
 
-@pytest.mark.parametrize("kind", ["none", "keep", "replace"])
+@pytest.mark.parametrize("kind", ["none", "keep", "replace", "after"])
 def test_a_hook_of_one_rank(kind: str) -> None:
     run_ranks(2, hooks_of_one_rank, kind)

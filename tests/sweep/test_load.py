@@ -96,6 +96,16 @@ def test_rates_are_chosen_on_something(tmp_path: Path) -> None:
         load_sweep(write_sweep(tmp_path), ["data.fractions=[0.8,0,0.2]"])
 
 
+def test_runs_end_after_equal_epochs(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="stop_at would end its runs after different epochs"):
+        load_sweep(write_sweep(tmp_path), ["stop_at.validation_loss=0.1"])
+
+
+def test_rates_that_would_share_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"two of the rates .* are the same"):
+        load_sweep(write_sweep(tmp_path, rates=[1e-3, 0.0010000001]))
+
+
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "\x00"])
 def test_files_that_are_no_sweeps(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(text)

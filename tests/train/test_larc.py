@@ -263,3 +263,15 @@ def test_without_gradient_nothing_is_done() -> None:
     scale_by_norms([frozen])
     scale_by_norms([])
     assert frozen.grad is None
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+def test_norms_far_from_one(size: float) -> None:
+    """Numbers whose squares float32 cannot hold."""
+    weight = nn.Parameter(torch.linspace(1, 2, 3 * 1024 + 5))
+    weight.grad = torch.full_like(weight, size)
+    exact = weight.grad.numpy().astype(np.float64)
+    norm = np.linalg.norm(weight.detach().numpy().astype(np.float64))
+    expected = exact * min(0.002 * norm / np.linalg.norm(exact), 1)
+    scale_by_norms([weight])
+    np.testing.assert_allclose(weight.grad.numpy(), expected, rtol=1e-6)

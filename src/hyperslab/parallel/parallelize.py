@@ -22,7 +22,7 @@ from hyperslab.parallel.gather_before import Submodule, gather_before
 from hyperslab.parallel.shared_gradients import share_gradients
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_homes import GradientHomes
-from hyperslab.tensor.policy import Policy
+from hyperslab.tensor.policy import Policy, Scope
 
 STATISTICS = ("grid", "replica")
 # torch 2.13 renamed the option; the old name warns.
@@ -79,7 +79,9 @@ def parallelize(
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
     homes = GradientHomes()
-    prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
+    policy = prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
+    if grid.size > 1 or policy != Policy():
+        module.forward = _with_policy(module.forward, policy)  # type: ignore[method-assign]
     _average_gradients(module, grid, find_unused_parameters, homes)
     return module
 
@@ -92,9 +94,10 @@ def prepare(
     batch_norm: str = "grid",
     kernels: Kernels = "measure",
     homes: GradientHomes | None = None,
-) -> None:
+) -> Policy:
     """What `parallelize` does for the forward pass: device, gathers, the policy of its tensors.
 
+    The inputs have to get that policy, and its scope has to be open while the module runs.
     ``homes``: see `Policy`.
 
     Raises:
@@ -107,14 +110,8 @@ def prepare(
         raise LayoutError(f"kernels={kernels!r}; use one of {', '.join(KERNELS)}")
     gather_before(module, until, grid)
     module.to(grid.device)
-    policy = Policy(
-        batch_norm=batch_norm,
-        kernels=kernels,
-        shares_filters=grid.size > grid.data,
-        homes=homes,
-    )
-    if policy != Policy():
-        module.forward = _with_policy(module.forward, policy)  # type: ignore[method-assign]
+    scope = Scope() if grid.size > grid.data else None
+    return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes)
 
 
 def _average_gradients(
@@ -205,6 +202,7 @@ def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., A
         return value
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return forward(*tree_map(apply, args), **tree_map(apply, kwargs))
+        with policy.scope.running() if policy.scope is not None else contextlib.nullcontext():
+            return forward(*tree_map(apply, args), **tree_map(apply, kwargs))
 
     return torch.compiler.disable(run, reason="it takes cut tensors")

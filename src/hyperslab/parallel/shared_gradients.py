@@ -55,6 +55,7 @@ class SharedGradients:
         self._shares = grid.size > grid.data
         self._ranks = {axis: _ranks_along(axis, grid) for axis in grid.extents}
         self._rows: dict[int, Cut] = {}
+        self._collected: list[tuple[torch.Tensor, int]] = []  # with the version of its gradient
         begin = 0
         for dtype in _dtypes(parameters):
             of_dtype = [p for p in parameters if p.dtype == dtype]
@@ -77,10 +78,13 @@ class SharedGradients:
         """A forward pass begins."""
         self.homes.begin(averaged=self.require_backward_grad_sync)
         self._rows.clear()
+        self._collected.clear()
 
     def collect(self, parameter: torch.Tensor) -> None:
         """Move a gradient to where it is averaged, unless it was made or accumulated there."""
         rows = self.homes.settle(parameter)
+        assert parameter.grad is not None
+        self._collected.append((parameter, parameter.grad._version))
         if rows is not None and parameter.stride(0) * parameter.shape[0] == parameter.numel():
             self._rows[id(parameter)] = rows
 
@@ -93,6 +97,10 @@ class SharedGradients:
         shared = shared_channels()
         assert shared is not None
         what = "the average of the gradients"
+        for parameter, version in self._collected:
+            if not self.homes.bring_back(parameter, version):
+                self._rows.pop(id(parameter), None)
+        self._collected.clear()  # what a module keeps of a step is no tensor of it
         in_rows = self._in_rows_on_all(shared, what)
         sums: list[Shown] = []
         for number, parts in enumerate(self._parts):

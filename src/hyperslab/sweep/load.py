@@ -173,8 +173,18 @@ def _variant(
         raise RecipeError(f"{path}, variant {name!r}: {error}") from None
     if not (recipe.data.counts or recipe.data.fractions)[1]:
         raise RecipeError(f"{path}, variant {name!r}: rates are chosen on a validation split")
+    if recipe.stop_at is not None:
+        raise RecipeError(
+            f"{path}, variant {name!r}: stop_at would end its runs after different epochs, and a "
+            "sweep compares runs of equal epochs: leave it out"
+        )
     seeds = variant.seeds or file.seeds
     rates = variant.rates or file.rates
+    if len({f"{rate:g}" for rate in rates}) < len(rates):
+        raise RecipeError(
+            f"{path}, variant {name!r}: two of the rates {', '.join(map(str, rates))} are the same "
+            "to six digits"
+        )
     return SweepVariant(name, recipe, rates, seeds, file.choose.seeds or seeds[:1])
 
 

@@ -57,7 +57,7 @@ class GradientHomes:
         known = entry is not None and entry.parameter() is parameter
         if not known or not self._averaged or parameter.grad is not None:
             return None
-        if id(parameter) in self._made or not _accumulates(parameter):
+        if id(parameter) in self._made or _is_watched(parameter) or not _accumulates(parameter):
             return None
         self._let_go(parameter)
         assert entry is not None
@@ -88,12 +88,31 @@ class GradientHomes:
         self._shown[id(parameter)] = weakref.ref(gradient)
         return made.rows if made is not None and gradient._version == made.version else None
 
+    def bring_back(self, parameter: torch.Tensor, version: int) -> bool:
+        """Move a gradient home that a hook replaced after `settle`; whether it is that of then."""
+        gradient = parameter.grad
+        if gradient is None:
+            return False
+        if gradient.data_ptr() != self._homes[id(parameter)].gradient.data_ptr():
+            self.settle(parameter)
+            return False
+        return gradient._version == version
+
     def _let_go(self, parameter: torch.Tensor) -> None:
         """Somebody may have kept the gradient of an earlier step: it gets memory of its own."""
         shown = self._shown.pop(id(parameter), None)
         kept = None if shown is None else shown()
         if kept is not None and kept is not parameter.grad:
             kept.data = kept.detach().clone()
+
+
+def _is_watched(parameter: torch.Tensor) -> bool:
+    """Whether hooks of the user's see its gradient before it is averaged: to keep it, or change it.
+
+    One hook after it has accumulated is always there: it has the gradient averaged.
+    """
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None) or ()
+    return bool(parameter._backward_hooks) or len(after) > 1
 
 
 def _accumulates(parameter: torch.Tensor) -> bool:

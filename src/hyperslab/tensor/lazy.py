@@ -12,6 +12,7 @@ torch's order.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Protocol
@@ -158,3 +159,24 @@ class LazyTensor(TrackedTensor):
                 self._own = self._block.contiguous()
             self.reordered = False
         return self._block
+
+
+def _settle_before_functions() -> None:
+    """Have what is pending computed before an autograd function takes it.
+
+    ``torch.autograd.Function.apply`` (reentrant checkpointing is one) asks in C++, past
+    ``__torch_function__``, whether its arguments need gradients: of a placeholder that none does.
+    """
+    apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(apply)
+    def settled(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, LazyTensor) and value.pending is not None:
+                value.settle()
+        return apply(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(settled)  # type: ignore[assignment,method-assign]
+
+
+_settle_before_functions()

@@ -105,13 +105,15 @@ class _Step:
         work = self.workload
         self.model = work.build().train(work.train)
         self._forget_values()
-        prepare(
+        self.policy = prepare(
             self.model,
             self.grid,
             until=work.until,
             batch_norm=work.batch_norm,
             homes=GradientHomes(),
         )
+        if self.policy.scope is not None:
+            stack.enter_context(self.policy.scope.running())
         stack.enter_context(self.layers.following(self.model))
         parameters = self.model.parameters
         self.optimizer = None if work.optimizer is None else work.optimizer(parameters())
@@ -133,7 +135,8 @@ class _Step:
     def _cut(self, shape: tuple[int, ...], dtype: torch.dtype, *, channels: bool = True) -> Sharded:
         partition = self.grid.partition(shape, channels=channels)
         box = partition.box(self.grid.coords)
-        return Sharded.from_local(self._empty(box.shape, dtype), partition, self.grid)
+        block = self._empty(box.shape, dtype)
+        return Sharded.from_local(block, partition, self.grid, self.policy)
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         form = torch.empty(shape, dtype=dtype, device="meta")

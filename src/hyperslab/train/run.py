@@ -99,11 +99,13 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None) -> None:
         prepare_folder(recipe, stack, resume=resume)
         events = _events(recipe, grid, stack)
         trainer = build(recipe, grid, stack, resume=resume, events=events)
+        ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)
         trainer.fit()
         goal = recipe.stop_at is None or trainer.progress.reached
-        events.run_ends(success=goal)
+        if not ended:
+            events.run_ends(success=goal)
         if recipe.stop_at is not None and grid.is_main:
             words = "reached" if goal else "not reached"
             log.info("%s after %d epochs: %s", words, trainer.at.epoch, recipe.stop_at.wanted)

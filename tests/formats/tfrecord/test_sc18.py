@@ -171,6 +171,13 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     assert "'label_raw' has 5 bytes" in refused(tmp_path / "odd", odd)
 
 
+def test_two_records_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(sample(0, 0) + sample(1, 1))
+    (tmp_path / "a_000.tfrecord").write_bytes(sample(2, 2))
+    with pytest.raises(DataError, match="two records would have the name 'a_000'"):
+        source_of(tmp_path, Seat())
+
+
 def test_what_is_no_cube_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(sample(0, 0, data_raw=b"0" * 100))
     with pytest.raises(DataError, match="'data_raw' has 100 bytes, not those of a cube"):

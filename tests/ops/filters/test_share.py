@@ -36,11 +36,11 @@ class Net(nn.Module):
         self.cut = nn.Conv3d(2, 6, 3, padding=1)
         self.strided = nn.Conv3d(6, 10, 3, stride=2, bias=False)
         self.norm = nn.BatchNorm3d(10)
-        self.deep = nn.Conv3d(10, 7, 3, padding=1)
-        self.groups = nn.Conv3d(7, 14, 1, groups=7)
-        self.wide = nn.Linear(14 * 8, 11)
-        self.none = nn.Linear(11, 5, bias=False)
-        self.last = nn.Linear(5, 1)
+        self.deep = nn.Conv3d(10, 9, 3, padding=1)
+        self.groups = nn.Conv3d(9, 18, 1, groups=9)
+        self.wide = nn.Linear(18 * 8, 13)
+        self.none = nn.Linear(13, 8, bias=False)
+        self.last = nn.Linear(8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.norm(self.strided(torch.relu(self.cut(x)))))
@@ -185,3 +185,32 @@ def only_inside_a_module() -> None:
 
 def test_elsewhere_ranks_may_go_their_ways() -> None:
     run_ranks(2, only_inside_a_module)
+
+
+def behind_a_module() -> None:
+    """A head that is not parallelised has its whole gradient on every rank, as one alone has."""
+    grid = hs.Grid(depth=2)
+    serial, x = build()
+    model, _ = build()
+    hs.parallelize(model, grid)
+    torch.manual_seed(9)
+    head = nn.Linear(1, 6).double()
+    plain = nn.Linear(1, 6).double()
+    plain.load_state_dict(head.state_dict())
+    plain(serial(x)).square().sum().backward()
+
+    def run() -> None:
+        y = model(hs.shard(x, grid))
+        if grid.is_main:
+            with torch.no_grad():
+                head(y)
+        head(y).square().sum().backward()
+
+    shared_layers(model, run)
+    torch.testing.assert_close(head.weight.grad, plain.weight.grad)
+    for one, other in zip(model.parameters(), serial.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_head_of_the_users_is_not_shared() -> None:
+    run_ranks(2, behind_a_module)

@@ -171,6 +171,9 @@ def test_a_run_that_goes_on_goes_on_with_its_log(
     assert keys.count("epoch_start") == 3
     run(records, tmp_path, resume=True, epochs=9, **again)
     assert len(losses(tmp_path)) == 9  # it was good enough: not a step more
+    ends = keys_of(tmp_path).count("run_stop")
+    run(records, tmp_path, resume=True, epochs=9, **again)
+    assert keys_of(tmp_path).count("run_stop") == ends
 
 
 def test_the_benchmarks_folders_are_its_splits(records: Path, tmp_path: Path) -> None:

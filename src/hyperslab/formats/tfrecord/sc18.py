@@ -10,6 +10,7 @@ the pieces are read, and of every record the framing is checked and not the sum 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,10 +200,17 @@ def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
 
     good = sift(found, alike, refuse)
     files = tuple(file for (file, _), _ in good)
+    names = tuple(name for (file, held), _ in good for name in _names(file, len(held)))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{folder}: two records would have the name {twice[0]!r}, by their files and places in "
+            "them; a sample is known by its name: rename one of the files"
+        )
     return Sc18Records(
         folder,
         files,
-        tuple(name for (file, held), _ in good for name in _names(file, len(held))),
+        names,
         stored,
         dtype,
         tuple(

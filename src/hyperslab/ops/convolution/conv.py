@@ -180,8 +180,8 @@ def convolve(
         if share is not None:
             y = share.whole(y, f"the gather of the filters of {name}")
     elif block is not given and not block.requires_grad:  # nobody else keeps a copy of it
-        buffer = fetch(block, layout.spec.plan, what=layout.spec.name)
-        y = LocalConv.apply(buffer, weight, bias, layout.spec, kernels, None)
+        block = fetch(block, layout.spec.plan, what=layout.spec.name)  # in its place: it is freed
+        y = LocalConv.apply(block, weight, bias, layout.spec, kernels, None)
     elif layout.slabs is None:
         y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source)
     else:

@@ -28,6 +28,10 @@ SHARED_FROM = 1 << 18
 """Weights, and products by their equivalent, whose time is ten times that of the messages."""
 
 
+LEAST_FILTERS = 2
+"""Filters of a rank: a result of one channel could lie in memory either way, unlike the others'."""
+
+
 @dataclass(frozen=True, slots=True)
 class FilterShare:
     """One rank's share of a layer's filters.
@@ -69,7 +73,8 @@ def filter_share(
         weight: (filters, ...), whole.
         output: what the layer makes; its ``dim`` are the filters.
     """
-    if not x.policy.shares_filters or choose.device_kind(x) != "cpu":
+    scope = x.policy.scope
+    if scope is None or not scope.is_open or choose.device_kind(x) != "cpu":
         return None  # a GPU computes such a layer in less time than a message takes
     products = output.box(x.grid.coords).size * math.prod(weight.shape[1:])
     if weight.numel() + products // PRODUCTS_PER_WEIGHT < SHARED_FROM:
@@ -85,7 +90,7 @@ def _lay_out(grid: Grid, output: Partition, dim: int) -> FilterShare | None:
     if axis is None or grid.extents[axis] == 1:
         return None
     cut = Cut.balanced(axis, output.shape[dim], grid.extents[axis])
-    if cut.thin:
+    if min(hi - lo for lo, hi in cut.intervals) < LEAST_FILTERS:
         return None
     shared = output.with_dim(dim, output.shape[dim], cut)
     return FilterShare(cut, grid.coords[axis], plan_exchange(shared, output.cover, grid))
