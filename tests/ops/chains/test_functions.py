@@ -51,5 +51,6 @@ def test_gradients_come_through(
         found.append([p.grad for p in parameters])
         for parameter in parameters:
             parameter.grad = None
+    largest = max(g.abs().max() for g in found[0])
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(largest))
