@@ -25,7 +25,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             the file or the override, the key and the nearest valid one.
     """
     path = Path(path)
-    values = _read(path)
+    values = read_yaml(path, "recipe")
     given = [_parse(text) for text in overrides]
     for key, value in given:
         _put(values, key, value)
@@ -50,15 +50,20 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
     write_text(path, yaml.safe_dump(values, sort_keys=False))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """The keys and values of a file; ``what`` it is to be is what errors call it.
+
+    Raises:
+        RecipeError: it cannot be read, or holds something else.
+    """
     try:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from None
+        raise RecipeError(f"cannot read the {what} {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} is no YAML: {error}") from None
     if not isinstance(values, dict):
-        raise RecipeError(f"{path} holds no `key: value` lines, so it is no recipe")
+        raise RecipeError(f"{path} holds no `key: value` lines, so it is no {what}")
     return values
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import settings_of
-from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.load import load_recipe, read_yaml
 from hyperslab.recipe.schema import Recipe
 from hyperslab.sweep.schema import SweepFile, VariantSection
 
@@ -189,14 +188,7 @@ def _variant(
 
 
 def _read(path: Path) -> SweepFile:
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise RecipeError(f"cannot read the sweep {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} is no YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path} holds no `key: value` lines, so it is no sweep")
+    values = read_yaml(path, "sweep")
     try:
         return SweepFile.model_validate(values)
     except ValidationError as error:
