@@ -31,9 +31,11 @@ UNET_SIZE ?= 48
 SCIENCE ?= build/science-small
 SCIENCE_COUNT ?= 256
 
-# The data pipeline under random epochs and injected faults.
-MINUTES ?= 30
+# Random faults: `make soak KINDS="pipeline"` takes some kinds only.
+MINUTES ?= 60
 RANKS ?= 4
+SEED ?= 0
+KINDS ?=
 
 # Collective reads need Open MPI and a parallel HDF5, on Debian the packages openmpi-bin,
 # libopenmpi-dev and libhdf5-openmpi-dev, and an h5py built for them in an environment of its own.
@@ -116,7 +118,8 @@ test-gpu: $(ready)
 	HYPERSLAB_TEST_DEVICE=cuda $(bin)/python -m pytest -n 0 tests/ops --durations=10
 
 soak: $(ready)
-	OMP_NUM_THREADS=1 $(bin)/python -m tests.data.soak --minutes $(MINUTES) --ranks $(RANKS)
+	OMP_NUM_THREADS=1 $(bin)/python -m tests.soak --minutes $(MINUTES) --ranks $(RANKS) \
+		--seed $(SEED) $(addprefix --kind ,$(KINDS))
 
 lint: $(ready)
 	$(bin)/ruff check

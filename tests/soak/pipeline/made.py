@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import hyperslab as hs
 from hyperslab.data import Parameters, Source
 from hyperslab.geometry import Box
-from tests.data.soak.plan import Part, Plan
 from tests.formats.universes import write
+from tests.soak.pipeline.plan import Part, Plan
 
 CLASSES = ("air", "bone", "skin")
 P = 3  # parameters

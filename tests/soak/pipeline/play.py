@@ -26,8 +26,8 @@ from hyperslab.comm import all_reduce_sum
 from hyperslab.data import Dataset
 from hyperslab.data.augment import IDENTITY, Symmetry
 from hyperslab.data.build import sample_bytes
-from tests.data.soak.made import Made, rest, volume
-from tests.data.soak.plan import AXES, Part, Plan, Visit
+from tests.soak.pipeline.made import Made, rest, volume
+from tests.soak.pipeline.plan import AXES, Part, Plan, Visit
 
 
 class Consumed(Exception):

@@ -7,35 +7,36 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.data.soak.plan import BAD_SAMPLE, FAULTS, Plan, draw
-from tests.data.soak.play import Told
-from tests.data.soak.rounds import Soak, Violation, check
+from tests.soak.campaign import Settings, Violation
+from tests.soak.pipeline.plan import BAD_SAMPLE, FAULTS, Plan, draw
+from tests.soak.pipeline.play import Told
+from tests.soak.pipeline.rounds import Pipeline, check
 
 SEED = 5
 
 
 @pytest.fixture(scope="module")
-def soak() -> Iterator[Soak]:
-    found = Soak(SEED, 4)
+def soak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    found = Pipeline(Settings(SEED, 4, tmp_path_factory.mktemp("soak")))
     yield found
     found.close()
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
-def test_a_fault_ends_as_stated(soak: Soak, fault: str) -> None:
+def test_a_fault_ends_as_stated(soak: Pipeline, fault: str) -> None:
     for number, on_error in enumerate(["stop", "skip"]):
         plan = draw(SEED, number, 4, fault)
         if fault == "late":
-            print(soak.play(dataclasses.replace(plan, time_limit=2.0)))
+            print(soak.play_plan(dataclasses.replace(plan, time_limit=2.0)))
             return
         first = dataclasses.replace(plan.parts[0], how=plan.parts[0].how | {"on_error": on_error})
         parts, every = (first, *plan.parts[1:]), (0, 1, 2, 3)
         plan = dataclasses.replace(plan, parts=parts)
         if fault in BAD_SAMPLE:
-            line = soak.play(dataclasses.replace(plan, victims=every))
+            line = soak.play_plan(dataclasses.replace(plan, victims=every))
             assert ("DataError" in line) == (on_error == "stop")
         else:
-            print(soak.play(plan))
+            print(soak.play_plan(plan))
 
 
 def told(plan: Plan) -> list[Told | None]:

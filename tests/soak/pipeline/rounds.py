@@ -12,25 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from tests.data.soak.made import LONG, make
-from tests.data.soak.plan import BAD_SAMPLE, Plan, Visit, draw
-from tests.data.soak.play import Told, play
 from tests.ranks import _Pool
+from tests.soak.campaign import Campaign, Settings, must
+from tests.soak.pipeline.made import LONG, make
+from tests.soak.pipeline.plan import BAD_SAMPLE, Plan, Visit, draw
+from tests.soak.pipeline.play import Told, play
 
 WARM = 25  # rounds until nothing may grow any more
 GROWTH = {"rss": 64 << 20, "threads": 2, "files": 8}
 SLACK = 8.0  # [s] for a machine that does other things, too
 
 
-class Violation(AssertionError):
-    """Something that must hold does not."""
+class Pipeline(Campaign):
+    """Rounds with the same ranks, but for those in which one is killed.
 
+    Each draws data sets, a grid, modes, budgets and a fault. Every box is compared with what the
+    seed says; every fault has to end as docs/formats.md says.
+    """
 
-class Soak:
-    """Rounds with the same ranks, but for those in which one is killed."""
-
-    def __init__(self, seed: int, ranks: int) -> None:
-        self.seed, self.ranks = seed, ranks
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.pool = _Pool()
         self.faults: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
@@ -38,11 +39,10 @@ class Soak:
         self.base: list[dict[str, int]] = []
         self.most: dict[str, int] = {}
 
-    def round(self, number: int) -> str:
-        """Draw a round and play it."""
-        return self.play(draw(self.seed, number, self.ranks))
+    def play(self, number: int) -> str:
+        return self.play_plan(draw(self.settings.seed, number, self.settings.ranks))
 
-    def play(self, plan: Plan) -> str:
+    def play_plan(self, plan: Plan) -> str:
         """Play a round; a line that says how it went.
 
         Raises:
@@ -57,7 +57,7 @@ class Soak:
         self.batches += sum(len(one.shown) for one in told if one)
         memory = "" if plan.fault == "killed" else self._grown(told)
         took = f"{time.monotonic() - begin:.1f} s"
-        return f"round {plan.number}: {plan}: {', '.join(ends)}; {took}{memory}"
+        return f"{plan}: {', '.join(ends)}; {took}{memory}"
 
     def _told(self, plan: Plan) -> tuple[list[Told | None], list[str]]:
         """What each rank tells, None of one that died."""
@@ -85,7 +85,7 @@ class Soak:
         for rank, (base, one) in enumerate(zip(self.base, now, strict=True)):
             for kind, bound in GROWTH.items():
                 self.most[kind] = max(self.most.get(kind, 0), one[kind])
-                _must(
+                must(
                     one[kind] <= base[kind] + bound,
                     f"rank {rank}: {kind} grew from {base[kind]} to {one[kind]}",
                 )
@@ -93,9 +93,6 @@ class Soak:
 
     def summary(self) -> dict[str, Any]:
         return {
-            "seed": self.seed,
-            "ranks": self.ranks,
-            "rounds": self.rounds,
             "mini-batches compared, of all ranks": self.batches,
             "rounds by fault": dict(sorted(self.faults.items())),
             "how ranks ended": dict(sorted(self.ends.items())),
@@ -115,12 +112,12 @@ def check(plan: Plan, told: list[Told | None], reports: list[str]) -> list[str]:
     """
     for rank, (one, report) in enumerate(zip(told, reports, strict=True)):
         killed = plan.fault == "killed" and rank in plan.victims
-        _must(one is not None or killed, f"rank {rank} {report}\n{plan}\n" + "\n".join(reports))
+        must(one is not None or killed, f"rank {rank} {report}\n{plan}\n" + "\n".join(reports))
     alive = [one for one in told if one is not None]
     errors = [one.error for one in alive]
     if plan.fault in ("", "slow") or plan.harmless:
-        _must(not any(errors), f"{errors}\n{plan}")
-        _must(sum(t.sent for t in alive) == sum(t.received for t in alive), f"bytes sent\n{plan}")
+        must(not any(errors), f"{errors}\n{plan}")
+        must(sum(t.sent for t in alive) == sum(t.received for t in alive), f"bytes sent\n{plan}")
     _check_shown(plan, alive)
     _check_errors(plan, told)
     return sorted({error[0] if error else "complete" for error in errors})
@@ -132,8 +129,8 @@ def _check_shown(plan: Plan, told: list[Told]) -> None:
         return
     longest = max(told, key=lambda one: len(one.shown)).shown
     for one in told:
-        _must(one.shown == longest[: len(one.shown)], f"order differs between ranks\n{plan}")
-        _must(one.error is not None or one.shown == longest, f"a rank saw less\n{plan}")
+        must(one.shown == longest[: len(one.shown)], f"order differs between ranks\n{plan}")
+        must(one.error is not None or one.shown == longest, f"a rank saw less\n{plan}")
     if any(one.error for one in told):
         return
     for number, visit in enumerate(plan.visits):
@@ -144,11 +141,11 @@ def _check_shown(plan: Plan, told: list[Told]) -> None:
         skips = part.how["on_error"] == "skip" and not plan.harmless
         bad = plan.fault in BAD_SAMPLE and visit.part == 0 and skips
         if bad:  # kept before its file was damaged, or not in reach of the rank that fails
-            _must(seen[plan.bad] <= expected[plan.bad], f"the bad sample is shown twice\n{plan}")
+            must(seen[plan.bad] <= expected[plan.bad], f"the bad sample is shown twice\n{plan}")
             if plan.fault == "nan":
-                _must(seen[plan.bad] == 0, f"a sample with a NaN was shown\n{plan}")
+                must(seen[plan.bad] == 0, f"a sample with a NaN was shown\n{plan}")
             del seen[plan.bad], expected[plan.bad]
-        _must(seen == expected, f"visit {number}: {seen} and not {expected}\n{plan}")
+        must(seen == expected, f"visit {number}: {seen} and not {expected}\n{plan}")
 
 
 def _expected(plan: Plan, visit: Visit) -> list[int]:
@@ -175,19 +172,19 @@ def _check_errors(plan: Plan, told: list[Told | None]) -> None:
         if kind == "DataError":
             stated = plan.fault in BAD_SAMPLE and not skip
             of_all = "no sample" in words and skip and plan.fault in BAD_SAMPLE
-            _must((stated and name in words) or of_all, f"rank {rank}: {words}\n{plan}")
+            must((stated and name in words) or of_all, f"rank {rank}: {words}\n{plan}")
         elif kind == "CommError":
             others = plan.fault in ("late", "raises", "killed")
-            _must(others or (plan.fault in BAD_SAMPLE and not skip), f"{words}\n{plan}")
-            _must("rank" in words, words)
+            must(others or (plan.fault in BAD_SAMPLE and not skip), f"{words}\n{plan}")
+            must("rank" in words, words)
         else:
-            _must(plan.fault == "raises" and rank in plan.victims, f"{kind}\n{plan}")
+            must(plan.fault == "raises" and rank in plan.victims, f"{kind}\n{plan}")
     _check_times(plan, alive)
     if plan.synced and plan.fault == "killed":
         complete = [one.error for _, one in alive]
-        _must(all(complete) or not any(complete), f"{complete}\n{plan}")
+        must(all(complete) or not any(complete), f"{complete}\n{plan}")
         reached = all(one is not None for one in told)
-        _must(reached or all(complete), f"a rank did not notice\n{plan}")
+        must(reached or all(complete), f"a rank did not notice\n{plan}")
 
 
 def _check_times(plan: Plan, alive: list[tuple[int, Told]]) -> None:
@@ -200,14 +197,9 @@ def _check_times(plan: Plan, alive: list[tuple[int, Told]]) -> None:
             limit += plan.time_limit * (LONG if rank in plan.victims else 1)
         if faults and one.error:
             late = one.when - min(faults)
-            _must(late < limit, f"rank {rank} learned after {late:.0f} s\n{plan}")
+            must(late < limit, f"rank {rank} learned after {late:.0f} s\n{plan}")
     lost = [(rank, one.error[1]) for rank, one in alive if one.error and rank not in plan.victims]
     stops = all(part.how["on_error"] == "stop" for part in plan.parts)
     if plan.fault == "late" and lost and stops:  # who skips only knows that somebody is late
         named = f"contact with rank {plan.victims[0]} "
-        _must(any(named in words for _, words in lost), f"{lost}: names no {named}\n{plan}")
-
-
-def _must(holds: bool, words: str) -> None:
-    if not holds:
-        raise Violation(words)
+        must(any(named in words for _, words in lost), f"{lost}: names no {named}\n{plan}")

@@ -1,1 +1,0 @@
-"""The soak: random epochs of the data pipeline with injected faults (see `__main__`)."""

@@ -1,0 +1,10 @@
+"""The kinds of campaigns there are, by the name that the command takes."""
+
+from __future__ import annotations
+
+from tests.soak.campaign import Campaign
+from tests.soak.pipeline.rounds import Pipeline
+
+KINDS: dict[str, type[Campaign]] = {
+    "pipeline": Pipeline,
+}

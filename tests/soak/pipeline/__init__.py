@@ -1,0 +1,1 @@
+"""Random epochs of the data pipeline with injected faults."""
