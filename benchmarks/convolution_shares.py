@@ -57,7 +57,7 @@ def compare_layer(
     weight = torch.randn(layer.weight.shape, device=grid.device, dtype=dtype, requires_grad=True)
     plain = Convolution(layer, block, weight)
     distributed = Convolution(layer, cut, weight)
-    alone = fastest_passes(layer, block.shape, dtype, grid, needs_dx=needs_dx)
+    alone = list(fastest_passes(layer, block.shape, dtype, grid, needs_dx=needs_dx))
     flops = weight.numel() * block.numel() / block.shape[1]
     turns = []
     for _ in range(WARM_UP + steps * min(10, 1 + int(1e9 / flops))):  # short ones more often

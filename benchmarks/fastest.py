@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from block_kernels import BlockConvolution, Kernel, Operands, kernels, operands
@@ -67,8 +67,11 @@ def fastest_passes(
     *,
     needs_dx: bool,
     near: float = NEAR,
-) -> list[FastestPass]:
-    """Those of ``layer`` without its bias on a block of this shape, padded as the layer is."""
+) -> Iterator[FastestPass]:
+    """Those of ``layer`` without its bias on a block of this shape, padded as the layer is.
+
+    One at a time: each has operands of its own.
+    """
     block = BlockConvolution(
         x=tuple(shape),
         weight=tuple(layer.weight.shape),
@@ -83,7 +86,8 @@ def fastest_passes(
         needs_dx=needs_dx,
     )
     given = operands(block)
-    return [FastestPass(block, which, given, grid, near) for which in block.passes]
+    for which in block.passes:
+        yield FastestPass(block, which, given, grid, near)
 
 
 def _seconds(kernel: Kernel) -> float:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from clock import slowest, stopwatch, summary
-from fastest import fastest_passes
+from fastest import FastestPass, fastest_passes
 from torch import nn
 
 import hyperslab as hs
@@ -155,21 +156,28 @@ class LayerPasses:
 def measure_layer(
     cut: CutConvolution, grid: hs.Grid, turns: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Plain and distributed in turn, on all ranks that are there at once; the slowest counts."""
+    """Plain and distributed in turn, on all ranks that are there at once; the slowest counts.
+
+    The fastest kernels come after them, pass by pass: their operands would not fit beside the
+    columns that torch unfolds large blocks into.
+    """
     sides = {
         name: LayerPasses(cut, grid, dtype, plain=name == "plain")
         for name in ("plain", "distributed")
     }
     shape = cut.partition.box(grid.coords).shape
     first = sides["plain"].first
-    alone = fastest_passes(cut.layer, shape, dtype, grid, needs_dx=not first, near=NEAR)
-    times: dict[str, list[list[float]]] = {name: [] for name in (*sides, "fastest")}
+    times: dict[str, list[list[float]]] = {name: [] for name in sides}
     for _ in range(1 + turns):
         for name, side in sides.items():
             grid.barrier()
             times[name].append(slowest(side.run(), grid.device))
-        found = [one.fastest() for one in alone]
-        times["fastest"].append([*found, 0.0] if first else found)
+    sides.clear()
+    passes = fastest_passes(cut.layer, shape, dtype, grid, needs_dx=not first, near=NEAR)
+    alone = list(map(partial(_turns_of, turns=1 + turns), passes))
+    if first:
+        alone.append([0.0] * (1 + turns))
+    times["fastest"] = [list(turn) for turn in zip(*alone, strict=True)]
     by_pass = {
         name: {which: summary([turn[i] for turn in rows[1:]]) for i, which in enumerate(PASSES)}
         for name, rows in times.items()
@@ -181,6 +189,10 @@ def measure_layer(
         "flops": flops_of_pass(cut, grid),
         **by_pass,
     }
+
+
+def _turns_of(one: FastestPass, turns: int) -> list[float]:
+    return [one.fastest() for _ in range(turns)]
 
 
 def flops_of_pass(cut: CutConvolution, grid: hs.Grid) -> int:

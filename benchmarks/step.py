@@ -126,8 +126,8 @@ def tables_of(dtype_name: str, options: argparse.Namespace) -> list[dict[str, An
         rows = measure_passes(width, variant, options.steps, dtype, ranks) if alone else []
         tables.append({"what": "passes", "title": title, "rows": rows})
         dist.barrier()
-    for parts, usual in WIDTH_OF_PARTS.items() if "parts" in options.what else ():
-        width = options.width or usual
+    for parts in options.parts if "parts" in options.what else ():
+        width = options.width or WIDTH_OF_PARTS[parts]
         with_whom = "all there" if parts == ranks else f"one rank's block on each of {ranks} ranks"
         title = f"CosmoFlow-{width}, {dtype_name}: {parts} parts of depth, {with_whom}"
         rows = measure_parts(parts, width, SHORT, dtype, ranks)
@@ -168,6 +168,14 @@ def main() -> None:
     parser.add_argument("--network", nargs="+", choices=names, default=OURS)
     parser.add_argument("--width", type=int, help="voxels along each side")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument(
+        "--parts",
+        type=int,
+        nargs="+",
+        choices=WIDTH_OF_PARTS,
+        default=list(WIDTH_OF_PARTS),
+        help="of --what parts; 8 parts take 12 GiB a rank in float32",
+    )
     parser.add_argument("--steps", type=int, default=15, help="turns of each side")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
