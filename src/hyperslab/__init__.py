@@ -16,7 +16,7 @@ from hyperslab.errors import (
     UnsupportedOp,
 )
 from hyperslab.parallel import parallelize
-from hyperslab.tensor import Sharded, gather, register, shard
+from hyperslab.tensor import Sharded, gather, register, scatter, shard
 
 __all__ = [
     "CommError",
@@ -37,5 +37,6 @@ __all__ = [
     "parallelize",
     "register",
     "save",
+    "scatter",
     "shard",
 ]

@@ -1,7 +1,8 @@
 """`Sharded`, the tensor that knows its global shape, and the strict table of operators."""
 
 from hyperslab.tensor.dispatch import RULES, Rule, register
+from hyperslab.tensor.inputs.scatter import scatter
 from hyperslab.tensor.redistribute import gather, shard
 from hyperslab.tensor.sharded import Sharded
 
-__all__ = ["RULES", "Rule", "Sharded", "gather", "register", "shard"]
+__all__ = ["RULES", "Rule", "Sharded", "gather", "register", "scatter", "shard"]

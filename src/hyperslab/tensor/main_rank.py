@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
-from hyperslab.comm.host import as_bytes
 from hyperslab.geometry import Box, Partition, TransferPlan, plan_transfers
 from hyperslab.tensor.sharded import Sharded
 
@@ -25,9 +24,11 @@ def scatter_from_main(
     owned = {0: Box.whole(partition.shape)}
     wanted = {rank: partition.box(grid.coords_of(rank)) for rank in range(grid.size)}
     plan = plan_transfers(grid.rank, owned, wanted)
-    block = _run(plan, volume, dtype, grid, "the scatter of a volume from the main rank")
+    held = None if volume is None else torch.from_numpy(np.require(volume, requirements="W"))
+    like = torch.from_numpy(np.empty(0, dtype))
+    block = run_transfers(plan, held, like, grid, "the scatter of a volume from the main rank")
     assert block is not None
-    return block
+    return block.cpu().numpy()
 
 
 def gather_to_main(x: Sharded) -> NDArray[Any] | None:
@@ -36,37 +37,53 @@ def gather_to_main(x: Sharded) -> NDArray[Any] | None:
     Distribution scheme: 1. each rank sends its box to the main one, of ranks with equal copies
     only the first, 2. the main rank, which wants everything, puts them in their places.
     """
-    grid = x.grid
-    partition = x.partition
+    whole = Box.whole(x.partition.shape)
+    plan = plan_transfers(x.grid.rank, first_copies(x.partition, x.grid), {0: whole})
+    block = x.local.detach().cpu()
+    found = run_transfers(plan, block, block, x.grid, "the gather of a volume to the main rank")
+    return None if found is None else found.numpy()
+
+
+def first_copies(partition: Partition, grid: Grid) -> dict[int, Box]:
+    """The boxes of the first ones among ranks with equal copies: they own each element once."""
     every = ((rank, grid.coords_of(rank)) for rank in range(grid.size))
-    owned = {rank: partition.box(at) for rank, at in every if partition.is_first_copy(at)}
-    plan = plan_transfers(grid.rank, owned, {0: Box.whole(partition.shape)})
-    block = x.local.cpu().numpy()
-    return _run(plan, block, block.dtype, grid, "the gather of a volume to the main rank")
+    return {rank: partition.box(at) for rank, at in every if partition.is_first_copy(at)}
 
 
-def _run(
-    plan: TransferPlan, held: NDArray[Any] | None, dtype: np.dtype[Any], grid: Grid, what: str
-) -> NDArray[Any] | None:
+def run_transfers(
+    plan: TransferPlan, held: torch.Tensor | None, like: torch.Tensor, grid: Grid, what: str
+) -> torch.Tensor | None:
     """What the plan wants, of ``held``, which is its own box, and of what other ranks send.
 
-    Message after message: the main rank has no room for all of a volume twice.
+    In new contiguous memory, of the type and on the device of ``like``. Message after message: who
+    holds all of a volume has no room for it twice.
+
+    Raises:
+        CommError: another rank died or did not answer within the time limit.
     """
     for t in plan.sends:
         assert held is not None
-        piece = np.ascontiguousarray(held[t.box.slices(plan.own)])
-        grid.halos.exchange([(t.rank, as_bytes(piece).to(grid.device))], [], what).wait()
+        piece = _contiguous(held[t.box.slices(plan.own)]).to(grid.device)
+        grid.halos.exchange([(t.rank, _bytes(piece))], [], what).wait()
     if plan.wanted is None:
         return None
     if held is not None and plan.kept == plan.wanted:
-        return np.ascontiguousarray(held[plan.wanted.slices(plan.own)])
-    found = np.empty(plan.wanted.shape, dtype)
+        part = held[plan.wanted.slices(plan.own)]
+        return _contiguous(part).to(like.device, copy=True)
+    found = like.new_empty(plan.wanted.shape)
     if held is not None and plan.kept is not None:
-        found[plan.kept.slices(plan.wanted)] = held[plan.kept.slices(plan.own)]
+        found[plan.kept.slices(plan.wanted)] = held[plan.kept.slices(plan.own)].to(like.device)
     for t in plan.receives:
-        piece = np.empty(t.box.shape, dtype)
-        content = torch.empty(piece.nbytes, dtype=torch.uint8, device=grid.device)
-        grid.halos.exchange([], [(t.rank, content)], what).wait()
-        as_bytes(piece).copy_(content)
-        found[t.box.slices(plan.wanted)] = piece
+        piece = like.new_empty(t.box.shape, device=grid.device)
+        grid.halos.exchange([], [(t.rank, _bytes(piece))], what).wait()
+        found[t.box.slices(plan.wanted)] = piece.to(like.device)
     return found
+
+
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.resolve_conj().resolve_neg().contiguous()
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor: not every backend sends every type."""
+    return x.reshape(-1).view(torch.uint8)

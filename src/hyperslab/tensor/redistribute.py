@@ -8,8 +8,12 @@ import torch
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Partition
+from hyperslab.tensor.inputs.handed_in import Batch, Form, check_form, part_held, partition_of
+from hyperslab.tensor.inputs.same_sample import check_same_sample
 from hyperslab.tensor.sharded import Sharded
+
+_Part = tuple[slice, ...]
+_Axes = tuple[str, ...]
 
 
 def gather(x: Sharded, axes: Sequence[str] | str) -> Sharded:
@@ -26,19 +30,19 @@ def gather(x: Sharded, axes: Sequence[str] | str) -> Sharded:
 
 
 class _Shard(torch.autograd.Function):
-    """Cut out this rank's box of a tensor that all ranks hold.
+    """Cut out this rank's box of a tensor that all ranks of ``group`` hold.
 
-    Backward: the gradient of the one global tensor, equal on all ranks: the average over ranks of
-    the boxes' gradients put in their places, which is the serial gradient.
+    Backward: the gradient of the one tensor, equal on all of them: the average over the grid's
+    ranks of the boxes' gradients put in their places, which is the serial gradient.
     """
 
     @staticmethod
-    def forward(ctx, tensor, partition: Partition, grid: Grid):  # type: ignore[no-untyped-def]
-        ctx.partition = partition
+    def forward(ctx, tensor, part: _Part, grid: Grid, axes: _Axes):  # type: ignore[no-untyped-def]
+        ctx.part = part
         ctx.grid = grid
+        ctx.axes = axes
         ctx.shape = tensor.shape
-        box = partition.box(grid.coords)
-        block = tensor[box.slices()]
+        block = tensor[part]
         # Not view_as, which gives a batch of one other strides: torch asks for them.
         return block.clone() if grid.size > 1 else torch.ops.aten.alias(block)
 
@@ -46,24 +50,53 @@ class _Shard(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         grid = ctx.grid
         if grid.size == 1:
-            return gradient, None, None
+            return gradient, None, None, None
         whole = gradient.new_zeros(ctx.shape)
-        whole[ctx.partition.box(grid.coords).slices()] = gradient
-        group = grid.group(tuple(grid.extents))
-        return all_reduce_sum(whole, group, "the adjoint of shard") / grid.size, None, None
+        whole[ctx.part] = gradient
+        group = grid.group(ctx.axes)
+        whole = all_reduce_sum(whole, group, "the adjoint of shard") / grid.size
+        return whole, None, None, None
 
 
-def shard(tensor: torch.Tensor, grid: Grid, *, channels: bool = True) -> Sharded:
-    """Cut a full tensor, batch included, that every rank holds; differentiable.
+def shard(
+    tensor: torch.Tensor,
+    grid: Grid,
+    *,
+    channels: bool = True,
+    batch: Batch = "global",
+    check: bool = True,
+) -> Sharded:
+    """Cut a full tensor, batch included, that every rank holds; differentiable. All ranks call it.
 
     For tests and small data: a data set from `hyperslab.open` never holds a whole sample. The
     batch (dim 0) is cut by data, the dims after batch and channel by depth, height, width. Say
     ``channels=False`` where there is no channel dim, such as for labels (batch, D, H, W).
 
+    Ranks that share a sample each cut their own copy of it. That these are equal, bit by bit, the
+    ranks find out by a checksum in one small message, in the time of reading the tensor once. On
+    a CUDA device nobody waits for that message but at the first tensor of a shape and type; of
+    later ones the outcome is looked at when the next ones are cut.
+
+    Args:
+        tensor: the mini-batch.
+        grid: the ranks.
+        channels: whether dim 1 is one of channels.
+        batch: ``"global"``: the tensor is the whole mini-batch, of which each replica computes its
+            part. ``"replica"``: it is the part of this rank's replica, as a sampler gives it that
+            was told ``num_replicas=grid.data, rank=grid.coords["data"]``; every part has as many
+            samples, and the result is `grid.data` times as long.
+        check: False sends no message and compares nothing.
+
     Raises:
-        LayoutError: an extent has fewer elements than its axis has ranks.
+        LayoutError: an extent has fewer elements than its axis has ranks, the ranks hand in
+            tensors of different shapes or types, or ranks that share a sample different ones.
     """
-    if isinstance(tensor, Sharded):
-        raise LayoutError("the tensor is already cut; use redistribute or gather")
-    partition = grid.partition(tensor.shape, channels=channels)
-    return Sharded.from_local(_Shard.apply(tensor, partition, grid), partition, grid)
+    form = Form.of(tensor, channels=channels, batch=batch)
+    if check:
+        check_same_sample(tensor, form, grid)
+    check_form(form)
+    partition = partition_of(form, grid)
+    held = part_held(form, grid.coords["data"])
+    part = partition.box(grid.coords).slices(held)
+    axes = tuple(a for a in grid.extents if not form.of_replica or a != "data")
+    return Sharded.from_local(_Shard.apply(tensor, part, grid, axes), partition, grid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyperslab.report.chapters.segmentation import class_scores
-from hyperslab.report.figures.learning import reach_of, residuals, scatter
+from hyperslab.report.figures.learning import reach_of, residuals, scatter_plot
 from hyperslab.report.number_format import DASH, MINUS, UNITS, label, number
 from hyperslab.report.page import html
 from hyperslab.report.page.html import Chapter
@@ -95,7 +95,7 @@ def _pictures(run: Run) -> list[str]:
         html.paragraph(
             "Normalised parameters of the test samples; a point on the dashed line is exact."
         ),
-        html.figures((scatter(n, run.predictions, errors[n]) for n in errors), size="small"),
+        html.figures((scatter_plot(n, run.predictions, errors[n]) for n in errors), size="small"),
         html.heading("Residuals"),
         html.figures(
             (residuals(n, run.predictions, errors[n], reach=reach) for n in errors), size="small"

@@ -75,7 +75,7 @@ def loss_by_step(steps: Table, *, measure: str) -> Picture:
     )
 
 
-def scatter(name: str, predictions: Table, errors: dict[str, float | None]) -> Picture:
+def scatter_plot(name: str, predictions: Table, errors: dict[str, float | None]) -> Picture:
     """True against predicted, normalised, with the line y = x (figure 10, top)."""
     canvas = Canvas(f"scatter-{_slug(name)}", width=240, height=250)
     true = predictions[f"true_{name}"]
