@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hyperslab.checkpoint.retention import latest
 from hyperslab.cli.rank import check_ranks
-from hyperslab.errors import CommError, DataError, HyperslabError, LayoutError, Stopped
-from hyperslab.launch.launcher import explain_failures, settle_environment
+from hyperslab.errors import LayoutError
+from hyperslab.launch.environment import shared_environment
 from hyperslab.launch.slurm import adopt_slurm, first_host
 from hyperslab.recipe.load import load_recipe
 from tests.train.universes import losses, write_recipe
@@ -26,83 +25,18 @@ from tests.train.universes import losses, write_recipe
 PATIENCE = 200  # [s]
 
 
-def failure(tmp_path: Path, rank: int, exitcode: int, words: str = "", when: int = 0):  # type: ignore[no-untyped-def]
-    file = tmp_path / f"{rank}.json"
-    if words:
-        extra = {"py_callstack": "", "timestamp": str(when)}
-        file.write_text(json.dumps({"message": {"message": words, "extraInfo": extra}}))
-    return ProcessFailure(rank, 100 + rank, exitcode, str(file))
-
-
-def test_a_killed_rank_is_the_cause_although_others_failed_earlier(tmp_path: Path) -> None:
-    output = tmp_path / "stderr.log"
-    output.write_text("".join(f"line {i}\n" for i in range(50)))
-    failures = {
-        0: failure(tmp_path, 0, 1, "CommError: rank 0 lost another rank", when=1),
-        1: failure(tmp_path, 1, -signal.SIGKILL),
-        2: failure(tmp_path, 2, -signal.SIGTERM),
-        3: failure(tmp_path, 3, 128 + signal.SIGTERM),
-    }
-    error = explain_failures(failures, {1: output})
-    assert isinstance(error, CommError)
-    assert str(error).startswith("rank 1 (process 101) was killed by SIGKILL")
-    assert "--resume" in str(error)
-    assert "| line 49" in str(error)
-    assert "| line 30" not in str(error)
-
-
-def test_what_a_rank_raised_comes_back_as_it_was(tmp_path: Path) -> None:
-    failures = {
-        0: failure(tmp_path, 0, 1, "CommError: rank 0 lost another rank", when=5),
-        1: failure(tmp_path, 1, 1, "DataError: a.hdf5: truncated", when=6),
-    }
-    error = explain_failures(failures, {})
-    assert type(error) is DataError
-    assert str(error) == "a.hdf5: truncated\n    (rank 1)"
-
-
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGTERM])
-def test_what_a_rank_raised_goes_before_its_or_another_ranks_death(
-    tmp_path: Path, number: int
-) -> None:
-    said = failure(tmp_path, 1, -number, "CheckpointError: no space", when=9)
-    error = explain_failures({0: failure(tmp_path, 0, -signal.SIGSEGV), 1: said}, {})
-    assert type(error) is HyperslabError
-    assert str(error) == "no space\n    (rank 1)"
-
-
-def test_what_all_ranks_say_is_said_once_and_of_no_rank(tmp_path: Path) -> None:
-    words = "DataError: nowhere: does not exist"
-    error = explain_failures({rank: failure(tmp_path, rank, 1, words, 5) for rank in range(3)}, {})
-    assert str(error) == "nowhere: does not exist"
-
-
-def test_a_bug_quotes_its_traceback(tmp_path: Path) -> None:
-    output = tmp_path / "stderr.log"
-    output.write_text("Traceback ...\nKeyError: 'x'\n")
-    error = explain_failures({1: failure(tmp_path, 1, 1, "KeyError: 'x'")}, {1: output})
-    assert type(error) is HyperslabError
-    assert "rank 1 failed with exit code 1" in str(error)
-    assert "| KeyError: 'x'" in str(error)
-
-
-def test_ranks_that_stopped_in_order_are_no_failure(tmp_path: Path) -> None:
-    codes = {rank: failure(tmp_path, rank, 128 + signal.SIGINT) for rank in range(2)}
-    error = explain_failures(codes, {})
-    assert isinstance(error, Stopped)
-    assert error.code == 130
-
-
 def test_cores_are_shared_unless_said_otherwise() -> None:
-    environ: dict[str, str] = {}
-    settle_environment(environ, 1, 60.5)
-    assert environ["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-    settle_environment(environ, 64, 90)
-    assert environ["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
-    assert environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "61"
-    environ = {}
-    settle_environment(environ, 64, 90)
-    assert environ["OMP_NUM_THREADS"] == "1"
+    cores = len(os.sched_getaffinity(0))
+    assert shared_environment({}, 1, "x")["OMP_NUM_THREADS"] == str(cores)
+    assert shared_environment({}, 64 * cores, "x")["OMP_NUM_THREADS"] == "1"
+    assert shared_environment({"OMP_NUM_THREADS": "3"}, 64, "x")["OMP_NUM_THREADS"] == "3"
+
+
+def test_ranks_of_one_machine_talk_over_its_loopback_whatever_is_said() -> None:
+    said = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}
+    shared = shared_environment(said, 2, "x")
+    assert shared["GLOO_SOCKET_IFNAME"].startswith("lo")
+    assert shared["NCCL_SOCKET_IFNAME"].startswith("=lo")
 
 
 SLURM = {
@@ -216,6 +150,27 @@ def ranks_of(launcher: int) -> dict[int, int]:
     return found
 
 
+def listeners(pid: int) -> set[str]:
+    """The addresses on which a process listens, in the kernel's words."""
+    sockets = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            sockets.add(os.readlink(link))
+    found = set()
+    for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        file = Path(f"/proc/{pid}/net/{table}")
+        for line in file.read_text().splitlines()[1:] if file.exists() else []:
+            words = line.split()
+            own = f"socket:[{words[9]}]" in sockets
+            if own and (words[3] == LISTENS or not table.startswith("tcp")):
+                found.add(words[1].partition(":")[0])
+    return found
+
+
+LISTENS = "0A"
+LOOPBACK = f"{socket.htonl(socket.INADDR_LOOPBACK):08X}"
+
+
 @contextmanager
 def training(recipe: Path, steps: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A launcher with two ranks that has gone beyond so many steps."""
@@ -246,6 +201,8 @@ def test_a_killed_rank_ends_all_and_a_signal_writes_a_checkpoint(
     with training(recipe, 4, every) as launcher:
         ranks = ranks_of(launcher.pid)
         assert sorted(ranks) == [0, 1]
+        assert listeners(launcher.pid) == set()
+        assert listeners(ranks[0]) | listeners(ranks[1]) == {LOOPBACK}
         os.kill(ranks[1], signal.SIGKILL)
         _, errors = launcher.communicate(timeout=PATIENCE)
         assert launcher.returncode == 1

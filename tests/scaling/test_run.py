@@ -102,8 +102,7 @@ def test_a_training_that_fails_leaves_no_point(
 ) -> None:
     started: list[Path] = []
 
-    def fail(ranks: int, arguments: list[str], logs: Path) -> None:
-        assert os.environ["OMP_NUM_THREADS"]
+    def fail(ranks: int, arguments: list[str], logs: Path, **_: float) -> None:
         started.append(logs.parent)
         raise DataError("a disk is gone")
 
@@ -122,7 +121,7 @@ def test_a_training_that_fails_leaves_no_point(
 def test_a_grid_on_which_training_fails_does_not_stop_the_study(
     study: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: float) -> None:
         raise CommError("rank 0 was killed by SIGKILL\n    memory")
 
     copy = tmp_path / "copy"
@@ -185,7 +184,7 @@ def test_a_study_is_not_started_by_others(recipe: Path, monkeypatch: pytest.Monk
 def test_a_study_that_is_stopped_says_how_to_go_on(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def stopped(*_: object) -> None:
+    def stopped(*_: object, **__: float) -> None:
         raise Stopped(signal.SIGINT, "stopped by SIGINT")
 
     monkeypatch.setattr(measuring, "launch", stopped)

@@ -50,7 +50,7 @@ def write_sweep(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def launch_here(ranks: int, arguments: list[str], logs: Path, *, silent: bool = False) -> None:
+def launch_here(ranks: int, arguments: list[str], logs: Path, *, silent: bool, **_: float) -> None:
     """Takes the place of `launch`: what the command does, in this process."""
     assert (ranks, silent) == (1, True)
     match arguments:

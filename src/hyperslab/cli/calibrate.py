@@ -23,12 +23,13 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.errors import MachineError
-from hyperslab.launch.launcher import launch, settle_environment
+from hyperslab.launch.launcher import launch
 from hyperslab.machine import load_machine, save_machine
 from hyperslab.recipe.load import load_recipe
 from hyperslab.trace.step import Device
 
-THREADS = "OMP_NUM_THREADS"
+TIMEOUT = 600.0
+"""How long [s] a rank waits for the others."""
 
 
 def calibrate_command(
@@ -75,7 +76,7 @@ def calibrate_as_rank(
     """Measure as one rank; the main one writes the file and shows how far it is."""
     is_main = become_rank()
     logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
-    start_ranks("auto", timeout=600)
+    start_ranks("auto", timeout=TIMEOUT)
     grid = Grid(data=int(os.environ["WORLD_SIZE"]))
     before = from_main(lambda: load_machine(out) if out.exists() else None)
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
@@ -96,14 +97,8 @@ def calibrate_as_rank(
 
 def _launch(count: int, arguments: Sequence[str]) -> None:
     """Start so many ranks, which share the cores, and wait for them."""
-    threads = os.environ.get(THREADS)
-    settle_environment(os.environ, count)
-    try:
-        with tempfile.TemporaryDirectory(prefix="hyperslab-calibrate-") as logs:
-            launch(count, ["-m", "hyperslab", *arguments], Path(logs))
-    finally:
-        if threads is None:
-            del os.environ[THREADS]
+    with tempfile.TemporaryDirectory(prefix="hyperslab-calibrate-") as logs:
+        launch(count, ["-m", "hyperslab", *arguments], Path(logs), limit=TIMEOUT)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.errors import LayoutError, Stopped
-from hyperslab.launch.launcher import end_with_parent, launch, settle_environment
+from hyperslab.launch.launcher import end_with_parent, launch
 from hyperslab.launch.slurm import adopt_slurm
 from hyperslab.recipe.schema import GridSection, Recipe
 
@@ -51,8 +51,8 @@ def launch_command(
 
     After a signal the ranks have ``patience`` [s] to end. Raises what `launch` does.
     """
-    settle_environment(os.environ, recipe.grid.size, patience)
-    launch(recipe.grid.size, ["-m", "hyperslab", *arguments], logs)
+    command = ["-m", "hyperslab", *arguments]
+    launch(recipe.grid.size, command, logs, limit=recipe.timeout, patience=patience)
 
 
 @contextmanager

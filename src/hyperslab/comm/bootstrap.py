@@ -16,6 +16,10 @@ GLOO_ON_CUDA = "cpu:gloo,cuda:gloo"
 """The backend by which several ranks share one CUDA device, which NCCL refuses."""
 
 
+STORE = "HYPERSLAB_STORE"
+"""In a rank's environment: the file by which the ranks that `hyperslab` started find each other."""
+
+
 def start_ranks(device: str, timeout: float) -> bool:
     """Start ``torch.distributed`` as a recipe says; True if there was none before.
 
@@ -39,7 +43,7 @@ def start_ranks(device: str, timeout: float) -> bool:
     if _is_rank():
         limit = datetime.timedelta(seconds=timeout)
         backend = "nccl" if cuda else "gloo"
-        dist.init_process_group(GLOO_ON_CUDA if shared else backend, timeout=limit)
+        _meet(GLOO_ON_CUDA if shared else backend, limit)
         return True
     if not cuda and torch.cuda.is_available():
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -68,7 +72,7 @@ def start_distributed() -> None:
         cuda = torch.cuda.is_available()
         if cuda:
             _take_device()
-        dist.init_process_group("nccl" if cuda else "gloo")
+        _meet("nccl" if cuda else "gloo", None)
         atexit.register(_stop_distributed)
 
 
@@ -96,6 +100,20 @@ def time_limit() -> datetime.timedelta:
 
 def _is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _meet(backend: str, limit: datetime.timedelta | None) -> None:
+    """Start the process group: where the launcher says, else by torchrun's variables."""
+    path = os.environ.get(STORE)
+    if path is None:
+        dist.init_process_group(backend, timeout=limit)
+        return
+    rank = int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(path, size)  # type: ignore[attr-defined]
+    if limit is not None:
+        store.set_timeout(limit)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
 def _take_device(*, shared: bool = False) -> None:

@@ -13,7 +13,7 @@ import torch
 from hyperslab.atomic_files import partial_path
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import DataError, RecipeError, reason
-from hyperslab.launch.launcher import launch, settled_environment
+from hyperslab.launch.launcher import launch
 from hyperslab.recipe.compare import differences, settings_of
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.recipe.schema import Recipe
@@ -94,8 +94,9 @@ def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_recipe(point.recipe(base, output=partial, epochs=epochs), file)
-        with settled_environment(point.ranks, base.timeout):
-            launch(point.ranks, ["-m", "hyperslab", "train", str(file)], partial / "logs")
+        command = ["-m", "hyperslab", "train", str(file)]
+        seconds = base.timeout
+        launch(point.ranks, command, partial / "logs", limit=seconds, patience=seconds)
         file.unlink()
         shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
         save_recipe(point.recipe(base, output=folder, epochs=epochs), partial / "recipe.yaml")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import RecipeError, reason
-from hyperslab.launch.launcher import launch, settled_environment
+from hyperslab.launch.launcher import launch
 from hyperslab.recipe.compare import differences, settings_of
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.recipe.schema import Recipe
@@ -101,5 +101,6 @@ def _await_lock(folder: Path) -> None:
 
 
 def _launch(recipe: Recipe, ranks: int, arguments: list[str], folder: Path) -> None:
-    with settled_environment(ranks, recipe.timeout):
-        launch(ranks, ["-m", "hyperslab", *arguments], folder / "logs", silent=True)
+    command = ["-m", "hyperslab", *arguments]
+    seconds = recipe.timeout
+    launch(ranks, command, folder / "logs", limit=seconds, patience=seconds, silent=True)

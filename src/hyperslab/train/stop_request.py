@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The last two are what Slurm sends before a job's time is over, if it is asked to."""
+
+
+def heeded() -> list[signal.Signals]:
+    """Those of the signals that end a run of this process: `nohup` has it ignore SIGHUP."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
 
 
 class StopRequest:
@@ -18,8 +25,8 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Inside, SIGINT, SIGTERM and SIGHUP are only noted; outside they do what they did."""
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        """Inside, the signals are only noted; outside they do what they did."""
+        before = {number: signal.signal(number, self._note) for number in heeded()}
         try:
             yield self
         finally:

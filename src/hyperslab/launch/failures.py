@@ -1,0 +1,166 @@
+"""Why ranks ended: one error for all of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperslab.errors import (
+    CommError,
+    DataError,
+    HyperslabError,
+    LayoutError,
+    RecipeError,
+    Stopped,
+    UnsupportedOp,
+)
+from hyperslab.train.stop_request import SIGNALS
+
+TAIL = 12
+"""Lines of a rank's error output that an error quotes."""
+
+CODES = {128 + number: number for number in SIGNALS}
+"""Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
+
+RAISED: dict[str, type[HyperslabError]] = {
+    kind.__name__: kind
+    for kind in (HyperslabError, UnsupportedOp, LayoutError, DataError, RecipeError, CommError)
+} | dict.fromkeys(("CheckpointError", "DivergedError"), HyperslabError)
+"""What an error that a rank raised becomes in the process that started it, by its name."""
+
+KILLED = {-signal.SIGKILL: "\n    SIGKILL comes from the system where memory runs out"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How the process of a rank ended.
+
+    ``said`` is the error that it raised, as "DataError: words"; empty if it could not say.
+    ``when`` it ended or said so [ns since the epoch]. ``overdue`` says why the launcher killed it,
+    which is "" where it did not.
+    """
+
+    rank: int
+    pid: int
+    exitcode: int
+    said: str = ""
+    when: int = 0
+    overdue: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The name of the error."""
+        return self.said.partition(": ")[0]
+
+    @property
+    def words(self) -> str:
+        return self.said.partition(": ")[2]
+
+    @property
+    def explained(self) -> bool:
+        """Whether it raised an error of this package."""
+        return self.kind in RAISED
+
+    @property
+    def lost_contact(self) -> bool:
+        """Whether all that it knew is that another one did not answer."""
+        return self.kind == CommError.__name__
+
+
+class RankLost(CommError):
+    """A rank died or hung, and nobody said why; ``rank`` is its number."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class RankFailed(HyperslabError):
+    """A rank ended with an error that is not of this package; ``rank`` is its number."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+def error_said(report: bytes) -> str:
+    """What a rank raised, from what torch's `record` wrote; "" if that is not whole."""
+    try:
+        words = json.loads(report)["message"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return str(words)
+
+
+def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]) -> HyperslabError:
+    """One error for all: that of the rank that failed first, and not because another one did.
+
+    What a rank said goes before a death by signal, its own or another's: it may have come after.
+    """
+    failed = list(failures.values())
+    if all(end.exitcode in CODES for end in failed):
+        return stopped(CODES[failed[0].exitcode])
+    cause = min(failed, key=_order)
+    quote = _quote(output.get(cause.rank))
+    if cause.overdue and not cause.explained:
+        return RankLost(cause.rank, _overdue(cause, failed))
+    if cause.exitcode < 0 and not cause.explained:
+        return RankLost(
+            cause.rank,
+            f"rank {cause.rank} (process {cause.pid}) was killed by {_signal(cause.exitcode)} and "
+            f"the others were ended{KILLED.get(cause.exitcode, '')}\n"
+            f"    go on from the last checkpoint with --resume{quote}",
+        )
+    if cause.explained:
+        alone = sum(end.said.endswith(cause.words) for end in failed) == 1
+        words = f"{cause.words}\n    (rank {cause.rank})" if alone else cause.words
+        return RAISED[cause.kind](words)
+    return RankFailed(
+        cause.rank, f"rank {cause.rank} failed with exit code {cause.exitcode}{quote}"
+    )
+
+
+def stopped(number: int) -> Stopped:
+    """The end of ranks by a signal."""
+    return Stopped(number, f"stopped by {signal.Signals(number).name}")
+
+
+def _overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
+    heard = next((end.words for end in failed if end.lost_contact), "")
+    quote = f"\n    {heard.splitlines()[0]}" if heard else ""
+    return (
+        f"rank {cause.rank} (process {cause.pid}) does not answer: {cause.overdue}; it and the "
+        f"others were ended{quote}\n    go on from the last checkpoint with --resume"
+    )
+
+
+def _order(end: RankEnd) -> tuple[bool, bool, bool, int]:
+    """The cause is lowest."""
+    return _follows(end), not end.explained, bool(end.overdue), end.when
+
+
+def _follows(end: RankEnd) -> bool:
+    """Whether a rank failed because another one did, or because it was told to end."""
+    if end.lost_contact:
+        return True
+    ended = end.exitcode in CODES or end.exitcode == -signal.SIGTERM
+    return ended and not end.explained
+
+
+def _signal(exitcode: int) -> str:
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"signal {-exitcode}"
+
+
+def _quote(output: Path | None) -> str:
+    try:
+        lines = output.read_text(errors="replace").splitlines()[-TAIL:] if output else []
+    except OSError:
+        return ""
+    shown = "".join(f"\n    | {line}" for line in lines)
+    return f"\n    its last lines, from {output}:{shown}" if lines else ""
