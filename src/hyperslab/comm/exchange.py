@@ -201,13 +201,13 @@ def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.
     out = torch.empty(
         box.shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
     )
-    for gap in _gaps(box, tuple(parts)):
+    for gap in gaps_in(box, tuple(parts)):
         out[gap].fill_(fill)
     return out
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _gaps(box: Box, parts: tuple[Box, ...]) -> tuple[tuple[slice, ...], ...]:
+def gaps_in(box: Box, parts: tuple[Box, ...]) -> tuple[tuple[slice, ...], ...]:
     """Boxes in ``box`` that hold all that disjoint ``parts`` of it leave: a few thin ones, or all.
 
     Usually the parts make up one box, and what is left are slabs of padding at its sides.

@@ -47,6 +47,9 @@ WITHOUT_WORK = {
 }
 """Operators that only ask for memory."""
 
+FILLING = "hyperslab"
+"""The namespace of operators that fill what they write into, and do not read it."""
+
 NO_META_FORM = ("'Meta' backend", "expects CPU tensor", "no fake impl", "Meta tensors")
 """What torch says of an operator that it cannot run on its meta device."""
 
@@ -161,7 +164,9 @@ class TraceMode(TorchDispatchMode):
             if any(result is None for result in results):
                 new = self._look_up(operator, args, kwargs, tensors).result
             nbytes = bytes_of(tensors_in([value for _, value in written]))
-            known = self._known[call] = CallCosts(new, bytes_of(tensors), nbytes, True, {})
+            read = bytes_of(tensors) - (nbytes if operator.namespace == FILLING else 0)
+            nbytes += sum(v.nbytes for v in tree_leaves(new) if isinstance(v, TensorSpec))
+            known = self._known[call] = CallCosts(new, read, nbytes, True, {})
         self._note(operator, call, known)
         if None in results:
             made = known.result if len(results) > 1 else [known.result]

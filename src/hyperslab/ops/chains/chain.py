@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,10 +11,15 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.memory_format import dense, memory_format_of
 from hyperslab.ops.chains.function import ChainFunction, Links
+from hyperslab.ops.common.room import Room
 from hyperslab.tensor import Sharded
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """For which there are fused kernels; float64 is for comparisons and takes the plain way."""
+
+
+KEPT_UP_TO = 1 << 16
+"""Elements of a block that is kept, though it could be computed again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,17 +35,23 @@ class Chain:
     version: int
     links: Links
     with_graph: bool
+    room: Room | None = None
+    """Where the result is to be made."""
     parents: tuple[tuple[weakref.ref[Sharded], Links], ...] = ()
     """The tensors that this chain was taken over from, with their links."""
 
     def linked(self, links: Links) -> Chain:
         """With these links in place of its own."""
-        return Chain(self.source, self.block, self.version, links, self.with_graph, self.parents)
+        return replace(self, links=links)
+
+    def in_room(self, room: Room | None) -> Chain:
+        """With its result there."""
+        return replace(self, room=room)
 
     def taken_over(self, x: Sharded) -> Chain:
         """That of ``x``, for the next tensor."""
         parents = (*self.parents, (weakref.ref(x), self.links))
-        return Chain(self.source, self.block, self.version, self.links, self.with_graph, parents)
+        return replace(self, parents=parents)
 
     @property
     def sources(self) -> list[Sharded]:
@@ -68,8 +79,13 @@ class Chain:
 
     @property
     def recomputable(self) -> bool:
-        """A normalised block is: what its normalisation keeps is all that it takes."""
-        return self.links.statistics is not None and not self.links.pool and not self._alive()
+        """A normalised block is: what its normalisation keeps is all that it takes.
+
+        But for a small one, which is kept in less time.
+        """
+        links = self.links
+        large = self.block.numel() > KEPT_UP_TO
+        return large and links.statistics is not None and not links.pool and not self._alive()
 
     def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The result, with its graph; in another type it is rounded once, to that one.
@@ -89,9 +105,9 @@ class Chain:
             rest = links.after(done)
             with torch.set_grad_enabled(self.with_graph):
                 block = dense(parent.block, memory_format_of(parent.block))
-                return ChainFunction.apply(block, None, None, rest)
+                return ChainFunction.apply(block, None, None, rest, self.room)
         with torch.set_grad_enabled(self.with_graph):
-            return _apply(self.block, links)
+            return _apply(self.block, links, self.room)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,20 +120,22 @@ class Recomputable:
     tensors: tuple[torch.Tensor | None, ...]
     links: Links
 
-    def value(self, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+    def value(
+        self, tensors: tuple[torch.Tensor | None, ...], room: Room | None = None
+    ) -> torch.Tensor:
         """The operand once more; with a graph where one is recorded."""
         (block,) = tensors
         assert block is not None
         if torch.is_grad_enabled():
             return _apply(block, self.links)
-        return self.links.forward(block, mark=False)[0]
+        return self.links.forward(block, mark=False, room=room)[0]
 
 
-def _apply(block: torch.Tensor, links: Links) -> torch.Tensor:
+def _apply(block: torch.Tensor, links: Links, room: Room | None = None) -> torch.Tensor:
     affine = None if links.statistics is None else links.statistics.affine
     if affine is None:
-        return ChainFunction.apply(block, None, None, links)
-    return ChainFunction.apply(block, affine.weight, affine.bias, links)
+        return ChainFunction.apply(block, None, None, links, room)
+    return ChainFunction.apply(block, affine.weight, affine.bias, links, room)
 
 
 def begin(x: Sharded) -> Chain | None:
@@ -145,19 +163,23 @@ def result(chain: Chain, like: Sharded, partition: Partition) -> Sharded:
     return like.like(chain.value(), partition, fresh=True)
 
 
-def operand(x: Sharded, dtype: torch.dtype) -> tuple[torch.Tensor, Recomputable | None]:
+def operand(
+    x: Sharded, dtype: torch.dtype, room: Room | None = None
+) -> tuple[torch.Tensor, Recomputable | None]:
     """The block as a convolution takes it, and how to have it again in the backward pass.
 
-    What is pending is computed in ``dtype`` at once.
+    What is pending is computed in ``dtype`` at once, where there is ``room`` for a halo.
     """
     chain = x.recipe
     if not isinstance(chain, Chain):
         return x.block, None
-    pending = x.pending is not None
-    if pending and dtype != chain.dtype:
-        block = chain.value(dtype)
+    if x.pending is None:
+        block = x.block
+    elif dtype != chain.dtype:
+        block = chain.in_room(room).value(dtype)
         x.bypassed = True
     else:
+        x.pending = chain.in_room(room)
         block = x.block
     if not chain.recomputable:
         return block, None

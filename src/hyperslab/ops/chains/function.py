@@ -13,9 +13,12 @@ from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.memory_format import dense, memory_format_of
 from hyperslab.ops.chains.affine import Affine
 from hyperslab.ops.chains.with_graph import chain_with_graph
+from hyperslab.ops.common.room import Room
 from hyperslab.ops.kernels import fused  # noqa: F401 - registers the operators
+from hyperslab.ops.kernels.fused.layout import pooled_shape
 
 _chain_forward = torch.ops.hyperslab.chain_forward.default
+_chain_forward_into = torch.ops.hyperslab.chain_forward_into.default
 _chain_backward = torch.ops.hyperslab.chain_backward.default
 _chain_backward_sums = torch.ops.hyperslab.chain_backward_sums.default
 _parameter_gradients = torch.ops.hyperslab.parameter_gradients.default
@@ -75,10 +78,20 @@ class Links:
             maximum=self.maximum and not done.pool,
         )
 
-    def forward(self, x: torch.Tensor, *, mark: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result and, with ``mark``, what its gradient needs in place of ``x``."""
+    def forward(
+        self, x: torch.Tensor, *, mark: bool, room: Room | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result and, with ``mark``, what its gradient needs in place of ``x``.
+
+        With ``room`` it is made there, if it may be.
+        """
         norm = None if self.statistics is None else self.statistics.norm
-        return _chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
+        y = None
+        if room is not None:
+            y = room.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format_of(x))
+        if y is None:
+            return _chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
+        return y, _chain_forward_into(x, norm, self.slope, self.pool, self.maximum, mark, y)
 
     @property
     def leaves_marks(self) -> bool:
@@ -95,9 +108,11 @@ class ChainFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, links: Links):  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x, weight, bias, links: Links, room: Room | None = None
+    ):
         marked = links.leaves_marks
-        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad))
+        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad), room=room)
         ctx.links = links
         ctx.format = memory_format_of(x)
         ctx.shape = x.shape
@@ -112,8 +127,8 @@ class ChainFunction(torch.autograd.Function):
             statistics.affine.check_unchanged()
         whole = statistics is None or statistics.group is None
         if torch.is_grad_enabled() and whole:
-            return *chain_with_graph(ctx, gradient), None
-        return *_backward(ctx, gradient), None
+            return *chain_with_graph(ctx, gradient), None, None
+        return *_backward(ctx, gradient), None, None
 
 
 @once_differentiable
@@ -124,7 +139,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     g = _in_format(gradient, ctx.format)
     marks = g.new_empty(0, dtype=torch.uint8) if marks is None else marks
     options = (links.slope, links.pool, links.maximum)
-    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     norm = through = dweight = dbias = dx = None
     if statistics is not None:
         norm = statistics.norm

@@ -13,12 +13,14 @@ from hyperslab.comm.exchange import (
     add_returned,
     copy_overlap,
     fetch,
+    gaps_in,
     give_back,
     new_box,
     start,
     start_adjoint,
 )
 from hyperslab.geometry import Box
+from hyperslab.ops.common.room import Room
 from hyperslab.ops.kernels.convolution import Gradients, Kept, Kernels, Passes
 
 
@@ -39,40 +41,53 @@ class Local(Passes, Protocol):
 
 
 class BufferConv(torch.autograd.Function):
-    """Convolution whose windows do not line up with the cut.
+    """Convolution whose windows do not line up with the cut, or whose input has `Room`.
 
     Distribution scheme, forward: 1. exchange halos, 2. put block and halos into one buffer that
-    spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Saved are
-    the block (the producer's own tensor, or what ``source`` makes it of) and the thin halos, not
-    the buffer: it is filled again in the backward pass. Backward: 1. gradients of buffer, weight,
-    bias, 2. halo gradients travel home and are added; or `backward_with_graph`.
+    spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Where the
+    block was made with ``room`` for its halo it lies in that buffer already, which is then kept.
+    Otherwise saved are the block (the producer's own tensor, or what ``source`` makes it of) and
+    the thin halos, not the buffer: it is filled again in the backward pass. Backward: 1. gradients
+    of buffer, weight, bias, 2. halo gradients travel home and are added; or `backward_with_graph`.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, spec: Local, kernels: Kernels, source):  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x, weight, bias, spec: Local, kernels: Kernels, source, room: Room | None = None
+    ):
         pieces = start(x, spec.plan, spec.name).wait()
+        buffer = _fill(x, pieces, spec, room)
         kept = Kept(x, source)
         ctx.value = kept.value
         ctx.spec = spec
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
-        ctx.save_for_backward(weight, *pieces, *kept.tensors)
-        return spec.forward(_fill(x, pieces, spec), weight, bias, kernels)
+        ctx.has_buffer = source is None and room is not None and room.buffer is not None
+        halos = [buffer] if ctx.has_buffer else pieces
+        ctx.save_for_backward(weight, *kept.tensors, *halos)
+        ctx.kept = len(kept.tensors)
+        ctx.room = room and room.empty()
+        return spec.forward(buffer, weight, bias, kernels)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         spec = ctx.spec
         plan = spec.plan
         weight, *saved = ctx.saved_tensors
-        pieces = saved[: len(plan.receives)]
-        x = ctx.value(tuple(saved[len(pieces) :]))
+        kept = tuple(saved[: ctx.kept])
+        halos = saved[ctx.kept :]
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         if torch.is_grad_enabled():
-            return *backward_with_graph(gradient, x, weight, spec, needs), None, None, None
-        buffer = _fill(x, pieces, spec)
+            x = ctx.value(kept)
+            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 4
+        if ctx.has_buffer:
+            (buffer,) = halos
+        else:
+            buffer = _fill(ctx.value(kept, ctx.room), halos, spec, ctx.room)
         whole, dw, db = spec.backward(gradient, buffer, weight, needs, ctx.kernels)
+        del buffer
         if whole is None:
-            return None, dw, db, None, None, None
+            return None, dw, db, *[None] * 4
         halos = [whole[t.box.slices(spec.box)] for t in plan.receives]
         pending = start_adjoint(halos, whole, plan, spec.name)
         if spec.box.contains(plan.own):
@@ -81,7 +96,7 @@ class BufferConv(torch.autograd.Function):
             dx = new_box(plan.own, plan.kept_parts, whole)
             copy_overlap(dx, plan.own, whole, spec.box)
         add_returned(dx, pending.wait(), plan)
-        return dx, dw, db, None, None, None
+        return dx, dw, db, *[None] * 4
 
 
 def backward_with_graph(
@@ -108,11 +123,21 @@ def backward_with_graph(
     return give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
 
 
-def _fill(x: torch.Tensor, pieces: list[torch.Tensor], spec: Local) -> torch.Tensor:
+def _fill(
+    x: torch.Tensor, pieces: Sequence[torch.Tensor], spec: Local, room: Room | None
+) -> torch.Tensor:
+    """What the outputs read; ``x`` itself, or a part of it, where that is all."""
     plan = spec.plan
     box = spec.box
-    buffer = new_box(box, plan.brought, x)
-    copy_overlap(buffer, box, x, plan.own)
+    if plan.local and plan.own.contains(box):
+        return x[box.slices(plan.own)]
+    if room is not None and room.buffer is not None:
+        buffer = room.buffer
+        for gap in gaps_in(box, plan.brought):
+            buffer[gap].zero_()
+    else:
+        buffer = new_box(box, plan.brought, x)
+        copy_overlap(buffer, box, x, plan.own)
     for t, piece in zip(plan.receives, pieces, strict=True):
         copy_overlap(buffer, box, piece, t.box)
     return buffer

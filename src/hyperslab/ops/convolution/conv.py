@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
-from hyperslab.geometry import Partition, Window
+from hyperslab.geometry import Box, Partition, Window
 from hyperslab.memory_format import memory_format_of
 from hyperslab.ops.chains.chain import operand
 from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
@@ -21,14 +21,15 @@ from hyperslab.ops.common.placement import (
     placement,
     read_cover,
 )
+from hyperslab.ops.common.room import Room
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.ops.convolution.spec import ConvSpec
 from hyperslab.ops.filters import filter_share, operand_type, taken
+from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.convolution import (
     ConvOptions,
     LocalConv,
-    cast_input,
     converted,
     differentiable_conv,
     torch_makes_columns,
@@ -74,6 +75,7 @@ class ConvLayout:
     margins: tuple[int, ...]
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
+    room: tuple[int, int] | None = None  # planes of a halo before and after the block
 
 
 @per_grid
@@ -111,7 +113,21 @@ def lay_out_conv(
         out=output.box(grid.coords),
     )
     slabs = slabs_of(spec) if aligned(spec) and not thin(spec) else None
-    return ConvLayout(x, output, options, shared, margins, spec, slabs)
+    room = _room(spec.plan.own, spec.box)
+    return ConvLayout(x, output, options, shared, margins, spec, slabs, room)
+
+
+def _room(own: Box, box: Box) -> tuple[int, int] | None:
+    """Planes that a buffer for ``box`` has before and after the block.
+
+    None where it has other extents as well.
+    """
+    before = own.lo[2] - box.lo[2]
+    after = box.hi[2] - own.hi[2]
+    fits = min(before, after) >= 0 < max(before, after)
+    others = (dim for dim in range(own.ndim) if dim != 2)
+    same = all(own.interval(dim) == box.interval(dim) for dim in others)
+    return (before, after) if fits and same else None
 
 
 def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
@@ -139,7 +155,8 @@ def convolve(
     1. Place every output on the rank that owns the centre of its window.
     2. Nothing cut in space: the plain local convolution, of this rank's share of the filters
        where they are many (`filter_share`).
-    3. A network's input that is converted: one convolution of it and its halo, which are kept.
+    3. A block that was computed for this convolution, or a network's input that is converted for
+       it: made with room for its halo, and one convolution of both (`BufferConv`).
     4. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
        meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
        (`BufferConv`).
@@ -156,8 +173,11 @@ def convolve(
         groups,
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
-    block, source = operand(x, operand_type(x))
     kernels = x.policy.kernels
+    room = None
+    if layout.room is not None and kernels != "torch" and choose.device_kind(x) == "cpu":
+        room = Room(*layout.room)
+    block, source = operand(x, operand_type(x), room)
     share = None
     if layout.spec is None and groups == 1:
         share = filter_share(x, weight, layout.output, 1)
@@ -170,15 +190,15 @@ def convolve(
         bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
     last = serial_is_last(x, block, weight, layout.options)
     given = block
-    if block.dtype != operand_type(x):
-        block = cast_for_autocast(cast_input(block, weight, kernels))
-    block = converted(block, weight, kernels)
+    block = converted(block, weight, kernels, operand_type(x), room)
     if layout.spec is None:
         y = differentiable_conv(
             block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
         )
         if share is not None:
             y = share.whole(y, f"the gather of the filters of {name}")
+    elif room is not None and room.buffer is not None:
+        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source, room)
     elif block is not given and not block.requires_grad:  # nobody else keeps a copy of it
         block = fetch(block, layout.spec.plan, what=layout.spec.name)  # in its place: it is freed
         y = LocalConv.apply(block, weight, bias, layout.spec, kernels, None)

@@ -17,7 +17,6 @@ from hyperslab.ops.kernels.convolution.layout import computes_last, torch_makes_
 from hyperslab.ops.kernels.convolution.local import (
     LocalConv,
     Passes,
-    cast_input,
     converted,
     differentiable_conv,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "LocalConv",
     "Passes",
     "Recomputed",
-    "cast_input",
     "computes_last",
     "conv_backward",
     "conv_forward",

@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from hyperslab.memory_format import CHANNELS_LAST, dense
+from hyperslab.ops.common.room import Room
 from hyperslab.ops.kernels.convolution.block import conv_backward, conv_forward
-from hyperslab.ops.kernels.convolution.layout import as_wanted, computes_last, in_channels_last
+from hyperslab.ops.kernels.convolution.layout import as_wanted, computes_last
 from hyperslab.ops.kernels.convolution.options import ConvOptions, Kernels
 from hyperslab.ops.kernels.convolution.recomputed import Kept, Recomputed
 from hyperslab.ops.kernels.convolution.torchs_own import Gradients, own_differentiable
@@ -117,22 +119,29 @@ def differentiable_conv(
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
 
 
-def converted(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-    """A network's input in the format in which a convolution of it computes.
+def converted(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kernels: Kernels,
+    dtype: torch.dtype | None = None,
+    room: Room | None = None,
+) -> torch.Tensor:
+    """A block in ``dtype``; a network's input also in the format in which it is convolved.
 
     The convolution keeps what it is given, so that the input need not be converted once more in
-    the backward pass. What has a gradient is left as it is: whoever made it may keep it as well.
+    the backward pass; with ``room`` it is made there, if it may be. What has a gradient is left in
+    its format: whoever made it may keep it as well.
     """
+    dtype = dtype or x.dtype
     if x.requires_grad:
-        return x
-    if computes_last(x, weight, kernels):
-        return in_channels_last(x)
-    return as_wanted(x, weight, kernels)
-
-
-def cast_input(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-    """A network's input in another type, and in channels last in the same pass where it may be."""
-    rows = x.is_contiguous() and not x.requires_grad and x.dtype == torch.float32
-    if rows and computes_last(x[:0].to(weight.dtype), weight, kernels):
-        return torch.ops.hyperslab.reorder(x, True, weight.dtype)
-    return x
+        return x.to(dtype)
+    if not computes_last(x[:0].to(dtype), weight, kernels):
+        return as_wanted(x.to(dtype), weight, kernels)
+    last = CHANNELS_LAST[x.dim()]
+    if x.dtype == dtype and x.is_contiguous(memory_format=last):
+        return dense(x, last)
+    y = None if room is None else room.block(x.shape, dtype, last)
+    if y is None:
+        return torch.ops.hyperslab.reorder(x, True, dtype)
+    torch.ops.hyperslab.reorder_into(x, y)
+    return y

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from hyperslab.ops.common.room import Room
+
 Saved = tuple[torch.Tensor | None, ...]
 """As autograd takes and returns them."""
 
@@ -23,8 +25,8 @@ class Recomputed(Protocol):
     def tensors(self) -> Saved:
         """What the input is computed from."""
 
-    def value(self, tensors: Saved) -> torch.Tensor:
-        """The input."""
+    def value(self, tensors: Saved, room: Room | None = None) -> torch.Tensor:
+        """The input; where there is ``room``, without a graph alone, if it may be made there."""
 
 
 class Kept:
@@ -35,7 +37,7 @@ class Kept:
         self.value = _first if source is None else source.value
 
 
-def _first(tensors: Saved) -> torch.Tensor:
+def _first(tensors: Saved, room: Room | None = None) -> torch.Tensor:
     (x,) = tensors
     assert x is not None
     return x

@@ -47,6 +47,21 @@ def reference(
     return y, torch.cat(kept) if kept else x.new_empty(0, dtype=torch.uint8)
 
 
+def forward_into(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """The marks; the result is written into ``y``."""
+    result, marks = torch.ops.hyperslab.chain_forward(x, norm, slope, pool, maximum, mark, y.dtype)
+    y.copy_(result)
+    return marks  # type: ignore[no-any-return]
+
+
 def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
     """``u`` of the chain, in the type in which it is computed."""
     u = x.to(computed_in(x))

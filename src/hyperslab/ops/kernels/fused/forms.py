@@ -36,6 +36,18 @@ def chain_forward_form(
     return y, x.new_empty(nbytes if mark else 0, dtype=torch.uint8)
 
 
+def chain_forward_into_form(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    return chain_forward_form(x, norm, slope, pool, maximum, mark, y.dtype)[1]
+
+
 def chain_backward_sums_form(
     g: torch.Tensor,
     marks: torch.Tensor,
@@ -90,6 +102,10 @@ def through_statistics_form(
     shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
 ) -> torch.Tensor:
     return norm.new_empty((2, *norm.shape[1:]))
+
+
+def reorder_into_form(x: torch.Tensor, y: torch.Tensor) -> None:
+    return
 
 
 def reorder_form(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:

@@ -51,7 +51,7 @@ def _registered() -> torch.library.Library | None:
     if importlib.util.find_spec("triton") is None:
         return None
     library = torch.library.Library("hyperslab", "IMPL")
-    for operator in FUSED_OPERATORS:
+    for operator in (operator for operator in FUSED_OPERATORS if operator.on_gpu):
         library.impl(operator.name, _version(operator), "CUDA")
     return library
 

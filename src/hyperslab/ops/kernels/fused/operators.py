@@ -29,13 +29,14 @@ class FusedOperator:
     """One of them, by its schema.
 
     ``form`` gives shapes and strides on the meta device, ``compiled`` runs on the CPU, and
-    ``reference`` everywhere else.
+    ``reference`` everywhere else; ``on_gpu``: there is a version for GPUs.
     """
 
     schema: str
     reference: Callable[..., Any]
     form: Callable[..., Any]
     compiled: Callable[..., Any]
+    on_gpu: bool = True
 
     @property
     def name(self) -> str:
@@ -61,6 +62,15 @@ FUSED_OPERATORS = (
         chain_forward.reference,
         forms.chain_forward_form,
         chains.compiled_chain_forward,
+    ),
+    FusedOperator(
+        # The same into `y`, of the result's shape and memory format; the marks.
+        "chain_forward_into(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, "
+        "bool mark, Tensor(a!) y) -> Tensor",
+        chain_forward.forward_into,
+        forms.chain_forward_into_form,
+        chains.compiled_chain_forward_into,
+        on_gpu=False,
     ),
     FusedOperator(
         # (2, 1 or N, C) as norm, in float64: sums of du and of du * (x - mean). g: gradient of y.
@@ -112,6 +122,14 @@ FUSED_OPERATORS = (
         reorder.reference,
         forms.reorder_form,
         transposition.compiled_reorder,
+    ),
+    FusedOperator(
+        # The values of x in the type and memory format of `y`.
+        "reorder_into(Tensor x, Tensor(a!) y) -> ()",
+        reorder.reorder_into,
+        forms.reorder_into_form,
+        transposition.compiled_reorder_into,
+        on_gpu=False,
     ),
 )
 

@@ -13,6 +13,11 @@ def reference(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch
     return torch.empty_like(x, dtype=dtype, memory_format=memory_format).copy_(x)
 
 
+def reorder_into(x: torch.Tensor, y: torch.Tensor) -> None:
+    """The values of ``x`` in the format and type of ``y``."""
+    y.copy_(x)
+
+
 def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
     """Torch's name for it.
 

@@ -109,6 +109,10 @@ def check_chain(case: Case) -> None:
     assert torch.equal(got_marks, marks)
     averages = bool(case.pool) and not case.maximum
     (assert_near if averages else assert_equal)(y, want)
+    into = torch.empty_like(y).fill_(torch.nan)
+    marks_beside = torch.ops.hyperslab.chain_forward_into(x, norm, *chain, True, into)
+    assert torch.equal(marks_beside, got_marks)
+    assert_equal(into, y)
 
     g = case.filled(want.shape, case.result)
     wants_x = None if norm is None else x
@@ -173,5 +177,11 @@ def check_reorder(case: Case) -> None:
             transposition.compiled_reorder(x, not case.channels_last, case.result),
             reorder.reference(x, not case.channels_last, case.result),
         )
+    into = torch.empty_like(x, dtype=case.result).fill_(torch.nan)
+    torch.ops.hyperslab.reorder_into(x, into)
+    assert_equal(into, x.to(case.result))
     got = transposition.compiled_reorder(x, case.channels_last, case.result)
+    into = torch.empty_like(got).fill_(torch.nan)
+    torch.ops.hyperslab.reorder_into(x, into)
+    assert_equal(into, got)
     assert_equal(got, reorder.reference(x, case.channels_last, case.result))

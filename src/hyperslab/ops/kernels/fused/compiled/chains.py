@@ -8,8 +8,8 @@ import torch
 
 from hyperslab.ops.kernels.fused import chain_backward as backward
 from hyperslab.ops.kernels.fused import chain_forward as forward
-from hyperslab.ops.kernels.fused.compiled.library import call, library
-from hyperslab.ops.kernels.fused.compiled.plans import POINTERS, chain_plan
+from hyperslab.ops.kernels.fused.compiled.library import Library, call, library
+from hyperslab.ops.kernels.fused.compiled.plans import POINTERS, ChainPlan, chain_plan
 from hyperslab.ops.kernels.fused.compiled.tensors import address, ready, ready_numbers
 from hyperslab.ops.kernels.fused.layout import extents_of
 
@@ -25,7 +25,40 @@ def compiled_chain_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the schema."""
     functions = library()
-    plan = chain_plan(
+    plan = _forward_plan(x, norm, slope, pool, maximum, dtype)
+    if functions is None or plan is None:
+        return forward.reference(x, norm, slope, pool, maximum, mark, dtype)
+    y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
+    return y, _run_forward(functions, plan, x, norm, mark, y)
+
+
+def compiled_chain_forward_into(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    plan = _forward_plan(x, norm, slope, pool, maximum, y.dtype)
+    dense = plan is not None and (y.shape, y.stride()) == (plan.result, plan.result_strides)
+    if functions is None or plan is None or not dense:
+        return forward.forward_into(x, norm, slope, pool, maximum, mark, y)
+    return _run_forward(functions, plan, x, norm, mark, y)
+
+
+def _forward_plan(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    dtype: torch.dtype,
+) -> ChainPlan | None:
+    return chain_plan(
         x.shape,
         (x.shape, x.stride()),
         (x.dtype, None, dtype),
@@ -34,11 +67,19 @@ def compiled_chain_forward(
         slope,
         extents_of(norm),
     )
-    if functions is None or plan is None:
-        return forward.reference(x, norm, slope, pool, maximum, mark, dtype)
+
+
+def _run_forward(
+    functions: Library,
+    plan: ChainPlan,
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    mark: bool,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """Fill ``y``, which is dense; the marks."""
     x = ready(x, plan.memory_format)
     norm = ready_numbers(norm)
-    y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
     bits = plan.bits if mark else 0
     winners = plan.winners if mark else 0
     new = torch.zeros if bits else torch.empty  # rows that share a byte add their bits to it
@@ -54,7 +95,7 @@ def compiled_chain_forward(
         0,
     )
     call(functions.forward, pointers + plan.numbers, plan.size)
-    return y, marks
+    return marks
 
 
 def compiled_chain_backward(
