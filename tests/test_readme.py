@@ -54,4 +54,4 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert results[0] == results[1]
     assert results[0][0] == (4, 4, 32, 32, 32)
     assert np.isfinite(results[0][1])
-    assert (tmp_path / "runs" / "a" / "step-100" / ".metadata").exists()
+    assert (tmp_path / "runs" / "a" / "step-100" / "model.safetensors").exists()

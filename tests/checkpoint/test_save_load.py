@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 
+from hyperslab.checkpoint import snapshot
 from hyperslab.checkpoint.retention import folder_of, latest, save_step
 from hyperslab.checkpoint.save_load import load, save, verify_checksums
 from hyperslab.errors import CheckpointError
@@ -137,7 +140,7 @@ def test_an_existing_checkpoint_stays_until_the_new_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = written(tmp_path / "a", 2)
-    with full_disk(4096), pytest.raises(CheckpointError, match=r"cannot write .*/a: File too"):
+    with full_disk(512), pytest.raises(CheckpointError, match=r"cannot write .*/a: File too"):
         written(tmp_path / "a", 3)
     assert same(read(tmp_path / "a")[0], old)
     assert os.listdir(tmp_path) == ["a"]
@@ -154,7 +157,7 @@ def test_a_full_disk_is_named(
 ) -> None:
     usage = type(shutil.disk_usage(tmp_path))(1 << 41, (1 << 41) - free, free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with full_disk(4096), pytest.raises(CheckpointError) as caught:
+    with full_disk(512), pytest.raises(CheckpointError) as caught:
         written(tmp_path / "a", 3)
     first, *more = str(caught.value).splitlines()
     assert first.startswith(f"cannot write the checkpoint {tmp_path / 'a'}: ")
@@ -171,7 +174,7 @@ def test_an_unwritable_folder_is_named(tmp_path: Path, what: str) -> None:
 
 
 def damage(path: Path, how: str) -> None:
-    victim = max(path.glob("__*"), key=lambda file: file.stat().st_size)
+    victim = max(path.glob("*.safetensors"), key=lambda file: file.stat().st_size)
     data = victim.read_bytes()
     if how == "truncated":
         victim.write_bytes(data[: len(data) // 2])
@@ -243,7 +246,7 @@ def test_any_number_of_ranks_reads_it(tmp_path: Path, write_ranks: int, read_ran
 
 
 def save_with_trouble_on(rank: int, path: Path) -> str:
-    trouble = full_disk(2048) if dist.get_rank() == rank else contextlib.nullcontext()
+    trouble = full_disk(128) if dist.get_rank() == rank else contextlib.nullcontext()
     with trouble, pytest.raises(CheckpointError) as caught:
         written(path, 3)
     return str(caught.value)
@@ -256,3 +259,27 @@ def test_every_rank_says_what_failed_on_one(tmp_path: Path, rank: int) -> None:
     assert messages[0] == messages[1]
     assert f"cannot write the checkpoint {tmp_path / 'a'}: File too large" in messages[0]
     assert same(read(tmp_path / "a")[0], old)
+
+
+def split_weights_on_ranks(path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot, "ONE_FILE", 0)
+        written(path, 2)
+
+
+def test_any_reader_of_safetensors_reads_the_weights(tmp_path: Path) -> None:
+    model, _ = network(2)
+    expected = model.state_dict()
+    run_ranks(2, save_on_ranks, tmp_path / "one")
+    run_ranks(3, split_weights_on_ranks, tmp_path / "many")
+    one = load_file(tmp_path / "one" / "model.safetensors")
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    files = sorted(file.name for file in (tmp_path / "many").glob("model-*.safetensors"))
+    assert files == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    parts = {file: load_file(tmp_path / "many" / file) for file in files}
+    many = {name: parts[file].pop(name) for name, file in index["weight_map"].items()}
+    assert not any(parts.values())
+    for found in (one, many):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert same(read(tmp_path / "many")[0], tensors(*network(2)))

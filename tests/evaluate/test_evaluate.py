@@ -234,8 +234,8 @@ def test_a_corrupt_checkpoint_and_a_folder_in_the_way(made: Path, tmp_path: Path
     (run / "evaluation").write_text("in the way")
     with pytest.raises(DataError, match=r"cannot write into .*evaluation"):
         evaluate(run)
-    (run / "checkpoints" / "step-00000007" / "extra.pt").write_bytes(b"x")
-    with pytest.raises(HyperslabError, match=r"extra\.pt"):
+    (run / "checkpoints" / "step-00000007" / "state.json").write_bytes(b"x")
+    with pytest.raises(HyperslabError, match=r"state\.json"):
         evaluate(run)
 
 

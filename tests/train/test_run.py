@@ -103,7 +103,7 @@ def test_a_corrupt_newest_checkpoint_costs_only_its_steps(
     stopped(recipe, 7, 0, "checkpoint.every=1")
     newest = latest(out)
     assert newest is not None
-    victim = newest / "__0_0.distcp"
+    victim = newest / "optimizer.safetensors"
     victim.write_bytes(victim.read_bytes()[:1000])
     run(recipe, resume=True)
     assert f"{newest} is corrupt" in caplog.text

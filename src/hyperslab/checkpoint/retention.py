@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hyperslab.atomic_files import written_aside
-from hyperslab.checkpoint.save_load import save, verify_checksums
-from hyperslab.comm.agreement import from_main
+from hyperslab.checkpoint.background import BackgroundWriter
+from hyperslab.checkpoint.contents import read_extra_values
+from hyperslab.checkpoint.in_place import aside, put_back, remove, standing
+from hyperslab.checkpoint.manifest import read_checksum_manifest, verify_checksums
+from hyperslab.checkpoint.save_load import take_snapshot, write_checkpoint
+from hyperslab.comm.agreement import Group, from_main
 from hyperslab.errors import CheckpointError
 
 log = logging.getLogger("hyperslab")
+
+BEST = "best"
+
+STEP_NAME = re.compile(r"step-(\d{8,})")
+
+HIDDEN = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
+"""What a run that was killed may leave; the word says at what."""
 
 
 def folder_of(run: Path) -> Path:
@@ -31,22 +42,36 @@ def save_step(
     *,
     best: bool,
     keep: int,
+    behind: BackgroundWriter | None = None,
     **extra: Any,
 ) -> Path:
     """Write the checkpoint of a step; afterwards only the last ``keep`` and the best remain.
 
-    ``best`` is a link to the one with the lowest validation loss.
+    ``best`` is a link to the one with the lowest validation loss. With ``behind`` it is written
+    while the run goes on.
 
     Raises:
-        CheckpointError: it cannot be written; the earlier ones are untouched.
+        CheckpointError: it, or the one that was written ``behind`` before, cannot be written; the
+            earlier ones are untouched.
     """
     path = _path_of(folder_of(run), step)
-    save(path, model, optimizer, **extra)
-    from_main(
-        lambda: _tidy(path, best=best, keep=keep),
-        failing=f"cannot tidy {path.parent}",
-        error=CheckpointError,
-    )
+    if behind is not None:
+        behind.wait()  # its memory holds the one before
+    own = take_snapshot(model, optimizer, extra, None if behind is None else behind.memory)
+
+    def write(group: Group) -> None:
+        write_checkpoint(path, own, group)
+        from_main(
+            lambda: _tidy(path, best=best, keep=keep),
+            failing=f"cannot tidy {path.parent}",
+            error=CheckpointError,
+            group=group,
+        )
+
+    if behind is None:
+        write(None)
+    else:
+        behind.start(write)
     return path
 
 
@@ -64,6 +89,30 @@ def latest(run: str | Path) -> Path | None:
     )
 
 
+def best_of(run: str | Path) -> Path | None:
+    """The checkpoint that ``best`` means, None if there is none; every rank calls it.
+
+    Where the link is damaged, the one that the newest intact one names, and the log says so.
+
+    Raises:
+        CheckpointError: there are some, but none is intact.
+    """
+    folder = folder_of(Path(run))
+    return from_main(lambda: _best(folder), failing=f"cannot read {folder}", error=CheckpointError)
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """The checkpoints there, damaged ones too, the newest first."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    found = {name for name in names if STEP_NAME.fullmatch(name)}
+    hidden = [HIDDEN.fullmatch(name) for name in names]
+    found |= {match[1] for match in hidden if match and match[2] == "replaced"}
+    return [folder / name for name in sorted(found, key=_step, reverse=True)]
+
+
 def mend_best(path: Path, best_step: int | None) -> None:
     """Let ``best`` be what the checkpoint ``path`` says, if that is there; every rank calls it.
 
@@ -79,46 +128,104 @@ def mend_best(path: Path, best_step: int | None) -> None:
 
 def _mend(folder: Path, best_step: int) -> None:
     best = _path_of(folder, best_step)
-    link = folder / "best"
-    if best.is_dir() and (not link.exists() or os.readlink(link) != best.name):
-        _point(link, best.name)
+    if standing(best).is_dir() and best_name(folder) != best.name:
+        _point(folder / BEST, best.name)
 
 
 def _path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def _step(name: str) -> int:
+    match = STEP_NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1])
+
+
+def best_name(folder: Path) -> str | None:
+    """The name of the checkpoint that ``best`` points to, if it does and that is there."""
+    try:
+        name = os.readlink(folder / BEST)
+    except OSError:  # there is none, or it is no link
+        return None
+    return name if STEP_NAME.fullmatch(name) and standing(folder / name).is_dir() else None
+
+
 def _newest_intact(folder: Path) -> Path | None:
-    paths = sorted(folder.glob("step-*"), reverse=True)
+    paths = steps_in(folder)
     for path in paths:
-        try:
-            verify_checksums(path)
-        except CheckpointError as error:
-            log.warning("%s\n    trying the one before it", error)
-        else:
-            return path
+        if (found := _intact(path, "trying the one before it")) is not None:
+            return found
     if paths:
         raise CheckpointError(
-            f"none of the {len(paths)} checkpoints in {folder} is intact; the newest: {path.name}\n"
+            f"none of the {len(paths)} checkpoints in {folder} is intact; the newest: "
+            f"{paths[0].name}\n"
             "    to start again, move the folder away or choose another --output"
         )
     return None
 
 
+def _best(folder: Path) -> Path | None:
+    link = folder / BEST
+    name = best_name(folder)
+    if name is not None or (link.is_dir() and not link.is_symlink()):  # a copy, without links
+        return standing(folder / (name or BEST))
+    newest = _newest_intact(folder)
+    if newest is None:
+        return None
+    found = _recorded_best(newest) or newest
+    log.warning("%s points to no checkpoint\n    taking %s", link, found)
+    return found
+
+
+def _recorded_best(newest: Path) -> Path | None:
+    """The checkpoint that a later one knows to be the best, if it is there."""
+    manifest = read_checksum_manifest(newest)
+    if manifest.pickled:
+        return None
+    position = read_extra_values(newest, manifest).get("position")
+    step = position.get("best_step") if isinstance(position, dict) else None
+    path = _path_of(newest.parent, step) if type(step) is int else newest
+    return _intact(path, "trying the newest one")
+
+
+def _intact(path: Path, otherwise: str) -> Path | None:
+    found = standing(path)
+    try:
+        verify_checksums(found)
+    except CheckpointError as error:
+        log.warning("%s\n    %s", error, otherwise)
+        return None
+    return found
+
+
 def _tidy(new: Path, *, best: bool, keep: int) -> None:
     """Later steps than the new one are from before a resume: it passed over them as corrupt."""
-    link = new.with_name("best")
-    if best or not link.exists() or os.readlink(link) > new.name:
-        _point(link, new.name)
-    steps = sorted(new.parent.glob("step-*"))
-    earlier = [path for path in steps if path.name <= new.name]
-    kept = {path.name for path in earlier[-keep:]} | {os.readlink(link)}
-    for path in [*steps, *new.parent.glob(".step-*")]:  # the hidden ones: killed while writing
-        if path.name not in kept:
-            shutil.rmtree(path)
+    folder = new.parent
+    known = best_name(folder)
+    if best or known is None or _step(known) > _step(new.name):
+        _point(folder / BEST, new.name)
+        known = new.name
+    paths = steps_in(folder)
+    earlier = [path for path in paths if _step(path.name) <= _step(new.name)]
+    kept = {path.name for path in earlier[:keep]} | {known}
+    for path in paths:
+        if path.name in kept:
+            put_back(path)
+        elif path.is_dir():  # never half there under its name
+            hidden = path.with_name(f".{path.name}.removed")
+            remove(hidden)
+            path.rename(hidden)
+    for name in os.listdir(folder):
+        if HIDDEN.fullmatch(name):
+            remove(folder / name)
 
 
 def _point(link: Path, name: str) -> None:
+    if link.is_dir() and not link.is_symlink():
+        remove(aside(link))
+        link.rename(aside(link))
     with written_aside(link) as partial:
         partial.unlink(missing_ok=True)  # of a run that was killed
         partial.symlink_to(name)
+    remove(aside(link))

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import load
-from hyperslab.errors import RecipeError
+from hyperslab.errors import CheckpointError, HyperslabError, RecipeError, reason
 
 
 @dataclass
@@ -56,15 +57,23 @@ class RunState:
             "samples": self.samples,
         }
 
-    def restore(self, path: Path) -> Position:
+    def restore(self, path: Path, *, trust_pickle: bool = False) -> Position:
         """Go back to a checkpoint, written on any grid, and say where that is.
 
         Raises:
-            CheckpointError: it cannot be read, or is of another network.
+            CheckpointError: it cannot be read, or is of another network or no run's.
             RecipeError: its mini-batches had another size, its training split was another one, so
                 its position means something else; or what was shown of the data was.
         """
-        state = load(path, self.model, self.optimizer)
+        state = load(path, self.model, self.optimizer, trust_pickle=trust_pickle)
+        try:
+            return self._restore(state, path)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, HyperslabError):
+                raise
+            raise CheckpointError(f"{path} holds no state of a run: {reason(error)}") from None
+
+    def _restore(self, state: dict[str, Any], path: Path) -> Position:
         if state["batch_size"] != self.batch_size:
             raise RecipeError(
                 f"data.batch_size is {self.batch_size} but {path} was written with "
@@ -82,7 +91,7 @@ class RunState:
             self._check_shown(DataCard.from_state(state["about"]), path)
         self.schedule.load_state_dict(state["schedule"])
         _set_random_state(state["random"], self.device)
-        return Position(**state["position"])
+        return TypeAdapter(Position).validate_python(state["position"])
 
     def _check_shown(self, then: DataCard, path: Path) -> None:
         """Refuse other targets or redshifts, of which there may be as many."""

@@ -27,11 +27,16 @@ Report = tuple[int, Exception | None]
 
 
 def from_main(
-    make: Callable[[], T], *, failing: str = "", error: type[HyperslabError] = HyperslabError
+    make: Callable[[], T],
+    *,
+    failing: str = "",
+    error: type[HyperslabError] = HyperslabError,
+    group: Group = None,
 ) -> T:
     """The main rank decides: what ``make`` returns or raises there, on every rank.
 
     With ``failing`` an exception of another library becomes ``error``: those words and the reason.
+    A ``group`` has the main rank and all others.
     """
     if ranks_in() == 1:
         return _call(make, failing, error)
@@ -42,7 +47,7 @@ def from_main(
         except Exception as problem:
             outcome[1] = _picklable(problem)
     with keeping_contact("an agreement of ranks"):
-        dist.broadcast_object_list(outcome, src=0)
+        dist.broadcast_object_list(outcome, src=0, group=group)
     if isinstance(outcome[1], Exception):
         raise outcome[1]
     return cast(T, outcome[0])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.retention import folder_of, latest
+from hyperslab.checkpoint.retention import best_of, folder_of, latest
 from hyperslab.checkpoint.save_load import load
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
@@ -109,8 +109,8 @@ def find_checkpoint(run: Path, which: str) -> Path:
         DataError: there is none.
     """
     folder = folder_of(run)
-    if which == "latest":
-        found = latest(run)
+    if which in ("latest", "best"):
+        found = latest(run) if which == "latest" else best_of(run)
     else:
         candidates = (folder / which, Path(which))
         found = next((path.resolve() for path in candidates if path.is_dir()), None)
@@ -137,7 +137,7 @@ def _measure(
         if calibrate and data.classes:
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
         model = build_model(recipe, data_card(data), grid)
-        state = load(path, model)
+        state = load(path, model, trust_pickle=recipe.checkpoint.trust_pickle)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "

@@ -42,7 +42,8 @@ class Network:
             CheckpointError: the checkpoint is corrupt or of another network.
             DataError: it does not say what the network was trained on.
         """
-        extra = read_extra(checkpoint)
+        trust = recipe.checkpoint.trust_pickle
+        extra = read_extra(checkpoint, trust_pickle=trust)
         if "about" not in extra:
             raise DataError(
                 f"the checkpoint {checkpoint} does not say what its network was trained on; "
@@ -50,7 +51,7 @@ class Network:
             )
         about = DataCard.from_state(extra["about"])
         model = build_model(recipe, about, grid)
-        load(checkpoint, model)
+        load(checkpoint, model, trust_pickle=trust)
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
         return cls(recipe, about, model.eval(), grid, checkpoint, transform)
 

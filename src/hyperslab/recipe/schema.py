@@ -101,6 +101,9 @@ class CheckpointSection(Section):
     every: PositiveInt = 1  # [epochs]; the last epoch always
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 2
+    background: bool = False  # write while the steps go on, from a copy in host memory
+    # of checkpoints of earlier versions, which hold pickles: reading one runs what code is in it
+    trust_pickle: bool = False
 
 
 RegressionLoss = Literal["mse", "l1"]

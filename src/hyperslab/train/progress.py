@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from hyperslab.checkpoint.background import BackgroundWriter
 from hyperslab.checkpoint.retention import folder_of, save_step
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
@@ -49,6 +50,7 @@ class Progress:
         self.reporter = reporter
         self.events = RunEvents() if events is None else events
         self.stop = StopRequest()
+        self.writer = BackgroundWriter()
         self.flops = StepFlops(grid.size, recipe.peak)
         self.pending: PendingStep | None = None
 
@@ -155,6 +157,7 @@ class Progress:
             self.state.optimizer,
             best=best,
             keep=self.recipe.checkpoint.keep,
+            behind=self.writer if self.recipe.checkpoint.background else None,
             **self.state.extra(self.at),
         )
 
@@ -185,6 +188,7 @@ class Progress:
         """Where there is a signal, write a checkpoint and end."""
         if number:
             path = self.checkpoint()
+            self.writer.wait()
             name = signal.Signals(number).name
             raise Stopped(number, f"stopped by {name} after {path}\n    go on with --resume")
 

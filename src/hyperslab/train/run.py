@@ -156,7 +156,7 @@ def build(
     path = latest(recipe.output) if resume else None
     at = Position()
     if path is not None:
-        at = state.restore(path)
+        at = state.restore(path, trust_pickle=recipe.checkpoint.trust_pickle)
         mend_best(path, at.best_step)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         words = f"cannot write into output {recipe.output}"

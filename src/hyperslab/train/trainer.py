@@ -84,7 +84,7 @@ class Trainer:
             DivergedError: the loss is not finite; the last checkpoint is from before.
             CheckpointError: one cannot be written.
         """
-        with self.progress.stop.listening():
+        with self.progress.stop.listening(), self.progress.writer.finishing():
             events = self.progress.events
             while not self.progress.finished:
                 epoch = self.at.epoch

@@ -1,0 +1,96 @@
+"""Writing a checkpoint while the run goes on: one at a time, on a thread of every rank.
+
+Steps of a checkpoint:
+
+1. Every rank copies its share of the state into host memory. That is all that the run waits for.
+2. The thread writes the files, and agrees with those of the other ranks over a process group that
+   nothing else uses: so no message of a step waits for one of a checkpoint, and ranks need not be
+   at the same step.
+3. Before the next checkpoint, and at the end, the run waits for what is left of it and hears of
+   errors; all ranks hear the same.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from hyperslab.checkpoint.snapshot_memory import SnapshotMemory
+from hyperslab.comm.agreement import Group, ranks_in
+from hyperslab.errors import CommError
+
+SLOWEST = datetime.timedelta(hours=1)
+"""How much longer than another rank one may write; a rank that dies is noticed at once."""
+
+PATIENCE_IF_LOST = 5.0
+"""How long [s] a run that lost a rank waits for what is being written: it may never end."""
+
+
+class BackgroundWriter:
+    """Writes what it is given on a thread; ``memory`` holds it meanwhile."""
+
+    def __init__(self) -> None:
+        self.memory = SnapshotMemory()
+        self._group: Group = None
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def start(self, write: Callable[[Group], None]) -> None:
+        """Begin to write; every rank calls it. `wait` comes before."""
+        assert self._thread is None
+        if self._group is None and ranks_in() > 1:
+            self._group = dist.new_group(backend="gloo", timeout=SLOWEST)
+            dist.barrier(self._group)  # nobody must leave it while others still connect to it
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it is written, or for so long.
+
+        Raises:
+            CheckpointError: it could not be written; on every rank.
+        """
+        if self._thread is None:
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return
+        self._thread = None
+        error = self._error
+        self._error = None
+        if error is not None:
+            raise error
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """What is begun inside is written at the end of it, and after an error, too.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        try:
+            yield
+        except BaseException as error:
+            lost = isinstance(error, (CommError, RuntimeError, KeyboardInterrupt))
+            self._end_quietly(PATIENCE_IF_LOST if lost else None, error)
+            raise
+        self.wait()
+
+    def _end_quietly(self, seconds: float | None, cause: BaseException) -> None:
+        try:
+            self.wait(seconds)
+        except Exception as error:
+            cause.add_note(f"besides, {error}")
+
+    def _run(self, write: Callable[[Group], None]) -> None:
+        try:
+            self.memory.wait()
+            write(self._group)
+        except Exception as error:
+            self._error = error
