@@ -25,7 +25,7 @@ from hyperslab.errors import CheckpointError
 
 SUFFIX = ".safetensors"
 
-CHUNK = 4 << 20
+CHUNK_BYTES = 4 << 20
 """What is hashed and written at a time [B]."""
 
 DTYPE_CODES = {
@@ -138,5 +138,5 @@ def _bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     if tensor.numel() == 0:
         return
     flat: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    for begin in range(0, len(flat), CHUNK):
-        yield memoryview(flat[begin : begin + CHUNK])
+    for begin in range(0, len(flat), CHUNK_BYTES):
+        yield memoryview(flat[begin : begin + CHUNK_BYTES])
