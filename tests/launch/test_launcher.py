@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -171,11 +171,16 @@ LISTENS = "0A"
 LOOPBACK = f"{socket.htonl(socket.INADDR_LOOPBACK):08X}"
 
 
+TWO_RANKS = ("--ranks", "2", "grid.depth=2")
+
+
 @contextmanager
-def training(recipe: Path, steps: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A launcher with two ranks that has gone beyond so many steps."""
+def training(
+    recipe: Path, steps: int, *arguments: str, ranks: Sequence[str] = TWO_RANKS
+) -> Iterator[subprocess.Popen[str]]:
+    """A launcher that has gone beyond so many steps."""
     history = recipe.with_suffix("") / "steps.csv"
-    line = command(recipe, "--ranks", "2", "grid.depth=2", "epochs=100000", *arguments)
+    line = command(recipe, *ranks, "epochs=100000", *arguments)
     pipe = subprocess.PIPE
     process = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True)
     try:
@@ -240,3 +245,50 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, universes: Path)
     while not gone(ranks):
         assert time.monotonic() < deadline, "a rank outlived its launcher"
         time.sleep(0.1)
+
+
+def steps_of(recipe: Path) -> int:
+    return len(losses(recipe.with_suffix("")))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_restarts_go_on_and_leave_out_a_rank_that_cannot_come_back(
+    tmp_path: Path, universes: Path
+) -> None:
+    """Rank 1 dies in training, and then before it is there."""
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    options = ("checkpoint.every_steps=3", "--restarts", "3")
+    auto = ("--ranks", "2", "grid=auto")
+    with training(recipe, 4, *options, ranks=auto) as launcher:
+        first = ranks_of(launcher.pid)
+        os.kill(first[1], signal.SIGKILL)
+        until(
+            lambda: len(set(ranks_of(launcher.pid).values()) - set(first.values())) == 2, launcher
+        )
+        assert gone(first)
+        second = ranks_of(launcher.pid)
+        os.kill(second[1], signal.SIGKILL)
+        until(lambda: bool(set(ranks_of(launcher.pid).values()) - set(second.values())), launcher)
+        done = steps_of(recipe)
+        until(lambda: steps_of(recipe) > done, launcher)
+        third = ranks_of(launcher.pid)
+        assert sorted(third) == [0]
+        launcher.send_signal(signal.SIGUSR1)
+        text, errors = launcher.communicate(timeout=PATIENCE)
+    assert launcher.returncode == 128 + signal.SIGUSR1
+    assert gone(third)
+    assert f"rank 1 (process {first[1]}) was killed by SIGKILL" in text
+    assert "restart 1 of 3 on 2 ranks, from the newest checkpoint" in text
+    assert "restart 2 of 3 on 1 ranks, from the newest checkpoint" in text
+    assert "going on from" in text
+    assert "stopped by SIGUSR1 after" in text
+    assert "Traceback" not in errors
+
+
+def test_what_is_wrong_with_the_recipe_is_not_tried_again(tmp_path: Path, universes: Path) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    line = command(recipe, "--ranks", "2", "grid.depth=2", "model.width=32", "--restarts", "3")
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert "but the model takes [32, 32, 32]" in done.stderr
+    assert "restart" not in done.stdout + done.stderr

@@ -13,12 +13,10 @@ from pathlib import Path
 
 from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.errors import LayoutError, Stopped
+from hyperslab.launch.environment import RESTARTS
 from hyperslab.launch.launcher import end_with_parent, launch
 from hyperslab.launch.slurm import adopt_slurm
 from hyperslab.recipe.schema import GridSection, Recipe
-
-PATIENCE = 60.0
-"""How long [s] ranks that write no checkpoint have to end after a signal."""
 
 
 def adopt_rank() -> None:
@@ -30,6 +28,11 @@ def adopt_rank() -> None:
 def is_started() -> bool:
     """Whether this process is one of several ranks that something has started."""
     return "RANK" in os.environ
+
+
+def is_started_again() -> bool:
+    """Whether what started this rank, such as torchrun with --max-restarts, did so before."""
+    return os.environ.get(RESTARTS, "0") != "0"
 
 
 def is_rank(recipe: Recipe) -> bool:
@@ -44,15 +47,13 @@ def become_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def launch_command(
-    recipe: Recipe, arguments: Sequence[str], logs: Path, *, patience: float = PATIENCE
-) -> None:
+def launch_command(recipe: Recipe, arguments: Sequence[str], logs: Path) -> None:
     """Run ``hyperslab arguments...`` on every rank of the recipe's grid, on this machine.
 
-    After a signal the ranks have ``patience`` [s] to end. Raises what `launch` does.
+    Raises what `launch` does.
     """
     command = ["-m", "hyperslab", *arguments]
-    launch(recipe.grid.size, command, logs, limit=recipe.timeout, patience=patience)
+    launch(recipe.grid.size, command, logs, limit=recipe.timeout)
 
 
 @contextmanager

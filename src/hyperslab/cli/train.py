@@ -19,10 +19,12 @@ from hyperslab.cli.rank import (
     exit_when_stopped,
     is_rank,
     is_started,
-    launch_command,
+    is_started_again,
 )
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
-from hyperslab.plan.auto import GridChooser, settled
+from hyperslab.launch.requeue import requeue_when_stopped
+from hyperslab.launch.training import TrainingLaunch
+from hyperslab.plan.auto import GridChooser
 from hyperslab.plan.predicted import write_prediction
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -57,33 +59,54 @@ def train_command(
         str | None,
         typer.Option(help="For grid=auto and for what a profile is compared with."),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Start again after a rank has died, so often, from the newest checkpoint; with "
+            "grid=auto on fewer ranks where one cannot come back.",
+        ),
+    ] = 0,
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue", help="After SIGUSR1 or SIGUSR2 put the Slurm job into the queue again."
+        ),
+    ] = False,
 ) -> None:
     """Train a network; also under torchrun and srun, where every rank runs this command."""
     words = list(overrides or [])
-    config = load_recipe(recipe, words)
+    asked = load_recipe(recipe, words)
     if output is not None:
-        config = config.model_copy(update={"output": output})
+        asked = asked.model_copy(update={"output": output})
     adopt_rank()
+    if restarts and is_started():
+        raise RecipeError(
+            "--restarts starts ranks again, but these were started by something else: omit it\n"
+            "    torchrun has --max-restarts"
+        )
     choose = GridChooser(machine)
-    if config.grid.auto and not is_started():
-        config = _settle(config, ranks, choose)
-        words += settled(config)
+    config = asked
+    if asked.grid.auto and not is_started():
+        config = _settle(asked, ranks, choose)
     if not config.grid.auto:
         check_ranks(config, ranks)
-    with exit_when_stopped():
-        if is_rank(config):
+    with exit_when_stopped(), requeue_when_stopped(requeue):
+        if is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None
-            train_as_rank(config, resume=resume, profile=policy, choose=choose)
+            again = resume or is_started_again()
+            train_as_rank(config, resume=again, profile=policy, choose=choose)
             if profile and os.environ.get("RANK", "0") == "0":
                 _predict(config.output, machine)
             return
+        _log_to_terminal(is_main=True)
         with ExitStack() as stack:  # the ranks hold the folder afterwards
             prepare_folder(config, stack, resume=resume)
-        arguments = ["train", str(recipe), *words]
-        arguments += ["--output", str(config.output), *(["--resume"] if resume else [])]
+        arguments = ["train", str(recipe), *words, "--output", str(config.output)]
         arguments += ["--profile", f"--profile-steps={profile_steps}"] if profile else []
         arguments += ["--machine", machine] if machine else []
-        launch_command(config, arguments, config.output / "logs", patience=config.timeout)
+        training = TrainingLaunch(asked, arguments, choose)
+        training.until_done(config, restarts=restarts, resume=resume)
 
 
 def _settle(recipe: Recipe, ranks: int | None, choose: GridChooser) -> Recipe:
@@ -94,20 +117,29 @@ def _settle(recipe: Recipe, ranks: int | None, choose: GridChooser) -> Recipe:
     return choose(recipe, ranks)
 
 
-@record
 def train_as_rank(
     recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChooser
 ) -> None:
     """Train as one rank; what goes wrong is also written down for the process that started it."""
+    ended = _train(recipe, resume=resume, profile=profile, choose=choose)
+    if ended is not None:  # not inside: torch would take it for a failure
+        raise ended
+
+
+@record
+def _train(
+    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChooser
+) -> Stopped | None:
+    """The signal that ended it, if one did."""
     is_main = become_rank()
     _log_to_terminal(is_main=is_main)
-    with exit_when_stopped():
-        try:
-            train(recipe, resume=resume, profile=profile, choose=choose)
-        except Stopped as stopped:
-            if is_main:
-                log.info("%s", stopped)
-            raise
+    try:
+        train(recipe, resume=resume, profile=profile, choose=choose)
+    except Stopped as stopped:
+        if is_main:
+            log.info("%s", stopped)
+        return stopped
+    return None
 
 
 def _predict(run: Path, machine: str | None) -> None:

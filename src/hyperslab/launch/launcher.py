@@ -16,6 +16,9 @@ from hyperslab.launch.supervisor import Supervisor
 
 PR_SET_PDEATHSIG = 1
 
+PATIENCE = 60.0
+"""How long [s] ranks that write no checkpoint have to end after a signal."""
+
 
 def launch(
     ranks: int,
@@ -23,7 +26,7 @@ def launch(
     logs: Path,
     *,
     limit: float,
-    patience: float = 60,
+    patience: float = PATIENCE,
     silent: bool = False,
 ) -> None:
     """Run ``python arguments...`` on so many ranks of this machine until all have ended.
