@@ -2,20 +2,27 @@
 
 A file is written under a partial name beside its own, ``.NAME.partial``, and renamed when it is
 complete: a reader finds the old one or the new one. No reader looks for partial names.
+
+[Note: links] Partial names can be guessed, so whoever may write to the folder could have put a link
+there that leads elsewhere. What lies under a partial name is removed, be it a link or what a killed
+process left, and the file is made anew and exclusively (O_EXCL, O_NOFOLLOW). Files that grow, such
+as journals, are never opened through a link either.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import io
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def partial_path(path: Path) -> Path:
@@ -24,8 +31,8 @@ def partial_path(path: Path) -> Path:
 
 
 @contextmanager
-def written_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[Path]:
-    """Give the partial name to write to; afterwards it is renamed to ``path``.
+def created_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[IO[bytes]]:
+    """Give a new file to write to, under the partial name; afterwards it is renamed to ``path``.
 
     What goes wrong inside leaves what was there before, and no partial file: it would fill a full
     disk.
@@ -35,18 +42,31 @@ def written_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> 
         ending: what the partial name ends in, where a library goes by it.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: it cannot be made, or renamed.
     """
     partial = partial_path(path)
     owner = f".{os.getpid()}" if concurrent else ""
     partial = partial.with_name(f"{partial.name}{owner}{ending}")
+    partial.unlink(missing_ok=True)  # see [Note: links]
     try:
-        yield partial
+        with open(partial, "xb", opener=_exclusive) as file:
+            yield file
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+@contextmanager
+def written_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[Path]:
+    """As `created_aside`, for what takes a name and no file: the name of a new, empty file."""
+    with created_aside(path, concurrent=concurrent, ending=ending) as file:
+        yield Path(file.name)
+
+
+def _exclusive(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
 
 def write_text(path: Path, text: str, *, concurrent: bool = False) -> None:
@@ -56,8 +76,8 @@ def write_text(path: Path, text: str, *, concurrent: bool = False) -> None:
 
 def write_bytes(path: Path, data: bytes, *, concurrent: bool = False) -> None:
     """Write a file, whole or not at all; see `written_aside`."""
-    with written_aside(path, concurrent=concurrent) as partial:
-        partial.write_bytes(data)
+    with created_aside(path, concurrent=concurrent) as file:
+        file.write(data)
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -105,16 +125,49 @@ def append_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be.
     """
-    with path.open("ab", buffering=0) as file:
-        size = file.tell()
+    with os.fdopen(open_to_append(path), "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
         try:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                os.truncate(path, size)
+                file.truncate(size)
             raise
+
+
+def open_to_append(path: Path) -> int:
+    """The number of a file that is open to grow, and is made if there is none.
+
+    Raises:
+        OSError: it is a link (see [Note: links]), or cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            words = "is a link, and what grows is not written through links"
+            raise OSError(errno.ELOOP, words, str(path)) from None
+        raise
+
+
+def make_scratch(folder: Path) -> None:
+    """Make a folder anew for what is not finished; of what was there nothing stays.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    remove_scratch(folder)
+    folder.mkdir(mode=0o700)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove the folder of what is not finished, as far as that goes; of a link the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def try_lock(descriptor: int) -> bool:

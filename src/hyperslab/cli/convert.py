@@ -100,6 +100,12 @@ def folder(
     plugin: Annotated[
         list[str] | None, typer.Option(help="A module to import, which registers formats.")
     ] = None,
+    outside_files: Annotated[
+        bool,
+        typer.Option(
+            "--outside-files", help="HDF5 files may take values from files outside of SRC."
+        ),
+    ] = False,
 ) -> None:
     load_plugins(plugin or [])
     if channels not in (None, "first", "last"):
@@ -126,6 +132,7 @@ def folder(
             request,
             channels=channels,  # type: ignore[arg-type]
             source_format=source_format,
+            outside=outside_files,
             workers=_workers(workers),
             begun=begun,
             done=lambda outcome: bar.advance(bar.task_ids[0]),

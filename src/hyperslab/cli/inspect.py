@@ -19,6 +19,7 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 
 RECIPES = (".yaml", ".yml")
+OUTSIDE = "HDF5 files may take values from files outside of the folder."
 EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
@@ -33,6 +34,7 @@ def inspect(
     plugin: Annotated[
         list[str] | None, typer.Option(help="A module to import, which registers formats.")
     ] = None,
+    outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
 ) -> None:
     """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
     load_plugins(plugin or [])
@@ -40,12 +42,14 @@ def inspect(
         raise typer.BadParameter(f"--channels {channels}: give first or last")
     says = {"format": format, "channels": channels}
     words = places or []
+    if outside_files:
+        says["outside_files"] = "true"
     if path.suffix in RECIPES and path.is_file():
         words += [f"data.{key}={value}" for key, value in says.items() if value is not None]
         source, found, extents = _of_recipe(load_recipe(path, words))
     else:
         extents = _extents(words)
-        source, found = _of_folder(path, format, channels)
+        source, found = _of_folder(path, format, channels, outside_files)
     storage = source.storage(0)
     typer.echo(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
@@ -54,10 +58,13 @@ def inspect(
         typer.echo(line)
 
 
-def _of_folder(path: Path, format: str | None, channels: str | None) -> tuple[Source, str]:
+def _of_folder(
+    path: Path, format: str | None, channels: str | None, outside: bool
+) -> tuple[Source, str]:
     """The samples of a folder, and the name of their format."""
     found = format or find_format(path)[0].name
-    return source_of(path, Grid(), channels, format), found  # type: ignore[arg-type]
+    source = source_of(path, Grid(), channels, format, outside=outside)  # type: ignore[arg-type]
+    return source, found
 
 
 def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
@@ -67,7 +74,7 @@ def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
         source = data.origin
         found = "synthetic"
     else:
-        source, found = _of_folder(data.origin, data.format, data.channels)
+        source, found = _of_folder(data.origin, data.format, data.channels, data.outside_files)
     source = selected(source, data.redshifts, data.targets)
     if data.subvolume is not None:
         source = Subvolumes(source, data.subvolume)

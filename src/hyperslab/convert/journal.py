@@ -6,11 +6,12 @@ else's, what has a line and no name is made again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyperslab.atomic_files import append_whole, json_lines, try_lock
+from hyperslab.atomic_files import append_whole, json_lines, open_to_append, try_lock
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.manifest import MANIFEST_FILE, Entry, read_manifest
 
@@ -46,7 +47,7 @@ def held(folder: Path, asked: Entry) -> Iterator[Manifest]:
         _check_empty(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / MANIFEST_FILE).open("ab")
+        file = os.fdopen(open_to_append(folder / MANIFEST_FILE), "ab")
     except OSError as error:
         raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
     with file:

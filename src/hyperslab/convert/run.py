@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from hyperslab.atomic_files import make_scratch, remove_scratch
 from hyperslab.comm import Grid
 from hyperslab.convert.journal import Manifest, held
 from hyperslab.convert.plan import SCRATCH, Plan
@@ -27,6 +28,7 @@ def convert(
     *,
     channels: Channels | None = None,
     source_format: str | None = None,
+    outside: bool = False,
     workers: int = 1,
     begun: Callable[[int, Sequence[str]], None] = lambda count, notices: None,
     done: Callable[[Outcome], None] = lambda outcome: None,
@@ -34,7 +36,8 @@ def convert(
     """Convert each volume of the folder ``root``, as `hyperslab.open` takes it, into ``out``.
 
     A volume that cannot be read is left out, and the others go on. Samples that are there already
-    are kept, if they are of the same source. ``begun`` is told how many volumes there are and what
+    are kept, if they are of the same source. With ``outside`` files may refer to others outside of
+    ``root``. ``begun`` is told how many volumes there are and what
     a user should know; ``done`` of each outcome, when it is known. A worker holds a few slabs of a
     volume; of a gzipped TFRecord, all of it.
 
@@ -49,7 +52,7 @@ def convert(
         raise DataError(f"{workers} workers: need at least 1")
     _check_apart(root, out)
     bad: list[DataError] = []
-    source = source_of(root, Grid(), channels, source_format, bad.append)
+    source = source_of(root, Grid(), channels, source_format, bad.append, outside=outside)
     plan = Plan(root, source, request)
     with held(out, plan.asked()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())
@@ -67,9 +70,9 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
     outcomes, jobs, finished = plan.jobs(manifest)
     yield from outcomes
     scratch = manifest.folder / SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
     try:
         with _writing(manifest.folder):
+            make_scratch(scratch)  # of a run that was killed nothing stays
             names = plan.samples.parameters.names
             plan.request.writer.begin(manifest.folder, names, finished)
             shards = _shards(plan, manifest)
@@ -82,7 +85,7 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
                 else:
                     yield Outcome("converted" if result.job.todo else "kept")
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_scratch(scratch)
 
 
 def _shards(plan: Plan, manifest: Manifest) -> Shards | None:

@@ -102,7 +102,7 @@ def _written(source: Source, job: Job) -> list[Entry]:
     if not job.todo:
         return []
     samples = {}
-    job.scratch.mkdir(parents=True)
+    job.scratch.mkdir()
     for number, name in job.todo:
         extras = source.extras(number)
         sample = SampleToWrite(source, number, extras, job.chunk, job.compression)

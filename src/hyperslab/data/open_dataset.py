@@ -64,6 +64,7 @@ def open(
     store: Mode | StorePolicy = "direct",
     prefetch: int | PrefetchPolicy = 2,
     on_error: Literal["stop", "skip"] = "stop",
+    outside_files: bool = False,
     **short: Unpack[ShortForms],
 ) -> Dataset:
     """Open a folder of samples (or a `Source`); every rank calls this alike.
@@ -102,6 +103,9 @@ def open(
         prefetch: what is read ahead, a `PrefetchPolicy` or its number of mini-batches.
         on_error: ``"stop"`` raises when a sample cannot be read; ``"skip"`` leaves it out, on all
             ranks and from then on, and says so.
+        outside_files: HDF5 files and Zarr groups may take values from files outside of the folder,
+            by external links, external storage or as virtual data sets. Whoever wrote them then
+            says which files of yours are read.
         short: ``mode``, ``budget`` [B] and ``staging`` of a `StorePolicy`, ``prefetch_bytes`` [B]
             of a `PrefetchPolicy`, one by one.
 
@@ -124,7 +128,8 @@ def open(
         source = path
     else:
         refuse = Refused() if on_error == "skip" else None
-        source = source_of(os.fspath(path), grid, channels, format, refuse, driver)
+        folder = os.fspath(path)
+        source = source_of(folder, grid, channels, format, refuse, driver, outside_files)
         if refuse is not None:
             kept = len(source.names)
             from_main(lambda: refuse.check(kept))

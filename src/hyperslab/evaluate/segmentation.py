@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import write_csv, write_json, written_aside
+from hyperslab.atomic_files import created_aside, write_csv, write_json
 from hyperslab.data import Dataset
 from hyperslab.metrics.confusion import (
     Counts,
@@ -74,8 +74,8 @@ class ClassEvaluation:
         write_csv(folder / "confusion.csv", ["true \\ predicted", *classes], rows)
         write_csv(folder / "samples.csv", *self._by_sample())
         masks = np.stack(list(self.masks.values()))
-        with written_aside(folder / "masks.npz", ending=".npz") as partial:  # NumPy adds it
-            np.savez_compressed(partial, samples=np.array(list(self.masks)), masks=masks)
+        with created_aside(folder / "masks.npz") as file:
+            np.savez_compressed(file, samples=np.array(list(self.masks)), masks=masks)
         content = {"classes": scores, "confusion": self.confusion.tolist(), **self.facts}
         write_json(folder / "metrics.json", content)
 

@@ -121,6 +121,7 @@ def source_of(
     format: str | None = None,
     refuse: Refuse | None = None,
     driver: Driver | None = None,
+    outside: bool = False,
 ) -> Source:
     """The folder as a source of its format; all ranks call this.
 
@@ -128,7 +129,7 @@ def source_of(
     ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the spatial dims
     as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files that are not
     what they should be, which are then left out. With ``driver="mpio"`` the ranks of a replica read
-    together.
+    together. With ``outside`` files may refer to others outside of the folder.
 
     Raises:
         DataError: the folder is missing or holds no known file, or files of two formats side by
@@ -137,7 +138,7 @@ def source_of(
     folder = Path(path)
     if driver is not None and driver not in get_args(Driver):
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
-    options = ScanOptions(channels, format, refuse)
+    options = ScanOptions(channels, format, refuse, outside)
     known = None if format is None else named(format)
 
     def scan() -> tuple[Source, dict[str, str], str]:

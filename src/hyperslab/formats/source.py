@@ -32,12 +32,14 @@ class ScanOptions:
 
     ``channels``: where they are stored, needed where the shape does not tell. ``format``: the name
     of the format, if the user has said it. ``refuse``: told of files that are not what they should
-    be, which are then left out; without it the first is an error.
+    be, which are then left out; without it the first is an error. ``outside``: files may refer to
+    others outside of the folder.
     """
 
     channels: Channels | None = None
     format: str | None = None
     refuse: Refuse | None = None
+    outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Writer(ABC):
 @contextmanager
 def packed(path: Path, compression: str) -> Iterator[IO[bytes]]:
     """A new file, of which gzip's bytes depend on the content alone."""
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         if compression == "none":
             yield file
             return

@@ -135,7 +135,8 @@ def _source(recipe: Recipe) -> Source:
         return data.synthetic.source()
     assert data.path is not None
     found = find_format(data.path)[0] if data.format is None else named(data.format)
-    return found.source.open_folder(Path(data.path), ScanOptions(data.channels, data.format))
+    options = ScanOptions(data.channels, data.format, outside=data.outside_files)
+    return found.source.open_folder(Path(data.path), options)
 
 
 def _made(recipe: Recipe, shape: VolumeShape) -> Source:

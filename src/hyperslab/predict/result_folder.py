@@ -108,7 +108,14 @@ class ResultFolder:
             raise DataError(f"{entry.path}: this network takes {', '.join(kinds)}")
         data = self.network.recipe.data
         lbann = lbann_of(data.format)
-        return Hdf5(entry.path, self.about, native=native, channels=data.channels, lbann=lbann)
+        return Hdf5(
+            entry.path,
+            self.about,
+            native=native,
+            channels=data.channels,
+            lbann=lbann,
+            outside=data.outside_files,
+        )
 
     def _numbers(self, entry: Input) -> None:
         volume = self._open_hdf5(entry, native=False)

@@ -93,9 +93,10 @@ class Hdf5:
         native: bool,
         channels: Channels | None,
         lbann: bool | None = None,
+        outside: bool = False,
     ) -> None:
         found, self.affine = from_main(
-            lambda: Hdf5Folder.of_volume(path, about.file_shape, channels, lbann),
+            lambda: Hdf5Folder.of_volume(path, about.file_shape, channels, lbann, outside),
             failing=f"{path}: cannot be read",
             error=DataError,
         )

@@ -67,6 +67,7 @@ class DataSection(Section):
     mode: Literal["direct", "store", "preload"] = "store"  # whether boxes are kept, see `open`
     budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
     staging: Path | None = None  # a folder of the node for what does not fit into the budget
+    outside_files: bool = False  # HDF5 files may take values from files outside of the folder
     on_error: Literal["stop", "skip"] = "stop"  # where a sample cannot be read
     prefetch: NonNegativeInt = 2  # mini-batches read ahead
     prefetch_bytes: ByteSize = ByteSize(1 << 30)  # that a rank may hold of them
@@ -115,7 +116,11 @@ class DataSection(Section):
                 "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
                 f"needed, and {found}"
             )
-        of_files = [k for k in ("format", "channels", "driver", "redshifts") if getattr(self, k)]
+        of_files = [
+            k
+            for k in ("format", "channels", "driver", "redshifts", "outside_files")
+            if getattr(self, k)
+        ]
         if self.splits == "folders":
             of_files.append("splits=folders")
         if self.synthetic is not None and of_files:

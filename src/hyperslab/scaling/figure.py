@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from hyperslab.atomic_files import written_aside
+from hyperslab.atomic_files import created_aside
 from hyperslab.cost.breakdown import Breakdown
 from hyperslab.report.number_format import TIMES, number
 from hyperslab.scaling.points import ScalingKind
@@ -54,8 +54,8 @@ def draw_study(study: Study, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with mpl.rc_context(FIGURE_STYLE), written_aside(path, ending=".png") as partial:
-        figure_of(study).savefig(partial, dpi=150)
+    with mpl.rc_context(FIGURE_STYLE), created_aside(path) as file:
+        figure_of(study).savefig(file, format="png", dpi=150)
 
 
 def figure_of(study: Study) -> Figure:

@@ -95,6 +95,7 @@ def open_data(
         shuffle=shuffle,
         format=data.format,
         channels=data.channels,
+        outside_files=data.outside_files,
         transform=data.transform,
         window=data.window,
         augment=data.augment and trains,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hyperslab.atomic_files import write_csv
+from hyperslab.atomic_files import open_to_append, write_csv
 
 STEP_COLUMNS = (
     "step",
@@ -41,7 +42,8 @@ class HistoryFile:
         self.columns = columns
         kept = [row for row in _rows(path, columns) if int(row[columns[0]]) < before]
         write_csv(path, columns, ([row.get(name, "") for name in columns] for row in kept))
-        self.file = path.open("a", newline="", buffering=1)  # a row is on disk when it is written
+        # A row is on disk when it is written.
+        self.file = os.fdopen(open_to_append(path), "a", newline="", buffering=1)
         self.writer = csv.DictWriter(self.file, columns, lineterminator="\n")
 
     def add(self, row: Mapping[str, object]) -> None:

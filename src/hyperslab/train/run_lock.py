@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyperslab.atomic_files import try_lock
+from hyperslab.atomic_files import open_to_append, try_lock
 from hyperslab.errors import RecipeError
 
 LOCK_FILE = ".lock"
@@ -20,7 +21,7 @@ def hold(run: Path) -> Iterator[None]:
         RecipeError: another process holds it.
         OSError: the folder cannot be written.
     """
-    with (run / LOCK_FILE).open("a") as file:
+    with os.fdopen(open_to_append(run / LOCK_FILE), "a") as file:
         if not try_lock(file.fileno()):
             raise RecipeError(
                 f"another run is under way in output {run}\n"

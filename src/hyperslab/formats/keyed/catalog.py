@@ -13,14 +13,15 @@ from hyperslab.formats.keyed.header import (
     LAYOUT_KEYS,
     KeyedHeader,
     StorageLayout,
-    kind_of,
     read_header,
 )
+from hyperslab.formats.keyed.keyed_file import kind_of
 from hyperslab.formats.parameters import Floats, Parameters, ranges_in
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
+from hyperslab.formats.shared.reach import Reach
 
 EXACT = 1e-9
 """The share of a parameter by which it may be off the ranges that its file notes."""
@@ -46,7 +47,8 @@ class Catalog:
     """N files of one layout below ``folder``, in sorted order, with their targets (N, P).
 
     ``stamps``: of every file, or of the metadata of the arrays in a Zarr group, by relative names.
-    ``redshifts``: of the channels, where all files say the same ones.
+    ``redshifts``: of the channels, where all files say the same ones. ``outside``: the files may
+    refer to others outside of the folder.
     """
 
     folder: Path
@@ -56,6 +58,12 @@ class Catalog:
     parameters: Parameters
     stamps: Mapping[str, Stamp]
     redshifts: tuple[float, ...] = ()
+    outside: bool = False
+
+    @property
+    def reach(self) -> Reach:
+        """How far the files may refer to others."""
+        return Reach(self.folder, self.outside)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,10 +77,12 @@ def scan(
     lbann: bool | None = None,
     suffixes: Sequence[str] = HDF5_SUFFIXES,
     refuse: Refuse | None = None,
+    outside: bool = False,
 ) -> Catalog:
     """List the folder and its sub-folders and check the header of every file.
 
-    With ``refuse`` files that are not what they should be are left out.
+    With ``refuse`` files that are not what they should be are left out; with ``outside`` they may
+    refer to files outside of the folder.
 
     Raises:
         DataError: the folder is missing or holds no file, a file is not what it should be,
@@ -80,10 +90,11 @@ def scan(
     """
     files = list_files(folder, suffixes)
     stamps: dict[str, Stamp] = {}
+    reach = Reach(folder, outside)
 
     def header(file: str) -> KeyedHeader:
         stamps.update(stamps_of(folder, file))  # a change from now on is noticed
-        return read_header(folder / file, channels, lbann)
+        return read_header(folder / file, channels, lbann, reach)
 
     found = sift(files, header, refuse)
     first, one = found[0]
@@ -99,7 +110,7 @@ def scan(
     parameters = _parameters(headers, unit)
     said = {header.redshifts for header in headers}
     redshifts = one.redshifts if len(said) == 1 else ()
-    return Catalog(folder, names, one.layout, unit, parameters, stamps, redshifts)
+    return Catalog(folder, names, one.layout, unit, parameters, stamps, redshifts, outside)
 
 
 def stamps_of(folder: Path, file: str) -> dict[str, Stamp]:

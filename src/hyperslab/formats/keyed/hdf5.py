@@ -14,6 +14,7 @@ from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import Catalog
 from hyperslab.formats.keyed.hdf5_mpio import MpioOpener, replica_of
+from hyperslab.formats.keyed.hdf5_storage import check_storage
 from hyperslab.formats.keyed.header import lbann_of, read_volume_header
 from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
 from hyperslab.formats.keyed.source import KeyedFolder
@@ -21,6 +22,7 @@ from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
+from hyperslab.formats.shared.reach import Reach
 from hyperslab.formats.source import Array, ScanOptions
 
 HANDLES = 4
@@ -44,19 +46,24 @@ class Hdf5Folder(KeyedFolder):
         like: tuple[int, ...],
         channels: Channels | None = None,
         lbann: bool | None = None,
+        outside: bool = False,
     ) -> tuple[Self, Any]:
         """One file that need not have a target, and its affine or ``None``.
 
-        For the arguments and errors see `header.read_volume_header`.
+        With ``outside`` it may refer to files outside of its folder. For the other arguments and
+        errors see `header.read_volume_header`.
         """
         with naming(path, "HDF5"):
             stamp = Stamp.of(path)  # a change from now on is noticed
-        layout, affine, redshifts = read_volume_header(path, like, channels, lbann)
+        reach = Reach(path.parent, outside)
+        layout, affine, redshifts = read_volume_header(path, like, channels, lbann, reach)
         no_target = np.empty((1, 0))
         parameters = Parameters.normalised(())
         name = path.name
         stamps = {name: stamp}
-        catalog = Catalog(path.parent, (name,), layout, no_target, parameters, stamps, redshifts)
+        catalog = Catalog(
+            path.parent, (name,), layout, no_target, parameters, stamps, redshifts, outside
+        )
         return cls(catalog), affine
 
     def read_together(self, driver: str, grid: Grid) -> Hdf5Folder:
@@ -75,6 +82,8 @@ class Hdf5Opener(KeyedOpener):
             try:
                 with array.as_scanned():
                     dataset = array.of(self._file(array.path))
+                    if dataset.is_virtual or dataset.external:  # the other files have no stamps
+                        check_storage(array.path, array.key, dataset, array.reach)
                     return self._fetch(dataset, selection, np.dtype(array.dtype))
             except DataError:
                 if file := self._open.pop(array.path, None):

@@ -103,7 +103,7 @@ class Sink(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._file = path.open("w+b", buffering=0)
+        self._file = path.open("x+b", buffering=0)
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:

@@ -17,21 +17,20 @@ channels of the first two are; else the shape tells, or the user does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import h5py
 import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.formats.io_cost import SIEVE, Storage
+from hyperslab.formats.keyed.keyed_file import KeyedFile, kind_of, opened
 from hyperslab.formats.parameters import numbered, universe_names
-from hyperslab.formats.shared import labels, optional
+from hyperslab.formats.shared import labels
 from hyperslab.formats.shared.channels import DTYPES, Channels, channel_order
 from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.reach import Reach
 from hyperslab.formats.shared.storage_order import (
     CDHW,
     DHWC,
@@ -83,39 +82,28 @@ class KeyedHeader:
     ranges: str = ""  # of the parameters, as `hyperslab simulate` notes them
 
 
-def kind_of(path: Path) -> str:
-    """``"Zarr"`` or ``"HDF5"``, by the name."""
-    return "Zarr" if path.suffix == ".zarr" else "HDF5"
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """The file or Zarr group, of which the keys are looked up."""
-    if kind_of(path) == "Zarr":
-        yield optional.zarr().open_group(path, mode="r", zarr_format=3)
-        return
-    with h5py.File(path, "r", locking=False) as file:
-        yield file
-
-
-def read_header(path: Path, channels: Channels | None, lbann: bool | None = None) -> KeyedHeader:
+def read_header(
+    path: Path, channels: Channels | None, lbann: bool | None = None, reach: Reach | None = None
+) -> KeyedHeader:
     """Open a file, check it, read everything but the volume.
 
     ``lbann`` says whether the spatial dims are reversed as LBANN's splitter does it; ``None`` finds
-    it out.
+    it out. ``reach``: the files that it may refer to, by default those beside it.
 
     Raises:
         DataError: the file is truncated, foreign, lacks a key, or a key has a wrong shape, dtype
-            or value; or ``channels`` is ``None`` and the order is not clear from the shape.
+            or value; was never written or would be read from elsewhere, see `hdf5_storage`; or
+            ``channels`` is ``None`` and the order is not clear from the shape.
     """
-    with naming(path, kind_of(path)), opened(path) as file:
+    reach = Reach(path.parent) if reach is None else reach
+    with naming(path, kind_of(path)), opened(path, reach) as file:
         key, target = _keys(path, file)
-        volume = file[key]
-        _check_volume(path, key, volume)
+        volume = _volume(file, key)
         if target == labels.SCAN_KEYS[1]:
-            return KeyedHeader(_labelled(path, file, channels), (), None)
-        unit = _vector(path, target, file[target])
-        count = file["redshifts"].size if "redshifts" in file else -1
+            return KeyedHeader(_labelled(path, file, volume, channels), (), None)
+        unit = _vector(path, target, file.small(target))
+        redshift = file.small("redshifts")
+        count = -1 if redshift is None else redshift.size
         said = _said(file)
         if channels and said and channels != said:
             raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
@@ -132,38 +120,45 @@ def read_header(path: Path, channels: Channels | None, lbann: bool | None = None
         return KeyedHeader(layout, unit, _physical(path, file, len(unit)), redshifts, ranges)
 
 
-def _keys(path: Path, file: Any) -> tuple[str, str]:
+def _keys(path: Path, file: KeyedFile) -> tuple[str, str]:
     for key, target in LAYOUT_KEYS:
-        if key not in file:
+        if not file.has(key):
             continue
         for name in (key, target):
-            if not hasattr(file.get(name), "ndim"):  # missing, or a group
+            if file.find(name) is None:  # missing, or a group
                 raise DataError(f"{path}: has {key!r} but no data set {name!r}")
         return key, target
     known = " or ".join(f"{key!r} and {target!r}" for key, target in LAYOUT_KEYS)
-    raise DataError(f"{path}: not a known layout: needs {known}, has {sorted(file)}")
+    raise DataError(f"{path}: not a known layout: needs {known}, has {file.keys()}")
 
 
-def _check_volume(path: Path, key: str, volume: Any) -> None:
+def _volume(file: KeyedFile, key: str) -> Any:
+    """The array of the volume, of which every value is there."""
+    path = file.path
+    volume = file.find(key)
+    assert volume is not None, "it was looked for"
     if volume.ndim != 4 or 0 in volume.shape:
         raise DataError(
             f"{path}: {key!r} has shape {volume.shape}; needs three spatial dims and channels"
         )
     if volume.dtype.name not in DTYPES:
         raise DataError(f"{path}: {key!r} is {volume.dtype}; needs one of {', '.join(DTYPES)}")
+    file.check_volume(key, volume)
+    return volume
 
 
-def _said(file: Any) -> Channels | None:
+def _said(file: KeyedFile) -> Channels | None:
     """Where the channels are, if the file itself says so."""
     said = file.attrs.get("channels")
     return next((order for order in get_args(Channels) if str(said) == order), None)
 
 
-def _labelled(path: Path, file: Any, channels: Channels | None) -> StorageLayout:
-    volume, segmentation = (file[key] for key in labels.SCAN_KEYS)
+def _labelled(path: Path, file: KeyedFile, volume: Any, channels: Channels | None) -> StorageLayout:
+    segmentation: Any = file.find(labels.SCAN_KEYS[1])
     if channels == "last":
         raise DataError(f"{path}: in files with 'volume' and 'segmentation' channels come first")
     labels.check_segmentation(str(path), volume, segmentation)
+    file.check_labels(labels.SCAN_KEYS[1], segmentation)
     return StorageLayout(
         labels.SCAN_KEYS[0],
         volume.shape,
@@ -208,7 +203,11 @@ def lbann_of(format: str | None) -> bool | None:
 
 
 def read_volume_header(
-    path: Path, like: tuple[int, ...], channels: Channels | None, lbann: bool | None
+    path: Path,
+    like: tuple[int, ...],
+    channels: Channels | None,
+    lbann: bool | None,
+    reach: Reach | None = None,
 ) -> tuple[StorageLayout, Any, tuple[float, ...]]:
     """How the volume of a file is stored, its affine or ``None``, its redshifts or none.
 
@@ -219,13 +218,13 @@ def read_volume_header(
     Raises:
         DataError: the file is foreign or truncated, or its volume is none.
     """
-    with naming(path, kind_of(path)), opened(path) as file:
+    reach = Reach(path.parent) if reach is None else reach
+    with naming(path, kind_of(path)), opened(path, reach) as file:
         known = [key for key, _ in LAYOUT_KEYS]
-        key = next((key for key in known if hasattr(file.get(key), "ndim")), None)
+        key = next((key for key in known if file.find(key) is not None), None)
         if key is None:
             raise DataError(f"{path}: has none of the data sets {', '.join(known)}")
-        volume = file[key]
-        _check_volume(path, key, volume)
+        volume = _volume(file, key)
         scan = key == labels.SCAN_KEYS[0]
         last = tuple(volume.shape) != like and DHWC.volume_shape(volume.shape) == like
         found: Channels = "last" if last else "first"
@@ -235,28 +234,29 @@ def read_volume_header(
         return layout, affine, redshifts_in(file, layout.shape[0])
 
 
-def storage_in(path: Path, layout: StorageLayout) -> Storage:
+def storage_in(path: Path, layout: StorageLayout, reach: Reach) -> Storage:
     """How the volume of ``layout`` lies in a file.
 
     Raises:
         DataError: the file cannot be read.
     """
-    with naming(path, kind_of(path)), opened(path) as file:
-        stored = file[layout.key]
+    with naming(path, kind_of(path)), opened(path, reach) as file:
+        stored: Any = file.find(layout.key)
         plain = Storage(layout.order, layout.stored, stored.dtype.itemsize, stored.nbytes)
         if kind_of(path) == "Zarr":
             word = ", ".join(type(codec).__name__ for codec in stored.compressors)
             chunk = tuple(stored.chunks)
             return replace(plain, size=stored.nbytes_stored(), chunk=chunk, compression=word)
         word = stored.compression or ""
-        size = stored.id.get_storage_size()
+        size = stored.id.get_storage_size() or stored.nbytes  # a virtual data set has none
         return replace(plain, size=size, chunk=stored.chunks, compression=word, buffer=SIEVE)
 
 
-def _names(file: Any, target: str, count: int) -> tuple[str, ...]:
+def _names(file: KeyedFile, target: str, count: int) -> tuple[str, ...]:
     """The file's own names (bytes or text, possibly padded), else the documented ones."""
-    if "namePar" in file and file["namePar"].shape == (count,):
-        raw = file["namePar"][()]
+    stored = file.small("namePar")
+    if stored is not None and stored.shape == (count,):
+        raw = stored[()]
         text = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw]
         names = tuple(v.strip("\0 ") for v in text)
         if len({*names, ""}) == count + 1:  # all different and none empty
@@ -264,19 +264,20 @@ def _names(file: Any, target: str, count: int) -> tuple[str, ...]:
     return universe_names(count) if target == "unitPar" else numbered(count)
 
 
-def redshifts_in(file: Any, channels: int) -> tuple[float, ...]:
+def redshifts_in(file: KeyedFile, channels: int) -> tuple[float, ...]:
     """The redshifts of the channels that an open file or group says; none where it does not."""
-    stored = file.get("redshifts")
-    if getattr(stored, "shape", None) != (channels,) or stored.dtype.kind not in "fiu":
+    stored = file.small("redshifts")
+    if stored is None or stored.shape != (channels,) or stored.dtype.kind not in "fiu":
         return ()
     values = np.asarray(stored[()], np.float64)
     return tuple(values.tolist()) if np.isfinite(values).all() else ()
 
 
-def _physical(path: Path, file: Any, count: int) -> tuple[float, ...] | None:
-    if "physPar" not in file:
+def _physical(path: Path, file: KeyedFile, count: int) -> tuple[float, ...] | None:
+    stored = file.small("physPar")
+    if stored is None:
         return None
-    values = _vector(path, "physPar", file["physPar"])
+    values = _vector(path, "physPar", stored)
     if len(values) != count:
         raise DataError(f"{path}: 'physPar' has {len(values)} values but there are {count} targets")
     return values

@@ -12,6 +12,7 @@ from typing import Any
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
+from hyperslab.formats.shared.reach import Reach
 from hyperslab.formats.source import Array
 
 Selection = tuple[slice, ...]
@@ -22,6 +23,7 @@ class StoredArray:
     """An array in a file, as both were when the folder was scanned.
 
     ``kind``: of the file, ``"HDF5"`` or ``"Zarr"``. ``stamped``: the file that had the ``stamp``.
+    ``reach``: the files that this one may refer to.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class StoredArray:
     sample: str
     stamped: Path
     stamp: Stamp
+    reach: Reach
 
     @contextmanager
     def as_scanned(self) -> Iterator[None]:

@@ -13,7 +13,8 @@ from hyperslab.comm.agreement import from_main
 from hyperslab.formats.extras import Extras
 from hyperslab.formats.io_cost import Storage
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, scan, stamped
-from hyperslab.formats.keyed.header import LBANN_PART_NAME, kind_of, opened, storage_in
+from hyperslab.formats.keyed.header import LBANN_PART_NAME, storage_in
+from hyperslab.formats.keyed.keyed_file import kind_of, opened
 from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
@@ -77,7 +78,9 @@ class KeyedFolder(Source):
     @classmethod
     def scanned(cls, folder: Path, options: ScanOptions, lbann: bool | None) -> Self:
         """The folder as this process sees it; see `scan`."""
-        catalog = scan(folder, options.channels, lbann, cls.suffixes, options.refuse)
+        catalog = scan(
+            folder, options.channels, lbann, cls.suffixes, options.refuse, options.outside
+        )
         source = cls.of(catalog)
         if catalog.layout.reversed and lbann is None:
             source.remark = (
@@ -124,11 +127,11 @@ class KeyedFolder(Source):
         return f"{folder}{slash}{part[1]}" if part else name
 
     def storage(self, sample: int) -> Storage:
-        return storage_in(Path(self.where(sample)), self.catalog.layout)
+        return storage_in(Path(self.where(sample)), self.catalog.layout, self.catalog.reach)
 
     def extras(self, sample: int) -> Extras:
         path = Path(self.where(sample))
-        with naming(path, kind_of(path)), opened(path) as file:
+        with naming(path, kind_of(path)), opened(path, self.catalog.reach) as file:
             attributes = dict(file.attrs)
             if self.classes:
                 affine = np.asarray(attributes.get("affine"))
@@ -136,8 +139,11 @@ class KeyedFolder(Source):
                 return Extras(SCAN_KEYS, attributes=attributes, affine=affine if known else None)
             volume = self.catalog.layout.key
             target = "unitPar" if volume == "full" else "y"
-            arrays = {key: np.asarray(file[key][()]) for key in CARRIED if key in file}
-            values = np.asarray(file[target][()])
+            found = {key: file.small(key) for key in (*CARRIED, target)}
+            arrays = {
+                key: np.asarray(array[()]) for key, array in found.items() if array is not None
+            }
+            values = arrays.pop(target)
         return Extras((volume, target), self.parameters.names, values, arrays, attributes)
 
     def files(self, sample: int) -> tuple[Path, ...]:
@@ -167,4 +173,5 @@ class KeyedFolder(Source):
             self.names[sample],
             catalog.folder / name,
             catalog.stamps[name],
+            catalog.reach,
         )

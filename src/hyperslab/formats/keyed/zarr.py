@@ -1,7 +1,7 @@
 """A folder of Zarr v3 groups as a `Source` (the extra `zarr`): a box is the chunks that it meets.
 
-Each sample is a group ``{name}.zarr`` with the keys and attributes of the HDF5 layouts. The
-specification lets a chunk that is all fill value be missing, so one that was lost reads as that.
+Each sample is a group ``{name}.zarr`` with the keys and attributes of the HDF5 layouts. Chunks that
+a box meets have to be there, see `zarr_storage`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from hyperslab.formats.keyed.catalog import Catalog
 from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
 from hyperslab.formats.keyed.source import KeyedFolder
+from hyperslab.formats.keyed.zarr_storage import check_chunks
 from hyperslab.formats.shared import optional
 from hyperslab.formats.source import Array
 
@@ -32,7 +33,9 @@ class ZarrOpener(KeyedOpener):
     def read(self, array: StoredArray, selection: Selection) -> Array:
         with array.as_scanned():
             group = optional.zarr().open_group(array.path, mode="r", zarr_format=3)
-            return self._fetch(array.of(group), selection, np.dtype(array.dtype))
+            stored = array.of(group)
+            check_chunks(array.path, array.key, stored, selection)
+            return self._fetch(stored, selection, np.dtype(array.dtype))
 
     def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
         return np.asarray(dataset[selection], dtype)

@@ -8,6 +8,7 @@ says so.
 
 from __future__ import annotations
 
+import gzip
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import written_aside
+from hyperslab.atomic_files import created_aside
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
 from hyperslab.formats.nifti.header import NIFTI, dtype_of, load_image, orientation
@@ -25,6 +26,9 @@ from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
 
 NIFTI_SUFFIXES = (".nii", ".nii.gz")
+
+FASTEST = 1
+"""Of gzip: nibabel's."""
 
 CANONICAL = ((0, 1), (1, 1), (2, 1))
 
@@ -134,8 +138,12 @@ def save_image(
     kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
     image = kind(values, affine, header, dtype=dtype)
     try:
-        with written_aside(path, concurrent=True, ending=suffix) as partial:
-            nibabel.save(image, partial)
+        with created_aside(path, concurrent=True) as file:
+            if suffix == ".nii":
+                image.to_stream(file)
+                return
+            with gzip.GzipFile("", "wb", FASTEST, file, mtime=0) as pack:
+                image.to_stream(pack)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
 

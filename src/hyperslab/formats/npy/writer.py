@@ -45,7 +45,7 @@ class NpyWriter(Writer):
         order, _ = order_to_write(shape)
         channels_last = order == DHWC
         # Plain writes: the pages of a mapping would count as this process's memory.
-        with (folder / f"{name}.npy").open("wb") as file:
+        with (folder / f"{name}.npy").open("xb") as file:
             _write_header(file, order.stored_shape(shape), sample.source.dtype)
             start = file.tell()
             layer = math.prod(plane) * sample.source.dtype.itemsize

@@ -67,7 +67,7 @@ class Sc18Writer(Writer):
         label = feature_head(LABEL_KEY.encode(), len(physical), 1) + physical
         data = feature_head(DATA_KEY.encode(), size, 1)
         features = field_head(1, len(label) + len(data) + size)  # Example.features
-        with (folder / f"{name}{self.suffix}").open("wb") as file:
+        with (folder / f"{name}{self.suffix}").open("xb") as file:
             record = FramedRecord(file, len(features) + len(label) + len(data) + size)
             record.write(features + label + data)
             for _, slab in sample.values():
