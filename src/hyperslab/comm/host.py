@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hyperslab.comm.agreement import any_rank, from_all, lost_contact
 from hyperslab.comm.bootstrap import time_limit
 from hyperslab.comm.grid import Grid
+from hyperslab.comm.world import agree_on_group_names
 from hyperslab.errors import CommError
 
 log = logging.getLogger("hyperslab.data")
@@ -48,6 +49,7 @@ class BoxTransport:
         self._sent: list[list[Message]] = [[], []]  # before the last `settle`, and since
         self._abandoned = threading.Event()
         with self.naming(None):
+            agree_on_group_names()
             self.group = dist.new_group(backend="gloo", timeout=time_limit())
             dist.barrier(self.group)  # nobody must leave it while others still connect to it
         self._forget = weakref.finalize(self, _forget, self.group, self._sent)

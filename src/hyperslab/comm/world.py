@@ -69,10 +69,27 @@ def communicator_of_part(parts: Sequence[Sequence[int]]) -> GroupCommunicator:
     key = tuple(map(tuple, parts))
     if key not in made:
         with keeping_contact("the start of the communicator for statistics of a part of the ranks"):
+            agree_on_group_names()
             enumeration = [list(part) for part in key]
             group, _ = dist.new_subgroups_by_enumeration(enumeration, timeout=time_limit())
             made[key] = _met(group)
     return made[key]
+
+
+def agree_on_group_names() -> None:
+    """Let the next process groups have the same names on all ranks, which all call this.
+
+    torch numbers the groups that a process makes, and ranks find each other under that number. A
+    rank that made one more, for itself alone or in vain, would look for the others where they are
+    not, or meet them in another group. A rank that has died is missed here, at once.
+
+    Raises:
+        RuntimeError: it has, or a rank did not come within the time limit.
+    """
+    torchs = dist.distributed_c10d._world
+    made = torch.tensor(torchs.group_count, device=device_of_rank())
+    dist.all_reduce(made, op=dist.ReduceOp.MAX)
+    torchs.group_count = int(made.item())
 
 
 def groups_of(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
@@ -91,6 +108,7 @@ def _over_all(purpose: str, *, urgent: bool = False) -> GroupCommunicator:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = time_limit()  # torch warns where it differs from the group's
     with keeping_contact(f"the start of the communicator for {purpose}"):
+        agree_on_group_names()
         return _met(dist.new_group(timeout=time_limit(), pg_options=options))
 
 

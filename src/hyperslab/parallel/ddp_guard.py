@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from hyperslab.errors import LayoutError
+from hyperslab.parallel.ordinary_inputs import OrdinaryInputs
 from hyperslab.parallel.shared_gradients import SharedGradients
 from hyperslab.tensor import Sharded
 
@@ -66,28 +67,40 @@ class Guard:
     Args:
         module: its trainable parameters now are those that will be averaged.
         find_unused: whether some of them may take no part in a loss.
+        inputs: what looks at ordinary tensors that enter the module, if anything does.
     """
 
-    def __init__(self, module: nn.Module, *, find_unused: bool) -> None:
+    def __init__(
+        self, module: nn.Module, *, find_unused: bool, inputs: OrdinaryInputs | None
+    ) -> None:
         self.module = module
         self.find_unused = find_unused
         self.averaged = _trainable(module)
         self.synchronised = True
+        self.inputs = inputs
+        self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
         self.gradients: SharedGradients | None = None  # None: DistributedDataParallel has them
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_weakly(self._accumulated))
 
-    def begin(self, averaging: Averaging | None) -> None:
+    def begin(
+        self, averaging: Averaging | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """A forward pass whose gradients will be averaged, unless in ``no_sync``."""
-        self._check_parameters()
+        trainable = self._check_parameters()
+        if self.inputs is not None and trainable:
+            self.alone = self.inputs.check(args, kwargs)
+            if self.alone is not None and self.module.training:
+                raise self.alone
         self.seen.clear()
         self.synchronised = averaging is None or averaging.require_backward_grad_sync
         if self.gradients is not None:
             self.gradients.begin()
 
-    def _check_parameters(self) -> None:
+    def _check_parameters(self) -> dict[int, torch.dtype]:
+        """Those that are trained now."""
         now = _trainable(self.module)
         frozen = self.averaged.keys() - now.keys()
         changed = any(self.averaged.get(key) != kind for key, kind in now.items())
@@ -99,8 +112,11 @@ class Guard:
                 "replace or convert parameters before hyperslab.parallelize; for some frozen "
                 "later pass find_unused_parameters=True"
             )
+        return now
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
+        if self.alone is not None:  # it is trained in its evaluation mode
+            raise self.alone
         if not self.synchronised:
             return
         if torch.is_grad_enabled():
@@ -167,7 +183,7 @@ class Watched(functools.partial[Any]):
     ) -> Watched:
         def run(*args: Any, **kwargs: Any) -> Any:
             if guard is not None and torch.is_grad_enabled():
-                guard.begin(averaging)
+                guard.begin(averaging, args, kwargs)
             with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
                 return _computed(forward(*args, **kwargs))
 

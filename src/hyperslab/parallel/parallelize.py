@@ -19,6 +19,8 @@ from hyperslab.errors import LayoutError
 from hyperslab.ops.kernels.convolution import KERNELS, Kernels
 from hyperslab.parallel.ddp_guard import Body, Guard, Watched
 from hyperslab.parallel.gather_before import Submodule, gather_before
+from hyperslab.parallel.ordinary_inputs import ORDINARY, Ordinary, OrdinaryInputs
+from hyperslab.parallel.random_states import RANDOM_STATES, RandomStates, share_random_states
 from hyperslab.parallel.shared_gradients import share_gradients
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_homes import GradientHomes
@@ -42,11 +44,14 @@ def parallelize(
     batch_norm: str = "grid",
     kernels: Kernels = "measure",
     find_unused_parameters: bool = False,
+    ordinary_inputs: Ordinary = "check",
+    random_states: RandomStates = "replica",
 ) -> nn.Module:
     """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
 
-    Parameters, buffers and torch's random state become equal to those of rank 0; the module moves
-    to the grid's device. Call it last: after freezing, replacing or converting parameters. After
+    Parameters, buffers and torch's random state become equal to those of rank 0; the states of
+    NumPy's and Python's global generators equal within each replica. The module moves to the grid's
+    device. Call it last: after freezing, replacing or converting parameters. After
     ``loss.backward()`` every ``.grad`` is the gradient of the one global loss: torch's
     DistributedDataParallel averages over all ranks, bucketed and overlapped with the backward
     pass; on the CPU of one machine the ranks do so themselves, in memory that they share. Names in
@@ -70,20 +75,46 @@ def parallelize(
             that repetitions are bit-equal on another machine, too (``"fixed"``), or as torch
             chooses (``"torch"``). The results differ by rounding.
         find_unused_parameters: pass True if some parameters take no part in a step's loss.
+        ordinary_inputs: what becomes of an ordinary tensor that enters the module in training on
+            several ranks. ``"check"``: beside a cut one it counts as one of which every rank has an
+            equal copy (a time, an embedding), and the ranks compare it, bit by bit, by a checksum
+            in one small message; with no cut tensor beside it every rank would train alone on what
+            it holds, which is an error. ``"trust"``: as it is meant; no message.
+        random_states: ``"replica"``: NumPy's and Python's global generators go on on the ranks of
+            the first replica as on rank 0, and on those of each other replica from a state that
+            follows from rank 0's. So data sets that draw from them give the ranks of a replica the
+            same samples, also in the workers of a `torch.utils.data.DataLoader`, whose seeds come
+            from torch's generator; those are the same in all replicas, unless its ``generator`` is
+            seeded by `grid.coords["data"]`. Generators that a data set makes for itself
+            (`numpy.random.default_rng()`) it has to seed itself. ``"own"``: they stay as they are.
 
     Raises:
-        LayoutError: the module is parallelised already, ``batch_norm`` or ``kernels`` is unknown,
-            or ``until`` names no part of it. Later, from forward or backward: the module is used
-            in a way that would leave a gradient partial.
+        LayoutError: the module is parallelised already, ``batch_norm``, ``kernels``,
+            ``ordinary_inputs`` or ``random_states`` is unknown, or ``until`` names no part of it.
+            Later, from forward or backward: the module is used in a way that would leave a gradient
+            partial, or trained with ordinary tensors that are not equal on all ranks.
     """
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
+    _check_word(ordinary_inputs, "ordinary_inputs", ORDINARY)
+    _check_word(random_states, "random_states", RANDOM_STATES)
     homes = GradientHomes()
     policy = prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
     if grid.size > 1 or policy != Policy():
         module.forward = _with_policy(module.forward, policy)  # type: ignore[method-assign]
-    _average_gradients(module, grid, find_unused_parameters, homes)
+    if grid.size > 1:
+        share_random_states(grid, random_states)
+    inputs = OrdinaryInputs(type(module).__name__, grid) if ordinary_inputs == "check" else None
+    _average_gradients(module, grid, find_unused_parameters, homes, inputs)
     return module
+
+
+def _check_word(word: str, name: str, words: Sequence[str]) -> None:
+    """Raises:
+    LayoutError: the argument ``name`` is none of ``words``.
+    """
+    if word not in words:
+        raise LayoutError(f"{name}={word!r}; use one of {', '.join(words)}")
 
 
 def prepare(
@@ -104,10 +135,8 @@ def prepare(
         LayoutError: ``batch_norm`` or ``kernels`` is unknown, or ``until`` names no part of the
             module.
     """
-    if batch_norm not in STATISTICS:
-        raise LayoutError(f"batch_norm={batch_norm!r}; use one of {', '.join(STATISTICS)}")
-    if kernels not in KERNELS:
-        raise LayoutError(f"kernels={kernels!r}; use one of {', '.join(KERNELS)}")
+    _check_word(batch_norm, "batch_norm", STATISTICS)
+    _check_word(kernels, "kernels", KERNELS)
     gather_before(module, until, grid)
     module.to(grid.device)
     scope = Scope() if grid.size > grid.data else None
@@ -115,14 +144,18 @@ def prepare(
 
 
 def _average_gradients(
-    module: nn.Module, grid: Grid, find_unused: bool, homes: GradientHomes
+    module: nn.Module,
+    grid: Grid,
+    find_unused: bool,
+    homes: GradientHomes,
+    inputs: OrdinaryInputs | None,
 ) -> None:
     if grid.size == 1:
         module.forward = Watched(module.forward)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
     _make_equal(module, grid)
-    guard = Guard(module, find_unused=find_unused)
+    guard = Guard(module, find_unused=find_unused, inputs=inputs)
     if not any(p.requires_grad for p in module.parameters()):
         module.forward = Watched(module.forward, guard)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
@@ -164,14 +197,13 @@ def _average(group, bucket):  # type: ignore[no-untyped-def]
 
 
 def _make_equal(module: nn.Module, grid: Grid) -> None:
-    """Give every rank rank 0's parameters, buffers and random state."""
+    """Give every rank rank 0's parameters and buffers."""
     _check_same_network(module, grid)
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()
         dist.broadcast(whole, src=0)
         if not torch.equal(tensor, whole):  # an expanded one cannot be written, nor need it be
             tensor.copy_(whole)
-    _share_random_state(grid)
 
 
 def _check_same_network(module: nn.Module, grid: Grid) -> None:
@@ -182,17 +214,6 @@ def _check_same_network(module: nn.Module, grid: Grid) -> None:
             f"the ranks' {type(module).__name__} differ in their parameters' names, shapes or types"
             "\n    build the same network on every rank"
         )
-
-
-def _share_random_state(grid: Grid) -> None:
-    """Torch seeds every process differently; ranks that drop elements must draw alike."""
-    state = torch.get_rng_state().to(grid.device)
-    dist.broadcast(state, src=0)
-    torch.set_rng_state(state.cpu())
-    if grid.device.type == "cuda":
-        state = torch.cuda.get_rng_state(grid.device).to(grid.device)
-        dist.broadcast(state, src=0)
-        torch.cuda.set_rng_state(state.cpu(), grid.device)
 
 
 def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., Any]:

@@ -6,14 +6,15 @@ in which its dims lie in memory, and a digest of the samples that this rank take
 
 from __future__ import annotations
 
-from collections import deque
+import functools
 from collections.abc import Sequence
 
 import torch
 
-from hyperslab.comm import Grid, per_grid
+from hyperslab.comm import Grid
 from hyperslab.comm.rows import Rows
 from hyperslab.errors import LayoutError
+from hyperslab.tensor.inputs.comparisons import comparisons_of
 from hyperslab.tensor.inputs.digest import digest_in_memory, digest_on_device, memory_order
 from hyperslab.tensor.inputs.handed_in import (
     FORM,
@@ -23,7 +24,6 @@ from hyperslab.tensor.inputs.handed_in import (
     ranks_in_words,
 )
 
-UNREAD = 8  # statements of which a CUDA device may owe the answer
 _REMEDY = (
     "    let one rank hand its tensor out: hyperslab.scatter(x, grid)\n"
     "    or give all ranks of a replica the same samples: the same seeds for NumPy, Python and "
@@ -51,7 +51,8 @@ def check_same_sample(tensor: torch.Tensor, form: Form, grid: Grid) -> None:
     rows = _state(samples, form, memory_order(samples) if on_cpu else counted, grid)
     if on_cpu and len({row[FORM] for row in rows.read()}) > 1:
         rows = _state(samples, form, counted, grid)  # in an order that does not depend on memory
-    _comparisons(grid).add(rows, form, _sharers(form, grid))
+    judge = functools.partial(compare, sharers=_sharers(form, grid))
+    comparisons_of(grid).add(rows, form, judge)
     check_form(form)
 
 
@@ -73,30 +74,6 @@ def _sharers(form: Form, grid: Grid) -> tuple[tuple[int, ...], ...]:
         key = data if form.of_replica else form.samples(data, grid)
         replicas.setdefault(key, []).append(rank)
     return tuple(map(tuple, replicas.values()))
-
-
-class _Comparisons:
-    """Of a grid: statements of all ranks of which this one has not read the outcome."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Rows, tuple[tuple[int, ...], ...]]] = deque()
-        self._known: set[Form] = set()
-
-    def add(self, rows: Rows, form: Form, sharers: tuple[tuple[int, ...], ...]) -> None:
-        self._waiting.append((rows, sharers))
-        first = form not in self._known
-        self._known.add(form)
-        while self._waiting:
-            rows, sharers = self._waiting[0]
-            if not (first or rows.here() or len(self._waiting) > UNREAD):
-                return
-            self._waiting.popleft()
-            compare(rows.read(), sharers)
-
-
-@per_grid
-def _comparisons(_grid: Grid) -> _Comparisons:
-    return _Comparisons()
 
 
 def compare(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence[int]]) -> None:

@@ -1,0 +1,86 @@
+"""The start of the transport of boxes (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import hyperslab as hs
+from hyperslab.comm import AXES
+from hyperslab.comm.host import BoxTransport
+from tests.ranks import RankError, fresh_groups, run_ranks
+
+
+def sent_round(transport: BoxTransport) -> float:
+    """What the rank before this one says."""
+    mine = np.full(3, transport.rank, np.float32)
+    found = np.empty(3, np.float32)
+    arriving = transport.receive(found, (transport.rank - 1) % transport.size, tag=1)
+    transport.send(mine, (transport.rank + 1) % transport.size, 1, "a test")
+    arriving.wait()
+    return float(found[0])
+
+
+def with_a_group_of_its_own() -> list[float]:
+    """Rank 1 has made process groups for itself, which torch numbers."""
+    grid = hs.Grid(data=3)
+    if grid.rank == 1:
+        dist.new_group([1])
+        dist.new_group([1])
+    found = [sent_round(BoxTransport(grid))]
+    if grid.rank == 2:
+        dist.new_group([2])
+    parts = hs.Grid(data=1, depth=3).group(AXES)
+    assert parts is not None
+    return [*found, sent_round(BoxTransport(grid))]
+
+
+def test_a_group_of_one_rank_alone_holds_nobody_up() -> None:
+    fresh_groups()
+    assert run_ranks(3, with_a_group_of_its_own, timeout=60) == [[2, 2], [0, 0], [1, 1]]
+
+
+def in_parts() -> float:
+    """The communicators of parts of the ranks are groups, too."""
+    grid = hs.Grid(data=2, depth=2)
+    if grid.rank == 3:
+        dist.new_group([3])
+    group = grid.group(["depth"])
+    assert group is not None
+    return group.sum_in_place(torch.tensor(float(grid.rank)), "a test").item()
+
+
+def test_nor_where_sums_are_over_a_part() -> None:
+    fresh_groups()
+    assert run_ranks(4, in_parts, timeout=60) == [1, 1, 5, 5]
+
+
+def without_one() -> None:
+    grid = hs.Grid(data=3)
+    grid.barrier()
+    if grid.rank == 2:
+        os._exit(7)
+    begin = time.monotonic()
+    try:
+        BoxTransport(grid)
+    finally:
+        assert time.monotonic() - begin < 60, "it waited for the time limit, of 120 s"
+
+
+def test_a_rank_that_has_died_is_missed_at_once() -> None:
+    with pytest.raises(RankError, match=r"lost contact with .* during the exchange of samples"):
+        run_ranks(3, without_one)
+
+
+def many() -> list[float]:
+    grid = hs.Grid(data=4)
+    return [sent_round(BoxTransport(grid)) for _ in range(20)]
+
+
+def test_many_starts() -> None:
+    assert run_ranks(4, many) == [[(rank - 1) % 4] * 20 for rank in range(4)]
