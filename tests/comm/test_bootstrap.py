@@ -11,12 +11,30 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.comm import communicator
+from hyperslab.comm import bootstrap, communicator
 from hyperslab.comm.bootstrap import GLOO_ON_CUDA, device_of_rank, start_distributed, start_ranks
 from hyperslab.comm.communicator import ThroughHost
+from hyperslab.comm.start.variables import RankVariables
 from hyperslab.comm.world import communicators_of_world, groups_of
 from tests.gpus import needs_a_gpu, share_devices
 from tests.ranks import run_ranks
+
+
+@pytest.mark.parametrize("wanted", ["x", "7", "GPU-0"])
+def test_devices_are_not_hidden_by_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str
+) -> None:
+    """With CUDA's torch, on a machine that has devices, of which the variable names none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(bootstrap, "NVIDIA", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    with pytest.raises(hs.LayoutError, match=f"^CUDA_VISIBLE_DEVICES='{wanted}' names no device"):
+        start_ranks("auto", 60)
+    assert not start_ranks("cpu", 60)
+    for none in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert not start_ranks("auto", 60)
 
 
 class Machine:
@@ -25,14 +43,16 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int, local_rank: int) -> None:
         self.backends: list[str] = []
         self.taken: list[int] = []
-        for name, value in {"RANK": local_rank, "WORLD_SIZE": 4, "LOCAL_RANK": local_rank}.items():
+        where = {"MASTER_ADDR": "localhost", "MASTER_PORT": 29400}
+        rank = {"RANK": local_rank, "WORLD_SIZE": 4, "LOCAL_RANK": local_rank}
+        for name, value in (rank | where).items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
         monkeypatch.setattr(torch.cuda, "set_device", self.taken.append)
-        monkeypatch.setattr(dist, "init_process_group", self._start)
+        monkeypatch.setattr(bootstrap, "_start", self._start)
 
-    def _start(self, backend: str, **_: Any) -> None:
+    def _start(self, _: RankVariables, backend: str, *__: Any) -> None:
         self.backends.append(backend)
 
 

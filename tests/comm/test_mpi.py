@@ -67,6 +67,27 @@ def test_everybody_else_stays_as_it_is(environ: dict[str, str]) -> None:
     assert after == environ
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": None}, "OMPI_COMM_WORLD_SIZE is not set, but OMPI_COMM_WORLD_"),
+        ({"OMPI_COMM_WORLD_RANK": "five"}, "OMPI_COMM_WORLD_RANK='five' is no whole number"),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "-1"}, "OMPI_COMM_WORLD_LOCAL_RANK='-1' is not in the"),
+    ],
+    ids=str,
+)
+def test_odd_variables_are_named(changed: dict[str, str | None], words: str) -> None:
+    environ = {k: v for k, v in (OPEN_MPI | MET | changed).items() if v is not None}
+    with pytest.raises(HyperslabError, match=f"^{words}"):
+        adopt_mpi(environ)
+
+
+def test_a_rank_knows_its_job() -> None:
+    environ = {**OPEN_MPI, **MET, "PMIX_NAMESPACE": "prterun-node7-1@1"}
+    adopt_mpi(environ)
+    assert environ["HYPERSLAB_RUN"] == "MPI job prterun-node7-1@1"
+
+
 def test_the_first_rank_says_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, COMM_WORLD=World(5, ["node7", "node8"], ("node7", 41000)))
     environ = dict(OPEN_MPI)

@@ -18,7 +18,6 @@ from hyperslab.checkpoint.retention import latest
 from hyperslab.cli.rank import check_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.launch.environment import shared_environment
-from hyperslab.launch.slurm import adopt_slurm, first_host
 from hyperslab.recipe.load import load_recipe
 from tests.train.universes import losses, write_recipe
 
@@ -37,57 +36,6 @@ def test_ranks_of_one_machine_talk_over_its_loopback_whatever_is_said() -> None:
     shared = shared_environment(said, 2, "x")
     assert shared["GLOO_SOCKET_IFNAME"].startswith("lo")
     assert shared["NCCL_SOCKET_IFNAME"].startswith("=lo")
-
-
-SLURM = {
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "8",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_NODELIST": "gpu[007-008]",
-    "SLURM_JOB_ID": "123456",
-}
-
-
-def test_slurms_variables_become_torchruns() -> None:
-    environ = dict(SLURM)
-    adopt_slurm(environ)
-    assert {k: v for k, v in environ.items() if not k.startswith("SLURM")} == {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "gpu007",
-        "MASTER_PORT": "23456",
-    }
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},  # in a batch script, outside srun
-        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
-        {**SLURM, "RANK": "3"},
-    ],
-)
-def test_what_is_no_rank_of_slurm(environ: dict[str, str]) -> None:
-    before = dict(environ)
-    adopt_slurm(environ)
-    assert environ == before
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("n1", "n1"),
-        ("n1,n2", "n1"),
-        ("gpu[007-012,020],login1", "gpu007"),
-        ("gpu[3,5]", "gpu3"),
-        ("rack[2-4]-ib", "rack2-ib"),
-        ("a.b.c", "a.b.c"),
-    ],
-)
-def test_the_first_host(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -21,6 +21,7 @@ from hyperslab.cli.rank import (
     exit_when_stopped,
     is_rank,
     launch_command,
+    telling_ranks,
 )
 from hyperslab.evaluate.evaluate import evaluate, recipe_for
 from hyperslab.evaluate.regression import Evaluation
@@ -70,8 +71,9 @@ def evaluate_command(
     """Measure a network on the test split; also under torchrun and srun, on any grid."""
     adopt_rank()
     overrides = overrides or []
-    recipe = recipe_for(run, overrides, ranks=ranks)
-    check_ranks(recipe, ranks)
+    with telling_ranks():
+        recipe = recipe_for(run, overrides, ranks=ranks)
+        check_ranks(recipe, ranks)
     with exit_when_stopped():
         if is_rank(recipe):
             evaluate_as_rank(

@@ -23,6 +23,7 @@ from hyperslab.cli.rank import (
     exit_when_stopped,
     is_rank,
     launch_command,
+    telling_ranks,
 )
 from hyperslab.errors import DataError
 from hyperslab.predict import InputOutcome, predict
@@ -60,8 +61,9 @@ def predict_command(
     """
     adopt_rank()
     files, overrides = _split(inputs)
-    recipe = recipe_of(run, overrides, ranks=ranks)
-    check_ranks(recipe, ranks)
+    with telling_ranks():
+        recipe = recipe_of(run, overrides, ranks=ranks)
+        check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
     with exit_when_stopped():
         if is_rank(recipe):

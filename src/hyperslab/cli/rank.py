@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from hyperslab.comm.bootstrap import tell_ranks
 from hyperslab.comm.mpi import adopt_mpi
-from hyperslab.errors import LayoutError, Stopped
+from hyperslab.comm.start.variables import check_thread_count, read_variables
+from hyperslab.errors import HyperslabError, LayoutError, Stopped
 from hyperslab.launch.environment import RESTARTS
 from hyperslab.launch.launcher import end_with_parent, launch
 from hyperslab.launch.slurm import adopt_slurm
@@ -20,9 +22,15 @@ from hyperslab.recipe.schema import GridSection, Recipe
 
 
 def adopt_rank() -> None:
-    """Where mpirun or srun has started this process, take its rank from their variables."""
+    """Where mpirun or srun has started this process, take its rank from their variables.
+
+    Raises:
+        HyperslabError: one of them, or of torchrun's, is missing or odd; names it.
+    """
+    check_thread_count(os.environ)
     adopt_mpi(os.environ)
     adopt_slurm(os.environ)
+    read_variables(os.environ)
 
 
 def is_started() -> bool:
@@ -57,6 +65,17 @@ def launch_command(recipe: Recipe, arguments: Sequence[str], logs: Path) -> None
 
 
 @contextmanager
+def telling_ranks() -> Iterator[None]:
+    """An error before the ranks start ends all of them: they would wait for this one."""
+    try:
+        yield
+    except HyperslabError as error:
+        if is_started():
+            tell_ranks(error)
+        raise
+
+
+@contextmanager
 def exit_when_stopped() -> Iterator[None]:
     """Leave with the signal's exit code where a signal ended the work."""
     try:
@@ -72,11 +91,11 @@ def check_ranks(recipe: Recipe, ranks: int | None) -> None:
         LayoutError: with both numbers.
     """
     grid = recipe.grid
-    world = os.environ.get("WORLD_SIZE")
+    place = read_variables(os.environ)
     places = " x ".join(f"{axis} {extent}" for axis, extent in grid.model_dump().items())
     wanted = [
         ("--ranks", ranks, f"use --ranks {grid.size}"),
-        ("WORLD_SIZE", int(world) if world else None, f"start {grid.size} ranks"),
+        ("WORLD_SIZE", None if place is None else place.size, f"start {grid.size} ranks"),
     ]
     for name, count, remedy in wanted:
         if count is not None and count != grid.size:

@@ -20,6 +20,7 @@ from hyperslab.cli.rank import (
     is_rank,
     is_started,
     is_started_again,
+    telling_ranks,
 )
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.requeue import requeue_when_stopped
@@ -76,9 +77,6 @@ def train_command(
 ) -> None:
     """Train a network; also under torchrun and srun, where every rank runs this command."""
     words = list(overrides or [])
-    asked = load_recipe(recipe, words)
-    if output is not None:
-        asked = asked.model_copy(update={"output": output})
     adopt_rank()
     if restarts and is_started():
         raise RecipeError(
@@ -86,11 +84,15 @@ def train_command(
             "    torchrun has --max-restarts"
         )
     choose = GridChooser(machine)
-    config = asked
-    if asked.grid.auto and not is_started():
-        config = _settle(asked, ranks, choose)
-    if not config.grid.auto:
-        check_ranks(config, ranks)
+    with telling_ranks():
+        asked = load_recipe(recipe, words)
+        if output is not None:
+            asked = asked.model_copy(update={"output": output})
+        config = asked
+        if asked.grid.auto and not is_started():
+            config = _settle(asked, ranks, choose)
+        if not config.grid.auto:
+            check_ranks(config, ranks)
     with exit_when_stopped(), requeue_when_stopped(requeue):
         if is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None

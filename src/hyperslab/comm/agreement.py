@@ -6,7 +6,10 @@ same order. One rank alone, with a process group or without, agrees with itself.
 
 from __future__ import annotations
 
+import json
 import pickle
+import socket
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
@@ -14,8 +17,9 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from hyperslab.comm.bootstrap import device_of_rank
-from hyperslab.errors import CommError, HyperslabError, reason
+from hyperslab.comm.bootstrap import device_of_rank, start_ranks, versions
+from hyperslab.comm.start.roll_call import Facts, compare_facts
+from hyperslab.errors import CommError, HyperslabError, RecipeError, reason
 
 T = TypeVar("T")
 
@@ -115,6 +119,31 @@ def same_on_all(number: int) -> bool:
     with keeping_contact("an agreement of ranks"):
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     return bool(ends[0] == -ends[1])
+
+
+def agree_on(facts: Facts) -> None:
+    """Make sure that all ranks want the same; ``facts`` as in `roll_call`.
+
+    Raises:
+        RecipeError: two ranks do not; names the first difference.
+    """
+    words = json.dumps(facts)
+    if same_on_all(zlib.crc32(words.encode())):
+        return
+    found = from_all((socket.gethostname(), words))
+    differences = compare_facts(
+        [json.loads(theirs) for _, theirs in found], [host for host, _ in found]
+    )
+    if differences:
+        raise RecipeError(differences)
+
+
+def start_alike(device: str, timeout: float, facts: Facts) -> bool:
+    """`start_ranks`; where ``torch.distributed`` runs already, the ranks agree by it."""
+    started = start_ranks(device, timeout, facts)
+    if not started:
+        agree_on({**facts, "versions": versions()})
+    return started
 
 
 def ranks_in(group: Group = None) -> int:

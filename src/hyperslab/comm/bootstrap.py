@@ -5,31 +5,51 @@ from __future__ import annotations
 import atexit
 import datetime
 import os
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from hyperslab.comm.mpi import adopt_mpi
-from hyperslab.errors import LayoutError
+from hyperslab.comm.start.deadline import Deadline, in_time
+from hyperslab.comm.start.rendezvous import meet
+from hyperslab.comm.start.roll_call import Facts, answer_roll_call
+from hyperslab.comm.start.variables import RankVariables, read_variables
+from hyperslab.errors import CommError, HyperslabError, LayoutError
 
 GLOO_ON_CUDA = "cpu:gloo,cuda:gloo"
 """The backend by which several ranks share one CUDA device, which NCCL refuses."""
 
+TIMEOUTS = {"gloo": 1800.0, "nccl": 600.0}
+"""How long [s] ranks wait for each other where nobody says: torch's own limits."""
 
-STORE = "HYPERSLAB_STORE"
-"""In a rank's environment: the file by which the ranks that `hyperslab` started find each other."""
+TELL = 10.0
+"""How long [s] a rank that cannot go on tries to tell the others."""
+
+SLACK = 4.0
+"""What the start may take longer than its limit [s], until somebody who hangs is given up."""
+
+NVIDIA = Path("/dev/nvidia0")
 
 
-def start_ranks(device: str, timeout: float) -> bool:
+def start_ranks(device: str, timeout: float, facts: Facts | None = None) -> bool:
     """Start ``torch.distributed`` as a recipe says; True if there was none before.
 
     ``device`` is "auto", "cpu", "cuda" or "cuda-shared", where several ranks may have one device
     and gloo carries what NCCL would; a rank that waits longer than ``timeout`` [s] for the others
     gives up. One rank on the CPU of a machine with CUDA gets a process group of its own, so that
-    the grid stays on the CPU too.
+    the grid stays on the CPU too. Before anything is started the ranks compare their ``facts``,
+    nested dictionaries of what JSON can say, and their versions.
 
     Raises:
         LayoutError: there is no CUDA device for this rank.
+        HyperslabError: an environment variable of this rank is wrong or of another run.
+        RecipeError: the ranks differ in their facts.
+        CommError: a rank did not come in time.
         ValueError: ``device`` is another word.
     """
     if device not in ("auto", "cpu", "cuda", "cuda-shared"):
@@ -38,12 +58,14 @@ def start_ranks(device: str, timeout: float) -> bool:
         return False
     shared = device == "cuda-shared"
     cuda = shared or device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    place = read_variables(os.environ)
+    if device != "cpu" and not torch.cuda.is_available():
+        _check_visible()
     if cuda:
-        _take_device(shared=shared)
-    if _is_rank():
-        limit = datetime.timedelta(seconds=timeout)
+        _take_device(place, shared=shared)
+    if place is not None:
         backend = "nccl" if cuda else "gloo"
-        _meet(GLOO_ON_CUDA if shared else backend, limit)
+        _start(place, GLOO_ON_CUDA if shared else backend, timeout, facts or {})
         return True
     if not cuda and torch.cuda.is_available():
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -59,21 +81,84 @@ _SHARING = (
 )
 
 
-def start_distributed() -> None:
+def start_distributed(timeout: float | None = None, facts: Facts | None = None) -> None:
     """Start ``torch.distributed`` if this process is a rank and nobody has; it ends at exit.
+
+    A rank that waits longer than ``timeout`` [s] for the others gives up, by default torch's own.
 
     Raises:
         LayoutError: there is no CUDA device for this rank.
+        HyperslabError, RecipeError, CommError: as `start_ranks`.
     """
     if dist.is_initialized():
         return
     adopt_mpi(os.environ)
-    if _is_rank():
-        cuda = torch.cuda.is_available()
-        if cuda:
-            _take_device()
-        _meet("nccl" if cuda else "gloo", None)
-        atexit.register(_stop_distributed)
+    place = read_variables(os.environ)
+    if place is None:
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        _take_device(place)
+    else:
+        _check_visible()
+    backend = "nccl" if cuda else "gloo"
+    _start(place, backend, TIMEOUTS[backend] if timeout is None else timeout, facts or {})
+    atexit.register(_stop_distributed)
+
+
+def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> None:
+    """Meet, agree, and start the process group, all within the limit."""
+    device = torch.cuda.current_device() if backend != "gloo" else None
+
+    def start() -> None:
+        if device is not None:  # every thread has its own
+            torch.cuda.set_device(device)
+        deadline = Deadline(timeout)
+        try:
+            store = meet(place, deadline)
+            store = answer_roll_call(store, place, {**facts, "versions": versions()}, deadline)
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("process group", store),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=datetime.timedelta(seconds=timeout),
+            )
+        except CommError:
+            raise
+        except RuntimeError as error:
+            raise _no_answer(place, str(error).splitlines()[0]) from error
+
+    in_time(timeout + SLACK, start, lambda: _no_answer(place, f"nothing for {timeout:g} s"))
+
+
+def _no_answer(place: RankVariables, why: str) -> CommError:
+    return CommError(
+        f"rank {place.rank} of {place.size} lost contact at {place.where} during the start: {why}\n"
+        "    rank 0 has ended or does not answer, or another program has that port"
+    )
+
+
+def tell_ranks(problem: HyperslabError) -> None:
+    """Let the others, who wait for this rank, end with its words; called before the start."""
+
+    def tell() -> None:
+        place = read_variables(os.environ)
+        if place is not None and not dist.is_initialized():
+            deadline = Deadline(TELL)
+            answer_roll_call(meet(place, deadline), place, {}, deadline, problem=str(problem))
+
+    with suppress(HyperslabError, RuntimeError):
+        in_time(TELL, tell, lambda: CommError("nobody listens"))
+
+
+def versions() -> dict[str, str]:
+    """Of what the ranks must have alike."""
+    try:
+        ours = version("hyperslab")
+    except PackageNotFoundError:  # not installed, but on the path
+        ours = "unknown"
+    return {"hyperslab": ours, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
@@ -98,26 +183,18 @@ def time_limit() -> datetime.timedelta:
     return limit
 
 
-def _is_rank() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+def _check_visible() -> None:
+    """A word that hides the devices of a machine that has some is a mistake; "" and -1 are not."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if wanted not in ("", "-1") and NVIDIA.exists() and torch.version.cuda is not None:
+        raise LayoutError(
+            f"CUDA_VISIBLE_DEVICES={wanted!r} names no device of this machine\n"
+            "    unset it, or say that none is wanted: device=cpu, or CUDA_VISIBLE_DEVICES=-1"
+        )
 
 
-def _meet(backend: str, limit: datetime.timedelta | None) -> None:
-    """Start the process group: where the launcher says, else by torchrun's variables."""
-    path = os.environ.get(STORE)
-    if path is None:
-        dist.init_process_group(backend, timeout=limit)
-        return
-    rank = int(os.environ["RANK"])
-    size = int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(path, size)  # type: ignore[attr-defined]
-    if limit is not None:
-        store.set_timeout(limit)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-
-
-def _take_device(*, shared: bool = False) -> None:
-    index = int(os.environ.get("LOCAL_RANK", "0"))
+def _take_device(place: RankVariables | None, *, shared: bool = False) -> None:
+    index = 0 if place is None else place.local_rank
     count = torch.cuda.device_count()
     if count == 0 or (index >= count and not shared):
         raise LayoutError(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from hyperslab.comm.agreement import keeping_contact, same_on_all
+from hyperslab.comm.agreement import agree_on, keeping_contact, same_on_all
 from hyperslab.comm.allocator import keep_freed_memory
 from hyperslab.comm.bootstrap import device_of_rank, start_distributed
 from hyperslab.comm.communicator import Communicator, GroupCommunicator
@@ -37,17 +37,28 @@ class Grid:
     ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
     that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
     group. Under ``torchrun`` the grid starts ``torch.distributed`` if nobody has (NCCL for
-    CUDA, gloo for the CPU); an existing process group is used as it is.
+    CUDA, gloo for the CPU), where a rank waits for another as long as ``timeout`` [s], by default
+    torch's limit; an existing process group is used as it is, with its own limit.
 
     Raises:
         LayoutError: the product of the axes is not the number of ranks.
+        RecipeError: the ranks ask for different grids, or have different versions.
         CommError: a rank died or did not come within the time limit.
+        HyperslabError: an environment variable that says which rank this is is missing or odd.
     """
 
     has_values = True
     """Whether its tensors do: those of a step that is only traced have none."""
 
-    def __init__(self, *, data: int = 1, depth: int = 1, height: int = 1, width: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        data: int = 1,
+        depth: int = 1,
+        height: int = 1,
+        width: int = 1,
+        timeout: float | None = None,
+    ) -> None:
         self.data = data
         self.depth = depth
         self.height = height
@@ -55,7 +66,8 @@ class Grid:
         self.extents = dict(zip(AXES, (data, depth, height, width), strict=True))
         if any(extent < 1 for extent in self.extents.values()):
             raise LayoutError(f"every axis of a grid needs at least one rank: {self}")
-        start_distributed()
+        start_distributed(timeout, {"grid": self.extents})
+        agree_on({"grid": self.extents})
         distributed = dist.is_initialized()
         self.size = dist.get_world_size() if distributed else 1
         self.rank = dist.get_rank() if distributed else 0

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import MutableMapping
 
+from hyperslab.comm.start.variables import RUN, whole_number
 from hyperslab.errors import HyperslabError
 
 VARIABLES = (
@@ -15,6 +16,9 @@ VARIABLES = (
 """Rank, number of ranks, and rank on the machine: Open MPI's names, and MPICH's and Intel's. Slurm
 sets the first two of the latter for its own tasks."""
 
+JOB = "PMIX_NAMESPACE"
+"""Open MPI's name for the run, the same on all its ranks."""
+
 
 def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     """Under ``mpirun`` with several ranks, set the variables that torchrun would.
@@ -23,17 +27,26 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     it before what takes a rank's place from Slurm: that describes mpirun's own daemons.
 
     Raises:
-        HyperslabError: mpi4py is not installed, and nothing says where the ranks meet.
+        HyperslabError: mpi4py is not installed, and nothing says where the ranks meet; or one of
+            mpirun's variables is missing or odd.
     """
+    if "RANK" in environ:
+        return
     found = next((names for names in VARIABLES if all(name in environ for name in names)), None)
-    if "RANK" in environ or found is None or environ[found[1]] == "1":
+    if found is None and not any(name in environ for name in VARIABLES[0]):
+        return
+    rank, size, local = (whole_number(environ, name) for name in found or VARIABLES[0])
+    if size == 1:
         return
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         address, port = _meeting_place()
         environ["MASTER_ADDR"] = address
         environ["MASTER_PORT"] = str(port)
-    for name, theirs in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), found, strict=True):
-        environ[name] = environ[theirs]
+    if JOB in environ:
+        environ.setdefault(RUN, f"MPI job {environ[JOB]}")
+    environ["RANK"] = str(rank)
+    environ["WORLD_SIZE"] = str(size)
+    environ["LOCAL_RANK"] = str(local)
 
 
 def finish_mpi() -> None:

@@ -19,12 +19,13 @@ import torch.distributed as dist
 from hyperslab.checkpoint.retention import best_of, folder_of, latest
 from hyperslab.checkpoint.save_load import load
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
-from hyperslab.comm.bootstrap import start_ranks
+from hyperslab.comm.agreement import from_main, start_alike
 from hyperslab.comm.grid import AXES
+from hyperslab.comm.start.variables import read_variables
 from hyperslab.errors import DataError
 from hyperslab.evaluate.regression import Evaluation, evaluate_regression
 from hyperslab.evaluate.segmentation import ClassEvaluation, evaluate_segmentation
+from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import build_model, data_card, open_data, training_digest
@@ -65,7 +66,9 @@ def evaluate(
     """
     run = Path(run)
     recipe = recipe_for(run, overrides)
-    started = start_ranks(recipe.device, recipe.timeout)
+    options = {"checkpoint": checkpoint, "split": split, "calibrate": calibrate}
+    facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
+    started = start_alike(recipe.device, recipe.timeout, facts)
     try:
         grid = Grid(**recipe.grid.model_dump())
         path = find_checkpoint(run, checkpoint)
@@ -191,4 +194,5 @@ def _environment(grid: Grid) -> dict[str, Any]:
 def _ranks() -> int:
     if dist.is_initialized():
         return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    place = read_variables(os.environ)
+    return 1 if place is None else place.size

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from hyperslab.comm.bootstrap import STORE
+from hyperslab.comm.start.variables import STORE
 
 LAUNCHER = "HYPERSLAB_LAUNCHER"
 """In a rank's environment: the process that started it."""

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
-from hyperslab.comm.bootstrap import start_ranks
+from hyperslab.comm.agreement import from_main, start_alike
 from hyperslab.errors import RecipeError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
 from hyperslab.predict.inputs import list_inputs
 from hyperslab.predict.network import Network
 from hyperslab.predict.result_folder import InputOutcome, ResultFolder
+from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
 
 
@@ -49,7 +49,10 @@ def predict(
     """
     recipe = recipe_of(Path(run), overrides)
     folder = Path(out)
-    started = start_ranks(recipe.device, recipe.timeout)
+    options = {"checkpoint": checkpoint, "native": native, "inputs": [str(i) for i in inputs]}
+    where = {"run": str(Path(run).absolute()), "out": str(folder.absolute())}
+    facts = launch_facts(recipe, command="predict", **where, **options)
+    started = start_alike(recipe.device, recipe.timeout, facts)
     try:
         grid = Grid(**recipe.grid.model_dump())
         entries = from_main(

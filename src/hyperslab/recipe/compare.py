@@ -18,6 +18,16 @@ def settings_of(recipe: Recipe, *, but: frozenset[str] = frozenset()) -> dict[st
     return values
 
 
+def launch_facts(recipe: Recipe, **options: Any) -> dict[str, Any]:
+    """All keys of a recipe and a command's ``options``: what all ranks of a run must have alike."""
+    values = recipe.model_dump(mode="json")
+    values["output"] = str(recipe.output.absolute())
+    values["grid"]["auto"] = recipe.grid.auto
+    if recipe.data.path is not None:
+        values["data"]["path"] = str(recipe.data.path.absolute())
+    return {**{f"--{name}": value for name, value in options.items()}, **values}
+
+
 def differences(a: Any, b: Any, key: str = "") -> list[str]:
     """The dotted keys whose values are not the same, in nested dictionaries.
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from hyperslab.checkpoint.retention import folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main, lost_contact
-from hyperslab.comm.bootstrap import start_ranks
+from hyperslab.comm.agreement import from_main, lost_contact, start_alike
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
+from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import (
@@ -74,7 +74,9 @@ def train(
             "grid=auto: there is nobody to choose the grid\n"
             "    give the axes: `hyperslab plan RECIPE --ranks N` says which are best"
         )
-    started = start_ranks(recipe.device, recipe.timeout)
+    steps = None if profile is None else profile.steps
+    facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
+    started = start_alike(recipe.device, recipe.timeout, facts)
     try:
         if recipe.grid.auto and choose is not None:
             recipe = _chosen(recipe, choose)
