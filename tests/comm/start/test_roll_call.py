@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hyperslab.comm.start import roll_call
 from hyperslab.comm.start.deadline import Deadline, in_time
 from hyperslab.comm.start.rendezvous import meet
-from hyperslab.comm.start.roll_call import answer_roll_call, compare_facts, ranks_in_words
+from hyperslab.comm.start.roll_call import answer_roll_call, compare_facts, name_ranks
 from hyperslab.comm.start.variables import RankVariables
 from hyperslab.errors import CommError, HyperslabError, RecipeError
 
@@ -191,8 +191,8 @@ def test_rank_0_listens_at_its_address_alone() -> None:
 
 
 def test_ranks_in_words() -> None:
-    assert ranks_in_words([1, 0]) == "ranks 0 and 1"
-    assert ranks_in_words(range(1000)) == "ranks 0 to 999"
+    assert name_ranks([1, 0]) == "ranks 0 and 1"
+    assert name_ranks(range(1000)) == "ranks 0 to 999"
 
 
 def test_kinds_of_errors() -> None:

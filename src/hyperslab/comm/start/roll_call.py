@@ -150,8 +150,8 @@ def _came(store: Store, place: RankVariables) -> list[int]:
 def _missing(came: list[int], place: RankVariables, deadline: Deadline) -> CommError:
     others = [rank for rank in range(place.size) if rank not in came] or [0]
     return CommError(
-        f"{ranks_in_words(others)} did not come to {place.where} within {deadline.seconds:g} s: "
-        f"{ranks_in_words(came)} of {place.size} did\n"
+        f"{name_ranks(others)} did not come to {place.where} within {deadline.seconds:g} s: "
+        f"{name_ranks(came)} of {place.size} did\n"
         "    see whether all were started, and what those that did not come have said"
     )
 
@@ -173,7 +173,7 @@ def compare_facts(facts: list[Facts], hosts: list[str]) -> str:
         ranks[one.get(differing[0], "nothing")].append(rank)
     several = len({*hosts}) > 1
     values = [
-        f"{value} on {ranks_in_words(r)}" + (f" ({_some(hosts[i] for i in r)})" if several else "")
+        f"{value} on {name_ranks(r)}" + (f" ({_some(hosts[i] for i in r)})" if several else "")
         for value, r in ranks.items()
     ]
     also = f"\n    and in {_some(differing[1:])}" if differing[1:] else ""
@@ -183,9 +183,9 @@ def compare_facts(facts: list[Facts], hosts: list[str]) -> str:
     )
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def name_ranks(ranks: Iterable[int]) -> str:
     """
-    >>> ranks_in_words([3]), ranks_in_words([0, 1, 2, 5, 7, 8])
+    >>> name_ranks([3]), name_ranks([0, 1, 2, 5, 7, 8])
     ('rank 3', 'ranks 0 to 2, 5, 7 and 8')
     """
     runs: list[list[int]] = []
