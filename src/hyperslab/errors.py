@@ -43,11 +43,15 @@ class DivergedError(HyperslabError, ArithmeticError):
 
 
 class Stopped(HyperslabError):
-    """A signal ended the run after a checkpoint; ``code`` is the process's exit code."""
+    """A signal ended the run after a checkpoint; ``code`` is the process's exit code.
 
-    def __init__(self, number: int, message: str) -> None:
+    ``said``: whether the user has been told.
+    """
+
+    def __init__(self, number: int, message: str, *, said: bool = True) -> None:
         super().__init__(message)
         self.code = 128 + number
+        self.said = said
 
 
 def reason(problem: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,7 +22,7 @@ def each(
     """What ``function`` returns of each task's arguments, as they end; of one worker, in order.
 
     With one worker or one task everything happens in this process. What the function raises ends
-    the others that have not begun.
+    the others that have not begun; Ctrl-C, and closing this, ends all of them at once.
 
     Raises:
         HyperslabError: a worker died.
@@ -32,10 +33,15 @@ def each(
         return
     context = multiprocessing.get_context("forkserver")  # threads, a progress bar's say, never fork
     context.set_forkserver_preload([function.__module__])
-    pool = ProcessPoolExecutor(workers, context, _end_with_parent)
+    pool = ProcessPoolExecutor(workers, context, _begin_worker)
+    others = {*multiprocessing.active_children()}
     try:
         waiting = [pool.submit(function, *task) for task in tasks]
         yield from (future.result() for future in as_completed(waiting))
+    except (KeyboardInterrupt, GeneratorExit):  # nobody wants what they are at any more
+        for worker in {*multiprocessing.active_children()} - others:
+            worker.terminate()
+        raise
     except BrokenProcessPool as error:
         raise HyperslabError(
             "a worker died, perhaps for want of memory; take fewer workers and run it again: "
@@ -45,8 +51,9 @@ def each(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _end_with_parent() -> None:
-    """A worker whose parent is killed would wait for work for ever."""
+def _begin_worker() -> None:
+    """A worker whose parent is killed would wait for work for ever; Ctrl-C is for the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -114,7 +114,7 @@ EXPECTED = {
     "sys.exit('words')": (1, "words\n"),
     "raise DataError('bad')": (1, "error: bad\n"),
     "1 / 0": (1, "Traceback"),
-    "raise KeyboardInterrupt": (130, "Traceback"),
+    "raise KeyboardInterrupt": (130, "stopped by SIGINT\n"),
 }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hyperslab.cli.calibrate import calibrate_command
 from hyperslab.cli.convert import convert_commands
-from hyperslab.cli.errors import DEBUG, clean_errors, leave
+from hyperslab.cli.errors import DEBUG, begin_interrupts, clean_errors, clean_interrupts, leave
 from hyperslab.cli.evaluate import evaluate_command
 from hyperslab.cli.inspect import inspect
 from hyperslab.cli.plan import plan_command
@@ -20,7 +21,17 @@ from hyperslab.cli.simulate import simulate_command
 from hyperslab.cli.sweep import sweep_command
 from hyperslab.cli.train import train_command
 
+
+class Commands(TyperGroup):
+    """Typer has an end of its own for Ctrl-C, which depends on its version."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with clean_interrupts():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Train 3D CNNs on volumes larger than one device.",
     no_args_is_help=True,
     add_completion=False,
@@ -51,8 +62,9 @@ app.add_typer(convert_commands, name="convert")
 
 def main() -> None:
     """The entry point of `hyperslab` and of `python -m hyperslab`."""
+    begin_interrupts()
     try:
-        with clean_errors():
+        with clean_interrupts(), clean_errors():
             app(prog_name="hyperslab")
     except BaseException as end:
         if "RANK" in os.environ:

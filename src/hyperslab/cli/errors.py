@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from hyperslab.beginning import say_stopped
 from hyperslab.comm.mpi import finish_mpi
 from hyperslab.errors import HyperslabError
 
@@ -33,6 +34,24 @@ def clean_errors() -> Iterator[None]:
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         console.print(f"error: {error}", style="red")
         raise SystemExit(1) from None
+
+
+@contextmanager
+def clean_interrupts() -> Iterator[None]:
+    """Ctrl-C is one line and exit code 130; in debug mode a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if os.environ.get(DEBUG):
+            raise
+        say_stopped()
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def begin_interrupts() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt, as in any program; before it was imports."""
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def leave(end: BaseException) -> NoReturn:

@@ -7,6 +7,7 @@ or one of the ranks: one that its launcher, torchrun, srun or mpirun has started
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,8 @@ def exit_when_stopped() -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
+        if not stopped.said:
+            print(stopped, file=sys.stderr)
         raise SystemExit(stopped.code) from None
 
 

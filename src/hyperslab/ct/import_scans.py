@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.pairs import Pair
 from hyperslab.formats.shared import optional
+from hyperslab.formats.shared.filled_folder import filling
 from hyperslab.formats.shared.labels import LIVER
 from hyperslab.worker_pool import each
 
@@ -41,7 +43,8 @@ def convert_scans(
 
     Raises:
         DataError: if ``shape`` or ``workers`` is not positive, if a file in the folder is not the
-            volume that it would be (before anything is converted), or cannot be written.
+            volume that it would be (before anything is converted), if another conversion fills
+            the folder, or if it cannot be written.
         HyperslabError: if the extra ``medical`` is not installed, or a worker process dies.
     """
     optional.nibabel()
@@ -49,15 +52,19 @@ def convert_scans(
         raise DataError(f"size {shape}, {workers} workers: need at least 1")
     scan_file.make_folder(folder)
     outcomes = []
-    for outcome in _each(pairs, folder, shape, workers):
-        outcomes.append(outcome)
-        done(outcome)
+    with (
+        filling(folder, "conversion"),
+        closing(_each(pairs, folder, shape, workers)) as results,
+    ):
+        for outcome in results:
+            outcomes.append(outcome)
+            done(outcome)
     return outcomes
 
 
 def _each(
     pairs: Sequence[Pair], folder: Path, shape: scan_file.Shape, workers: int
-) -> Iterator[ScanOutcome]:
+) -> Generator[ScanOutcome, None, None]:
     there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
     for pair in there:
         scan_file.check_scan(_path(folder, pair), pair, shape)

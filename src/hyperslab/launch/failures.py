@@ -102,7 +102,7 @@ def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]
     """
     failed = list(failures.values())
     if all(end.exitcode in CODES for end in failed):
-        return stopped(CODES[failed[0].exitcode])
+        return stopped(CODES[failed[0].exitcode], failures)
     cause = min(failed, key=_order)
     quote = _quote(output.get(cause.rank))
     if cause.overdue and not cause.explained:
@@ -123,9 +123,10 @@ def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]
     )
 
 
-def stopped(number: int) -> Stopped:
-    """The end of ranks by a signal."""
-    return Stopped(number, f"stopped by {signal.Signals(number).name}")
+def stopped(number: int, failures: Mapping[int, RankEnd]) -> Stopped:
+    """The end of ranks by a signal; one that notes signals says so itself."""
+    said = any(end.exitcode in CODES for end in failures.values())
+    return Stopped(number, f"stopped by {signal.Signals(number).name}", said=said)
 
 
 def _overdue(cause: RankEnd, failed: list[RankEnd]) -> str:

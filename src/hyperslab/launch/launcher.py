@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hyperslab.beginning import PARENT
 from hyperslab.launch.environment import LAUNCHER
 from hyperslab.launch.failures import explain_failures, stopped
 from hyperslab.launch.supervisor import Supervisor
@@ -53,7 +54,7 @@ def launch(
     failed = {rank: end for rank, end in supervisor.ends.items() if end.exitcode != 0}
     said = any(end.explained and not end.lost_contact for end in failed.values())
     if supervisor.signal and failed and not said:
-        raise stopped(supervisor.signal)
+        raise stopped(supervisor.signal, failed)
     if failed:
         output = {rank: folder / "stderr.log" for rank, folder in enumerate(folders)}
         raise explain_failures(failed, output)
@@ -66,5 +67,5 @@ def end_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):
+    if os.environ.get(LAUNCHER, str(PARENT)) != str(os.getppid()):
         signal.raise_signal(signal.SIGTERM)

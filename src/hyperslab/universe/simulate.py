@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.filled_folder import filling
 from hyperslab.universe import universe_file
 from hyperslab.universe.nbody import REDSHIFTS, Nbody
 from hyperslab.universe.parameters import NAMES, check_names, draw_universe
@@ -82,8 +83,8 @@ def simulate(
     as voxels if not said otherwise.
 
     Raises:
-        DataError: if an argument is out of range, or if a file in the folder is not the universe
-            it would be, or cannot be written.
+        DataError: if an argument is out of range, if another simulation fills the folder, or if a
+            file in it is not the universe it would be, or cannot be written.
         HyperslabError: if the extra ``universe`` is not installed.
     """
     _at_least("count", count, 1)
@@ -97,7 +98,9 @@ def simulate(
         steps=steps,
         ranges=ranges,
     )
-    return _fill(_made(Path(folder)), settings, count, done)
+    made = _made(Path(folder))
+    with filling(made, "simulation"):
+        return _fill(made, settings, count, done)
 
 
 def _fill(folder: Path, settings: Settings, count: int, done: Callable[[Path], None]) -> list[Path]:

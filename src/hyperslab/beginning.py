@@ -1,0 +1,40 @@
+"""What a process notes before it has imported anything that takes time: this comes first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+PARENT = os.getppid()
+"""The process that started this one, while it was there."""
+
+
+def say_stopped() -> None:
+    """The one line of a command that Ctrl-C ends.
+
+    The error output of ranks goes to files: the main one speaks on its standard output.
+    """
+    rank = os.environ.get("RANK")
+    stream = sys.stdout if rank == "0" else sys.stderr
+    try:
+        print("stopped by SIGINT", file=stream, flush=True)
+    except OSError:  # nobody reads it
+        return
+
+
+def _is_command() -> bool:
+    """Whether this process was started as ``hyperslab`` or ``python -m hyperslab``."""
+    words = sys.orig_argv
+    module = "-m" in words and words[words.index("-m") + 1 :][:1] == ["hyperslab"]
+    return module or os.path.basename(sys.argv[0]) == "hyperslab"
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    say_stopped()
+    os._exit(128 + signal.SIGINT)
+
+
+if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _leave)  # until `hyperslab.cli.main` begins: no traceback

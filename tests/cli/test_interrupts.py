@@ -1,0 +1,92 @@
+"""Ctrl-C is one line and exit code 130 at any moment, and ends all (tier: child processes)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyperslab.errors import DataError
+from hyperslab.universe import simulate
+from tests.train.universes import write_universes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+PATIENCE = 200  # [s]
+
+
+def begin(*arguments: str | Path) -> subprocess.Popen[str]:
+    """A command in a process group of its own, as a shell starts it."""
+    environment = {name: value for name, value in os.environ.items() if name != "HYPERSLAB_DEBUG"}
+    line = [sys.executable, "-m", "hyperslab", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        line, stdout=pipe, stderr=pipe, text=True, env=environment, process_group=0
+    )
+
+
+def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
+    """What a terminal does to all processes in its foreground."""
+    deadline = time.monotonic() + PATIENCE
+    while not when():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it does not get there"
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    said, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (130, "stopped by SIGINT\n"), said
+    deadline = time.monotonic() + 10
+    while members(process.pid):
+        assert time.monotonic() < deadline, "somebody is left"
+        time.sleep(0.05)
+
+
+def members(group: int) -> list[str]:
+    """The processes in it that are not over."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, its = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+        except OSError:  # it ended meanwhile
+            continue
+        if int(its) == group and state not in "ZX":
+            found.append(folder.name)
+    return found
+
+
+def test_while_it_imports() -> None:
+    process = begin("inspect", "nowhere")
+    maps = Path(f"/proc/{process.pid}/maps")
+    interrupt(process, lambda: "libtorch" in maps.read_text())
+
+
+def test_convert_with_workers(tmp_path: Path) -> None:
+    source = write_universes(tmp_path / "universes", 60, width=48)
+    out = tmp_path / "out"
+    process = begin("convert", source, out, "--compression", "gzip", "--workers", "2")
+    interrupt(process, lambda: any(out.glob("*.hdf5")))
+    assert len(list(out.glob("*.hdf5"))) < 60
+
+
+def test_simulate_which_has_its_folder_for_itself(tmp_path: Path) -> None:
+    pytest.importorskip("jaxpm")
+    out = tmp_path / "out"
+    process = begin("simulate", out, "--count", "1000", "--size", "8")
+
+    def begun() -> bool:
+        return any(out.glob("*.hdf5"))
+
+    def refused() -> bool:
+        if begun():
+            with pytest.raises(DataError, match="another simulation into it is under way"):
+                simulate(out, count=1000, size=8)
+        return begun()
+
+    interrupt(process, refused)
+    assert len(simulate(out, count=1, size=8)) == 1
