@@ -51,7 +51,7 @@ def put_in_place(new: Path, path: Path) -> None:
 def standing(path: Path) -> Path:
     """Where the checkpoint of this name is: aside, if it was being replaced when all ended."""
     old = aside(path)
-    return old if not os.path.lexists(path) and old.is_dir() else path
+    return old if not os.path.lexists(path) and _is_folder(old) else path
 
 
 def put_back(path: Path) -> None:
@@ -72,7 +72,7 @@ def check_replaceable(path: Path) -> None:
         CheckpointError: names a file in it.
         OSError: it cannot be read.
     """
-    if path.is_dir():
+    if _is_folder(path):
         others = [name for name in sorted(os.listdir(path)) if not OURS.fullmatch(name)]
         if others:
             raise CheckpointError(
@@ -87,7 +87,7 @@ def remove(path: Path) -> None:
     Raises:
         OSError: it cannot be.
     """
-    if path.is_dir() and not path.is_symlink():
+    if _is_folder(path):
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -110,6 +110,11 @@ def exchange(a: Path, b: Path) -> bool:
     if number in CANNOT:
         return False
     raise OSError(number, os.strerror(number), os.fspath(b))
+
+
+def _is_folder(path: Path) -> bool:
+    """Itself, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def sync(path: Path) -> None:
