@@ -286,24 +286,3 @@ def test_bf16_is_close_but_not_equal(
     second = losses(tmp_path / "run")[1]  # the first prediction is zero in any precision
     assert second == pytest.approx(reference[1], rel=0.05)
     assert second != reference[1]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_checkpoints_behind_the_steps_are_the_same(
-    tmp_path: Path, universes: Path, ranks: int
-) -> None:
-    read = []
-    for name, background in (("with", "true"), ("without", "false")):
-        recipe = write_recipe(tmp_path / f"{name}.yaml", universes, epochs=2)
-        words = ["checkpoint.every_steps=1", f"checkpoint.background={background}"]
-        if ranks == 1:
-            run(recipe, *words)
-        else:
-            run_ranks(ranks, run, recipe, *words, "grid.depth=2")
-        newest = latest(tmp_path / name)
-        assert newest is not None
-        assert newest.name == "step-00000006"
-        files = [*newest.glob("*.safetensors")]
-        assert files
-        read.append({file.name: file.read_bytes() for file in files})
-    assert read[0] == read[1]
