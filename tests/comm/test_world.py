@@ -81,12 +81,12 @@ def asked(groups: list[dist.ProcessGroup]) -> list[int]:
 
 def used_by_a_step(axes: dict[str, int], batch_norm: str, memory: bool) -> None:
     if not memory:
-        segment.SHARED_FOLDER = Path(os.devnull, "nowhere")
+        segment.FREE_SHARE = 0.0
     with pytest.MonkeyPatch.context() as monkeypatch:
         try:
             grid = hs.Grid(**axes)
         finally:
-            segment.SHARED_FOLDER = Path("/dev/shm")
+            segment.FREE_SHARE = 0.5
         assert (shared_channels() is not None) == memory
         model = hs.parallelize(network(), grid, batch_norm=batch_norm)
         x = hs.shard(torch.randn(4, 2, 16, 16, 16), grid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from pathlib import Path
 from unittest.mock import patch
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hyperslab as hs
 from hyperslab.comm import Shown, shared_buffers, shared_channels
 from hyperslab.comm.shared_memory import segment
-from hyperslab.comm.shared_memory.segment import SHARED_FOLDER
+from hyperslab.comm.shared_memory.segment import FREE_SHARE
 from hyperslab.ops.filters import share
 from hyperslab.parallel.shared_gradients import SharedGradients
 from tests.ranks import fresh_groups, run_ranks
@@ -159,11 +158,11 @@ def test_the_memory_goes_with_the_module() -> None:
 def without_room() -> bool:
     """Where there is no room for the gradients DistributedDataParallel averages them."""
     grid = hs.Grid(data=2)
-    segment.SHARED_FOLDER = Path(os.devnull, "nowhere")
+    segment.FREE_SHARE = 0.0
     try:
         model = hs.parallelize(nn.Linear(3, 2), grid, ordinary_inputs="trust")
     finally:
-        segment.SHARED_FOLDER = SHARED_FOLDER
+        segment.FREE_SHARE = FREE_SHARE
     model(torch.full((4, 3), grid.rank + 1.0)).sum().backward()
     assert model.weight.grad is not None
     right = torch.equal(model.weight.grad, torch.full((2, 3), 6.0))

@@ -16,7 +16,7 @@ from hyperslab.comm import plan_exchange, shared_channels
 from hyperslab.comm.exchange import start
 from hyperslab.comm.shared_memory import segment
 from hyperslab.comm.shared_memory.channels import LARGEST, Shared
-from hyperslab.comm.shared_memory.segment import SHARED_FOLDER
+from hyperslab.comm.shared_memory.segment import FREE_SHARE
 from hyperslab.comm.shared_memory.sums import SMALL
 from hyperslab.geometry import Partition
 from tests.ranks import RankError, fresh_groups, run_ranks
@@ -158,7 +158,7 @@ def test_half_precision_is_added_up_in_single() -> None:
 
 
 def files() -> list[str]:
-    return [path.name for path in SHARED_FOLDER.glob("hyperslab-*")]
+    return [path.name for path in Path("/dev/shm").glob("hyperslab-*")]
 
 
 def lasting(before: list[str]) -> set[str]:
@@ -198,13 +198,13 @@ def test_a_message_that_does_not_fit() -> None:
 
 def without_memory() -> bool:
     """As where there is no shared memory, or none left."""
-    segment.SHARED_FOLDER = Path(os.devnull, "nowhere")
+    segment.FREE_SHARE = 0.0
     try:
         grid = hs.Grid(depth=2)
         x = torch.randn(1, 2, 5, 3, 3)
         return shared_channels() is None and torch.equal(hs.shard(x, grid).full(), x)
     finally:
-        segment.SHARED_FOLDER = SHARED_FOLDER
+        segment.FREE_SHARE = FREE_SHARE
 
 
 def test_without_shared_memory_the_process_group_does_it() -> None:

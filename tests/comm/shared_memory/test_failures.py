@@ -8,6 +8,8 @@ import ctypes
 import os
 import signal
 import time
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -129,20 +131,45 @@ def test_the_average_of_gradients_names_the_dead_rank() -> None:
     caught.match("rank 0 lost contact with rank 1 during the average of the gradients: it has")
 
 
-def come_late(before: list[str]) -> set[str]:
-    """What lies in the file system while rank 0 waits for this rank, which may never come."""
-    found: set[str] = set()
-    if dist.get_rank() == 1:
-        time.sleep(0.5)
-        found = lasting(before)
-    assert shared_channels() is None
+def die_at(moment: str) -> None:
+    """Rank 0 is killed while it makes the memory, or before the others have opened it."""
+    if dist.get_rank() == 0:
+        dies = mock.Mock(side_effect=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(segment.os, moment, dies)
     connected()
-    return found
 
 
-def test_no_file_waits_for_a_rank_that_may_never_come() -> None:
-    fresh_groups()  # one that shares memory already would make no file
-    assert not run_ranks(2, come_late, files())[1]
+@pytest.mark.parametrize("moment", ["posix_fallocate", "close"])
+def test_a_rank_killed_at_the_start_leaves_no_memory(moment: str) -> None:
+    before = files()
+    with pytest.raises(RankError, match="rank 0: died"):
+        run_ranks(2, die_at, moment)
+    assert not lasting(before)
+
+
+def nameless() -> bool:
+    connected()
+    mapped = Path("/proc/self/maps").read_text()
+    return "/memfd:hyperslab-" in mapped and "/dev/shm/hyperslab" not in mapped
+
+
+def test_the_memory_has_no_name() -> None:
+    assert run_ranks(2, nameless) == [True, True]
+
+
+def a_strangers_file() -> bool:
+    """Rank 0 seems to be on another machine, where its numbers are those of something else."""
+    if dist.get_rank() == 0:
+        segment.os.getpid = lambda: 1
+    return shared_channels() is None and segment.share_file(4096, lambda path: path) is None
+
+
+def test_the_numbers_of_another_machine_are_not_trusted() -> None:
+    fresh_groups()
+    try:
+        assert run_ranks(2, a_strangers_file) == [True, True]
+    finally:
+        close_pool()
 
 
 def conjugate(count: int) -> None:

@@ -25,7 +25,7 @@ from hyperslab.comm.agreement import lost_contact
 
 T = TypeVar("T")
 
-SHARED_FOLDER = Path("/dev/shm")
+FREE_SHARE = 0.5  # of the memory that is free: what ranks share is at most that
 CACHE_LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
 SPINS = 4000  # tries, of half a microsecond each, before a waiting rank goes to sleep
 CHECK = 0.2  # [s] between two looks at whether the rank that is waited for still lives
@@ -49,7 +49,6 @@ class Segment:
         self.rank = dist.get_rank()
         self.limit = limit
         self._file = path.open("r+b", buffering=0)
-        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.rank)
         memory = mmap.mmap(self._file.fileno(), 0)
         with torch.inference_mode(False):  # or it could not be written to outside that mode
             whole = torch.frombuffer(memory, dtype=torch.uint8)
@@ -69,6 +68,18 @@ class Segment:
         for number, value in enumerate(semaphores):
             if self._libc.sem_init(self._semaphores[number], 1, value) != 0:
                 raise OSError(ctypes.get_errno(), "sem_init")
+
+    def enter(self) -> bool:
+        """Show the others that this rank is there, from now on; whether it can.
+
+        From now on, too, this process must not open and close the file again: it would lose the
+        lock by that.
+        """
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.rank)
+        except OSError:
+            return False
+        return True
 
     def leave(self) -> None:
         """Tell the others that this rank will not answer any more."""
@@ -139,49 +150,70 @@ def connect(
         return segment
 
     segment = share_file((len(semaphores) + numbers) * CACHE_LINE + data, open_segment)
-    if segment is not None:
-        weakref.finalize(group, segment.leave)
+    if segment is None:
+        return None
+    if not _all_ranks(segment.enter()):
+        segment.leave()
+        return None
+    weakref.finalize(group, segment.leave)
     return segment
+
+
+def _all_ranks(flag: bool) -> bool:
+    everywhere = torch.tensor(int(flag), device="cpu")
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+    return bool(everywhere.item())
 
 
 def share_file(nbytes: int, open_file: Callable[[Path], T]) -> T | None:
     """What every rank of the default group makes of a file of so many bytes; all call this.
 
     None where the ranks are on several machines, where the system has no shared memory, or where
-    that is full. The file has no name any more when this returns.
+    there is too little. The file is memory that never has a name, so nothing is left of it
+    wherever a process ends: the others open it by the descriptor of rank 0, which keeps it until
+    all have.
     """
-    message: list[str | None] = [None]
-    # All are here: nobody is ended for somebody else's failure to start while there is a file.
-    dist.barrier()
-    opened = None
+    held = _reserve(nbytes) if dist.get_rank() == 0 else None
     try:
-        if dist.get_rank() == 0:
-            message[0] = _reserve(nbytes)
+        message = [None if held is None else (held, os.getpid(), os.readlink(_descriptor(held)))]
         dist.broadcast_object_list(message, src=0)
         if message[0] is None:
             return None
+        descriptor, process, name = message[0]
+        path = _descriptor(descriptor, process)
+        opened = None
         with suppress(OSError):
-            opened = open_file(SHARED_FOLDER / message[0])
-        everywhere = torch.tensor(int(opened is not None), device="cpu")
-        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)  # all have opened it, or never will
+            if os.readlink(path) == name:  # else a process of another machine has that number
+                opened = open_file(path)
+        everywhere = _all_ranks(opened is not None)  # all have opened it, or never will
     finally:
-        if dist.get_rank() == 0 and message[0] is not None:
-            (SHARED_FOLDER / message[0]).unlink()
-    return opened if everywhere.item() else None
+        if held is not None:
+            os.close(held)
+    return opened if everywhere else None
 
 
-def _reserve(size: int) -> str | None:
-    """The name of a file of so many bytes that memory backs already: later it cannot run out."""
-    name = f"hyperslab-{uuid.uuid4().hex}"
-    try:
-        descriptor = os.open(SHARED_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:
+def _descriptor(number: int, process: int | str = "self") -> Path:
+    return Path(f"/proc/{process}/fd/{number}")
+
+
+def _reserve(size: int) -> int | None:
+    """A file of so many bytes that memory backs already: later it cannot run out."""
+    if not hasattr(os, "memfd_create") or size > FREE_SHARE * _free_memory():
         return None
+    descriptor = None
     try:
+        descriptor = os.memfd_create(f"hyperslab-{uuid.uuid4().hex}")
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
-        (SHARED_FOLDER / name).unlink()
+        if descriptor is not None:
+            os.close(descriptor)
         return None
-    finally:
-        os.close(descriptor)
-    return name
+    return descriptor
+
+
+def _free_memory() -> int:
+    """What the machine could give now [B]: asked for more, the system would kill a process."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0
