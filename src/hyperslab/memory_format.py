@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 
 import torch
+
+SHAPES_KEPT = 4096
+"""Shapes whose strides are known: a network has a few for each of its layers."""
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By the number of dims."""
@@ -18,7 +21,8 @@ def memory_format_of(x: torch.Tensor) -> torch.memory_format:
     return last
 
 
-def strides_in(shape: Sequence[int], memory_format: torch.memory_format) -> tuple[int, ...]:
+@functools.lru_cache(SHAPES_KEPT)
+def strides_in(shape: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
     """The strides of a new tensor of this memory format.
 
     >>> strides_in((2, 3, 1, 4), torch.channels_last)

@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node
 
 from hyperslab.geometry import Cut
 
@@ -48,16 +48,16 @@ class GradientHomes:
         self._made.clear()
         self._averaged = averaged
 
-    def free(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def free(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
         """The home, for what this backward pass will accumulate; None: somebody else would see it.
 
-        It holds anything.
+        It holds anything. ``accumulating`` is the node that accumulates the parameter's gradient.
         """
         entry = self._homes.get(id(parameter))
-        known = entry is not None and entry.parameter() is parameter
+        known = entry is not None and entry.parameter() is parameter and parameter.requires_grad
         if not known or not self._averaged or parameter.grad is not None:
             return None
-        if id(parameter) in self._made or _is_watched(parameter) or not _accumulates(parameter):
+        if id(parameter) in self._made or _is_watched(parameter) or not _accumulates(accumulating):
             return None
         self._let_go(parameter)
         assert entry is not None
@@ -115,9 +115,9 @@ def _is_watched(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks) or len(after) > 1
 
 
-def _accumulates(parameter: torch.Tensor) -> bool:
+def _accumulates(node: Node) -> bool:
     """Whether the present backward pass ends in ``parameter.grad``, not in somebody's hands."""
     try:
-        return bool(torch._C._will_engine_execute_node(get_gradient_edge(parameter).node))
-    except RuntimeError:  # torch.autograd.grad, or it is frozen by now
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch.autograd.grad
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -42,16 +42,28 @@ class Chain:
 
     def linked(self, links: Links) -> Chain:
         """With these links in place of its own."""
-        return replace(self, links=links)
+        return Chain(
+            self.source, self.block, self.version, links, self.with_graph, self.room, self.parents
+        )
 
     def in_room(self, room: Room | None) -> Chain:
         """With its result there."""
-        return replace(self, room=room)
+        return Chain(
+            self.source,
+            self.block,
+            self.version,
+            self.links,
+            self.with_graph,
+            room,
+            self.parents,
+        )
 
     def taken_over(self, x: Sharded) -> Chain:
         """That of ``x``, for the next tensor."""
         parents = (*self.parents, (weakref.ref(x), self.links))
-        return replace(self, parents=parents)
+        return Chain(
+            self.source, self.block, self.version, self.links, self.with_graph, None, parents
+        )
 
     @property
     def sources(self) -> list[Sharded]:

@@ -28,7 +28,8 @@ class _Taken(torch.autograd.Function):
         if torch.is_grad_enabled():
             beside = [0] * (2 * parameter.dim() - 2) + [ctx.begin, rest]
             return F.pad(gradient.to(parameter.dtype), beside), *[None] * 5
-        home = ctx.homes.free(parameter)
+        ((accumulating, _), *_) = ctx.next_functions
+        home = ctx.homes.free(parameter, accumulating)
         whole = torch.empty_like(parameter) if home is None else home
         whole[: ctx.begin].zero_()
         whole[ctx.begin : ctx.end] = gradient

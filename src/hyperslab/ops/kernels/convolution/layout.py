@@ -24,11 +24,11 @@ def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bo
     """
     return (
         kernels != "torch"
-        and x.dim() in CHANNELS_LAST
         and x.dtype == weight.dtype
+        and x.dim() in CHANNELS_LAST
         and choose.device_kind(x) == "cpu"
         and weight.device == x.device
-        and bool(torch.backends.mkldnn.enabled)
+        and torch._C._get_mkldnn_enabled()
         and onednn_has(x.dtype)
     )
 

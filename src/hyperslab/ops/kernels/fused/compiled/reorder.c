@@ -1,5 +1,5 @@
 /* From contiguous memory to channels last and back: a transposition of every sample. */
-#include "rows.h"
+#include "wide.h"
 
 typedef struct {
     const void *x;
@@ -119,6 +119,53 @@ static void tile_to_first(const reordering *k, int64_t sample, int64_t channel, 
         copy_out(k, base + (channel + c) * k->voxels + voxel, voxels, r->turned + c * stride, r);
 }
 
+#if WIDE
+/* Four channels side by side, sixteen voxels at a time, without a stop in the cache: what a network
+ * for universes or for scans of four kinds reads first. Returns how many voxels it did. */
+INLINE int64_t four_to_last(const float *x, int64_t stride, void *y, int64_t y_type, int64_t first,
+                            int64_t voxels, int past_caches)
+{
+    int64_t v = 0;
+    for (; v + 16 <= voxels; v += 16) {
+        __m512 c[4], pair[4];
+        for (int i = 0; i < 4; i++)
+            c[i] = _mm512_loadu_ps(x + i * stride + v);
+        pair[0] = _mm512_unpacklo_ps(c[0], c[1]);
+        pair[1] = _mm512_unpackhi_ps(c[0], c[1]);
+        pair[2] = _mm512_unpacklo_ps(c[2], c[3]);
+        pair[3] = _mm512_unpackhi_ps(c[2], c[3]);
+        /* Voxels i, i + 4, i + 8, i + 12 in q[i]: a quarter each. */
+        __m512 q[4] = {_mm512_shuffle_ps(pair[0], pair[2], 0x44),
+                       _mm512_shuffle_ps(pair[0], pair[2], 0xee),
+                       _mm512_shuffle_ps(pair[1], pair[3], 0x44),
+                       _mm512_shuffle_ps(pair[1], pair[3], 0xee)};
+        __m512 low = _mm512_shuffle_f32x4(q[0], q[1], 0x44), low2 = _mm512_shuffle_f32x4(q[2], q[3], 0x44);
+        __m512 high = _mm512_shuffle_f32x4(q[0], q[1], 0xee), high2 = _mm512_shuffle_f32x4(q[2], q[3], 0xee);
+        store_wide(y, y_type, first + 4 * v, _mm512_shuffle_f32x4(low, low2, 0x88), past_caches);
+        store_wide(y, y_type, first + 4 * v + 16, _mm512_shuffle_f32x4(low, low2, 0xdd), past_caches);
+        store_wide(y, y_type, first + 4 * v + 32, _mm512_shuffle_f32x4(high, high2, 0x88), past_caches);
+        store_wide(y, y_type, first + 4 * v + 48, _mm512_shuffle_f32x4(high, high2, 0xdd), past_caches);
+    }
+    return v;
+}
+
+static int64_t four_channels(const reordering *k, int64_t sample, int64_t voxel, int64_t voxels)
+{
+    int64_t base = sample * 4 * k->voxels, first = base + 4 * voxel;
+    const float *x = (const float *)k->x + base + voxel;
+    int past_caches = k->stream && can_stream(k->y, k->y_type, first);
+    if (k->y_type == BFLOAT16)
+        return four_to_last(x, k->voxels, k->y, BFLOAT16, first, voxels, past_caches);
+    return four_to_last(x, k->voxels, k->y, k->y_type, first, voxels, past_caches);
+}
+#else
+static int64_t four_channels(const reordering *k, int64_t sample, int64_t voxel, int64_t voxels)
+{
+    (void)k, (void)sample, (void)voxel, (void)voxels;
+    return 0;
+}
+#endif
+
 int hyperslab_reorder(const reordering *k)
 {
     int64_t tall = (k->channels + CHANNELS - 1) / CHANNELS, wide = (k->voxels + VOXELS - 1) / VOXELS;
@@ -131,10 +178,12 @@ int hyperslab_reorder(const reordering *k)
     for (int64_t i = first; i < last; i++) {
         int64_t channel = i % tall * CHANNELS, voxel = i / tall % wide * VOXELS;
         int64_t channels = least(CHANNELS, k->channels - channel);
-        int64_t voxels = least(VOXELS, k->voxels - voxel);
-        if (k->to_last)
-            tile_to_last(k, i / tall / wide, channel, channels, voxel, voxels, r);
-        else
+        int64_t voxels = least(VOXELS, k->voxels - voxel), done = 0;
+        if (k->to_last && k->channels == 4 && k->x_type == FLOAT32)
+            done = four_channels(k, i / tall / wide, voxel, voxels);
+        if (k->to_last && done < voxels)
+            tile_to_last(k, i / tall / wide, channel, channels, voxel + done, voxels - done, r);
+        if (!k->to_last)
             tile_to_first(k, i / tall / wide, channel, channels, voxel, voxels, r);
     }
     finish_stream(k->stream);
