@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import load
@@ -40,7 +40,7 @@ class RunState:
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: LRScheduler
+    schedule: LambdaLR
     batch_size: int
     samples: str
     about: DataCard

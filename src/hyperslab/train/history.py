@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from hyperslab.atomic_files import open_to_append, write_csv
+from hyperslab.atomic_files import append_whole, json_lines, open_to_append, write_csv
 
 STEP_COLUMNS = (
     "step",
@@ -23,6 +25,20 @@ STEP_COLUMNS = (
 )
 LATER = {"flops_per_second", "peak_share"}
 """Columns that files of earlier versions do not have; their cells are empty."""
+
+
+CHANGES = "changes.jsonl"
+"""In a run's folder: step, date and keys of every resumption with another recipe."""
+
+
+def record_changes(run: Path, step: int, changes: Mapping[str, list[Any]]) -> None:
+    """Take down what the steps from here on are done with: by key, the value before and now.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    append_whole(run / CHANGES, json_lines([{"step": step, "date": date, "changes": changes}]))
 
 
 def epochs_columns(measures: tuple[str, ...]) -> tuple[str, ...]:

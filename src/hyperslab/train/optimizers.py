@@ -68,6 +68,27 @@ def build_schedule(
     return LambdaLR(optimizer, lambda step: factor_at(config.schedule, step / steps_per_epoch))
 
 
+def settings_of_optimizer(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Its learning rate, betas and the like, of every group of parameters."""
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def put_settings(schedule: LambdaLR, settings: list[dict[str, Any]]) -> None:
+    """Give a schedule's optimizer settings in place of those that came with a checkpoint.
+
+    The rate is what the schedule makes of it at its step.
+    """
+    schedule.base_lrs = [group["initial_lr"] for group in settings]
+    rates = [
+        first * factor(schedule.last_epoch)
+        for first, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+    ]
+    for group, given, rate in zip(schedule.optimizer.param_groups, settings, rates, strict=True):
+        group.update(given)
+        group["lr"] = rate
+    schedule._last_lr = rates
+
+
 def factor_at(schedule: AnySchedule, epoch: float) -> float:
     """What multiplies the learning rate after so many epochs, which need not be whole.
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,8 @@ from hyperslab.comm.agreement import from_main, lost_contact, start_alike
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import launch_facts
-from hyperslab.recipe.load import save_recipe
+from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.resume import changed_keys
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import (
     build_model,
@@ -27,10 +29,16 @@ from hyperslab.train.build import (
     open_training,
     training_digest,
 )
+from hyperslab.train.history import record_changes
 from hyperslab.train.mlperf.events import RunEvents
 from hyperslab.train.mlperf.log import MlperfLog
 from hyperslab.train.objective import Objective
-from hyperslab.train.optimizers import build_optimizer, build_schedule
+from hyperslab.train.optimizers import (
+    build_optimizer,
+    build_schedule,
+    put_settings,
+    settings_of_optimizer,
+)
 from hyperslab.train.profile.recorder import ProfilePolicy
 from hyperslab.train.profile.trainer import ProfiledTrainer
 from hyperslab.train.progress import Progress
@@ -158,7 +166,7 @@ def build(
     path = latest(recipe.output) if resume else None
     at = Position()
     if path is not None:
-        at = state.restore(path, trust_pickle=recipe.checkpoint.trust_pickle)
+        at = _resume(path, state, recipe)
         mend_best(path, at.best_step)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         words = f"cannot write into output {recipe.output}"
@@ -180,6 +188,35 @@ def build(
         test=followed[0] if followed else None,
         progress=progress,
     )
+
+
+def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
+    """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
+    changes = from_main(lambda: _changes(recipe))
+    settings = settings_of_optimizer(state.optimizer)
+    at = state.restore(path, trust_pickle=recipe.checkpoint.trust_pickle)
+    put_settings(state.schedule, settings)
+    if changes:
+        words = f"cannot write into output {recipe.output}"
+        from_main(
+            lambda: record_changes(recipe.output, at.step, changes),
+            failing=words,
+            error=RecipeError,
+        )
+    return at
+
+
+def _changes(recipe: Recipe) -> dict[str, list[Any]]:
+    """What this recipe changes in the run; raises what `changed_keys` does."""
+    try:
+        before = load_recipe(recipe.output / RECIPE)
+    except RecipeError as error:
+        log.warning("what the resumed run changes cannot be told: %s", error)
+        return {}
+    changes = changed_keys(before, recipe)
+    for key, (then, now) in changes.items():
+        log.info("%s: %s, was %s", key, now, then)
+    return changes
 
 
 def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
