@@ -87,7 +87,7 @@ def agree_on_group_names() -> None:
         RuntimeError: it has, or a rank did not come within the time limit.
     """
     torchs = dist.distributed_c10d._world
-    made = torch.tensor(torchs.group_count, device=device_of_rank())
+    made = torch.full((), torchs.group_count, device=device_of_rank())
     dist.all_reduce(made, op=dist.ReduceOp.MAX)
     torchs.group_count = int(made.item())
 

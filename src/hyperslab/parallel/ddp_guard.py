@@ -19,7 +19,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
+from hyperslab.parallel.equal_parameters import EqualParameters
 from hyperslab.parallel.ordinary_inputs import OrdinaryInputs
 from hyperslab.parallel.shared_gradients import SharedGradients
 from hyperslab.tensor import Sharded
@@ -66,18 +68,20 @@ class Guard:
 
     Args:
         module: its trainable parameters now are those that will be averaged.
+        grid: the ranks.
         find_unused: whether some of them may take no part in a loss.
         inputs: what looks at ordinary tensors that enter the module, if anything does.
     """
 
     def __init__(
-        self, module: nn.Module, *, find_unused: bool, inputs: OrdinaryInputs | None
+        self, module: nn.Module, grid: Grid, *, find_unused: bool, inputs: OrdinaryInputs | None
     ) -> None:
         self.module = module
         self.find_unused = find_unused
         self.averaged = _trainable(module)
         self.synchronised = True
         self.inputs = inputs
+        self.parameters = EqualParameters(module, grid)
         self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
         self.gradients: SharedGradients | None = None  # None: DistributedDataParallel has them
@@ -94,6 +98,8 @@ class Guard:
             self.alone = self.inputs.check(args, kwargs)
             if self.alone is not None and self.module.training:
                 raise self.alone
+        if trainable:
+            self.parameters.look(args, kwargs)
         self.seen.clear()
         self.synchronised = averaging is None or averaging.require_backward_grad_sync
         if self.gradients is not None:

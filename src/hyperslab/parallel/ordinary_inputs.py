@@ -15,14 +15,11 @@ from hyperslab.comm.rows import Rows
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.inputs.comparisons import comparisons_of
-from hyperslab.tensor.inputs.digest import digest_in_memory, digest_on_device
+from hyperslab.tensor.inputs.digest import digest_of_all
 from hyperslab.tensor.inputs.handed_in import ranks_in_words
 
 Ordinary = Literal["check", "trust"]
 ORDINARY: tuple[str, ...] = get_args(Ordinary)
-
-_POSITIVE = (1 << 63) - 1
-_ODD = 1000003  # so that it counts which tensor is which
 
 
 class OrdinaryInputs:
@@ -76,13 +73,7 @@ class OrdinaryInputs:
                     'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
                 )
 
-        on_host = zlib.crc32(forms.encode())
-        on_device = torch.zeros((), dtype=torch.int64, device=self.grid.device)
-        for x in ordinary:
-            if x.device.type == "cpu":
-                own = digest_in_memory(x, tuple(range(x.dim())))
-                on_host = (on_host * _ODD + own) & _POSITIVE
-            else:
-                on_device = on_device * _ODD + digest_on_device(x)  # wraps around
-        rows = Rows(self.grid, [on_host], on_device, "the comparison of ordinary inputs")
+        on_host, on_device = digest_of_all(ordinary, self.grid.device)
+        numbers = [zlib.crc32(forms.encode()), on_host]
+        rows = Rows(self.grid, numbers, on_device, "the comparison of ordinary inputs")
         comparisons_of(self.grid).add(rows, (name, forms), judge)

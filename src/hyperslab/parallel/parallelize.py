@@ -92,7 +92,8 @@ def parallelize(
         LayoutError: the module is parallelised already, ``batch_norm``, ``kernels``,
             ``ordinary_inputs`` or ``random_states`` is unknown, or ``until`` names no part of it.
             Later, from forward or backward: the module is used in a way that would leave a gradient
-            partial, or trained with ordinary tensors that are not equal on all ranks.
+            partial, or trained with ordinary tensors, or parameters, that are not equal on all
+            ranks: at the module's training forwards 1, 2, 4, 8, ... the ranks compare parameters.
     """
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
@@ -155,7 +156,7 @@ def _average_gradients(
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
     _make_equal(module, grid)
-    guard = Guard(module, find_unused=find_unused, inputs=inputs)
+    guard = Guard(module, grid, find_unused=find_unused, inputs=inputs)
     if not any(p.requires_grad for p in module.parameters()):
         module.forward = Watched(module.forward, guard)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import xxhash
 
 CHUNK = 1 << 22  # numbers of a tensor on a device that are looked at at once
 _POSITIVE = (1 << 63) - 1
 _LOW = (1 << 32) - 1
+_ODD = 1000003  # so that it counts which tensor is which
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 """By the size of an element [B]; of the largest there are two."""
 
@@ -51,6 +54,21 @@ def digest_on_device(x: torch.Tensor) -> torch.Tensor:
             values = values ^ ((values >> 32) & _LOW)
         total += (values * weights[: len(values)]).sum() * (2 * number + 1)  # wraps around
     return total
+
+
+def digest_of_all(
+    tensors: Iterable[torch.Tensor], device: torch.device
+) -> tuple[int, torch.Tensor]:
+    """Of several tensors in their order: of those on the CPU, and of the others on ``device``."""
+    on_host = 0
+    on_device = torch.zeros((), dtype=torch.int64, device=device)
+    for x in tensors:
+        if x.device.type == "cpu":
+            own = digest_in_memory(x.detach(), tuple(range(x.dim())))
+            on_host = (on_host * _ODD + own) & _POSITIVE
+        else:
+            on_device = on_device * _ODD + digest_on_device(x)  # wraps around
+    return on_host, on_device
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
