@@ -199,6 +199,7 @@ def steps_of(recipe: Path) -> int:
     return len(losses(recipe.with_suffix("")))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_restarts_go_on_and_leave_out_a_rank_that_cannot_come_back(
     tmp_path: Path, universes: Path
@@ -240,3 +241,29 @@ def test_what_is_wrong_with_the_recipe_is_not_tried_again(tmp_path: Path, univer
     assert done.returncode == 1
     assert "but the model takes [32, 32, 32]" in done.stderr
     assert "restart" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_torchrun_starts_ranks_again_from_the_newest_checkpoint(
+    tmp_path: Path, universes: Path
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = ["-m", "hyperslab", "train", str(recipe), "grid.depth=2", "epochs=100000"]
+    line = [sys.executable, *torchrun, "--max-restarts=1", *arguments, "checkpoint.every_steps=3"]
+    pipe = subprocess.PIPE
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(line, stdout=pipe, stderr=errors, text=True)
+    try:
+        history = tmp_path / "run" / "steps.csv"
+        until(lambda: history.exists() and steps_of(recipe) > 4, process)
+        first = ranks_of(process.pid)
+        os.kill(first[1], signal.SIGKILL)
+        until(lambda: gone(first), process)
+        done = steps_of(recipe)
+        until(lambda: steps_of(recipe) > done, process)
+    finally:
+        process.terminate()
+        text, _ = process.communicate(timeout=PATIENCE)
+    assert f"going on from {tmp_path / 'run' / 'checkpoints' / 'step-'}" in text

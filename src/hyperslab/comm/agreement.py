@@ -23,6 +23,8 @@ from hyperslab.errors import CommError, HyperslabError, RecipeError, reason
 
 T = TypeVar("T")
 
+AGREEMENT = "an agreement of ranks"
+
 Group = dist.ProcessGroup | None
 """``None`` is all ranks."""
 
@@ -50,7 +52,7 @@ def from_main(
             outcome[0] = _call(make, failing, error)
         except Exception as problem:
             outcome[1] = _picklable(problem)
-    with keeping_contact("an agreement of ranks"):
+    with keeping_contact(AGREEMENT):
         dist.broadcast_object_list(outcome, src=0, group=group)
     if isinstance(outcome[1], Exception):
         raise outcome[1]
@@ -63,7 +65,7 @@ def from_all(mine: T, group: Group = None) -> list[T]:
     if size == 1:
         return [mine]
     found: list[T | None] = [None] * size
-    with keeping_contact("an agreement of ranks"):
+    with keeping_contact(AGREEMENT):
         dist.all_gather_object(found, mine, group=group)
     return cast(list[T], found)
 
@@ -106,29 +108,31 @@ def any_rank(flag: bool, group: Group = None) -> bool:
     if ranks_in(group) == 1:
         return flag
     found = torch.tensor([flag], dtype=torch.uint8, device=device_of_rank(group))
-    with keeping_contact("an agreement of ranks"):
+    with keeping_contact(AGREEMENT):
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return bool(found.item())
 
 
-def same_on_all(number: int) -> bool:
+def same_on_all(number: int, what: str = AGREEMENT) -> bool:
     """Whether all ranks have the same number, such as the checksum of something larger."""
     if ranks_in() == 1:
         return True
     ends = torch.tensor([number, -number], device=device_of_rank())
-    with keeping_contact("an agreement of ranks"):
+    with keeping_contact(what):
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     return bool(ends[0] == -ends[1])
 
 
-def agree_on(facts: Facts) -> None:
+def agree_on(facts: Facts, what: str = AGREEMENT) -> None:
     """Make sure that all ranks want the same; ``facts`` as in `roll_call`.
+
+    ``what`` this belongs to, for the error of a rank that loses another one.
 
     Raises:
         RecipeError: two ranks do not; names the first difference.
     """
     words = json.dumps(facts)
-    if same_on_all(zlib.crc32(words.encode())):
+    if same_on_all(zlib.crc32(words.encode()), what):
         return
     found = from_all((socket.gethostname(), words))
     differences = compare_facts(

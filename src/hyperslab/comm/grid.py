@@ -25,6 +25,8 @@ AXES = ("data", "depth", "height", "width")
 SPATIAL_AXES = AXES[1:]
 """Those that cut volumes."""
 
+START = "the start of the grid"
+
 log = logging.getLogger("hyperslab")
 
 
@@ -67,7 +69,7 @@ class Grid:
         if any(extent < 1 for extent in self.extents.values()):
             raise LayoutError(f"every axis of a grid needs at least one rank: {self}")
         start_distributed(timeout, {"grid": self.extents})
-        agree_on({"grid": self.extents})
+        agree_on({"grid": self.extents}, START)
         distributed = dist.is_initialized()
         self.size = dist.get_world_size() if distributed else 1
         self.rank = dist.get_rank() if distributed else 0
@@ -78,7 +80,7 @@ class Grid:
                 f"(torchrun --nproc-per-node {math.prod(self.extents.values())} ...), "
                 "or change the grid"
             )
-        with keeping_contact("the start of the grid"):
+        with keeping_contact(START):
             connect_ranks()
         self._communicators = communicators_of_world() if self.size > 1 else None
         self.device = device_of_rank()
