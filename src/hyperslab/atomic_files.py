@@ -24,6 +24,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from hyperslab.documents import value_of_json
+
 
 def partial_path(path: Path) -> Path:
     """The name that a file or folder has until it is complete."""
@@ -115,7 +117,7 @@ def read_json_lines(path: Path) -> tuple[list[Any], int]:
         ValueError: a line is not JSON.
     """
     whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    rows = [json.loads(line) for line in whole.split(b"\n")] if newline else []
+    rows = [value_of_json(line) for line in whole.split(b"\n")] if newline else []
     return rows, len(whole) + len(newline)
 
 

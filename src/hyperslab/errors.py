@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 
 class HyperslabError(Exception):
     """Base of every error that hyperslab raises on purpose."""
@@ -52,6 +54,27 @@ class Stopped(HyperslabError):
         super().__init__(message)
         self.code = 128 + number
         self.said = said
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: control characters, as files may hold them, are written out.
+
+    They could move the cursor, change what was printed before, or turn the order of letters round.
+
+    >>> print(printable("univ\\x1b[2K\\u202e.hdf5"))
+    univ\\x1b[2K\\u202e.hdf5
+    >>> printable("two\\nlines")
+    'two\\nlines'
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_written_out, text))
+
+
+def _written_out(letter: str) -> str:
+    if letter == "\n" or unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return letter
+    return letter.encode("unicode_escape", "surrogatepass").decode()
 
 
 def reason(problem: BaseException) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.calibrate import Calibration, Measurement, calibrate
 from hyperslab.calibrate.recipes import operators_of_recipes
+from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.progress import progress
 from hyperslab.cli.rank import adopt_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.comm import Grid
@@ -75,7 +75,7 @@ def calibrate_as_rank(
 ) -> None:
     """Measure as one rank; the main one writes the file and shows how far it is."""
     is_main = become_rank()
-    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
+    log_to_stdout(logging.WARNING)
     start_ranks("auto", timeout=TIMEOUT)
     grid = Grid(data=int(os.environ["WORLD_SIZE"]))
     before = from_main(lambda: load_machine(out) if out.exists() else None)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hyperslab.cli.errors import say
 from hyperslab.cli.progress import progress
 from hyperslab.convert import Request, convert
 from hyperslab.ct import Pair, ScanOutcome, Shape, convert_scans, find, make_phantoms
@@ -124,7 +125,7 @@ def folder(
         def begun(count: int, notices: Sequence[str]) -> None:
             bar.add_task("volumes", total=count)
             for notice in notices:
-                typer.echo(f"note: {notice}", err=True)
+                say(f"note: {notice}", err=True)
 
         outcomes = convert(
             src,
@@ -139,9 +140,9 @@ def folder(
         )
     for outcome in outcomes:
         if outcome.reason:
-            typer.echo(f"not converted: {outcome.reason}", err=True)
+            say(f"not converted: {outcome.reason}", err=True)
     count = Counter(outcome.state for outcome in outcomes)
-    typer.echo(
+    say(
         f"{count['converted'] + count['kept']} volumes in {out} as {format} "
         f"({count['converted']} converted, {count['kept']} kept), {count['failed']} not converted"
     )
@@ -236,9 +237,9 @@ def _converted(
 
 def _report(outcomes: list[ScanOutcome], out: Path) -> None:
     for outcome in sorted((o for o in outcomes if o.reason), key=lambda o: o.pair.name):
-        typer.echo(f"skipped {outcome.pair.name}: {outcome.reason}", err=True)
+        say(f"skipped {outcome.pair.name}: {outcome.reason}", err=True)
     count = Counter(outcome.state for outcome in outcomes)
-    typer.echo(
+    say(
         f"{count['converted'] + count['kept']} volumes in {out} "
         f"({count['converted']} converted, {count['kept']} kept), {count['skipped']} skipped"
     )

@@ -1,4 +1,4 @@
-"""Errors as a user of the command line sees them: one clean message, no traceback."""
+"""What a user of the command line sees: errors as one clean message, and words that do no harm."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+import typer
 from rich.console import Console
 
 from hyperslab.beginning import say_stopped
 from hyperslab.comm.mpi import finish_mpi
-from hyperslab.errors import HyperslabError
+from hyperslab.errors import HyperslabError, printable
 
 DEBUG = "HYPERSLAB_DEBUG"
 """Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""
@@ -32,7 +33,7 @@ def clean_errors() -> Iterator[None]:
         if os.environ.get(DEBUG):
             raise
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"error: {error}", style="red")
+        console.print(f"error: {printable(str(error))}", style="red")
         raise SystemExit(1) from None
 
 
@@ -74,7 +75,26 @@ def _code(end: BaseException) -> int:
     if isinstance(end, SystemExit):
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF
-        print(end.code, file=sys.stderr)
+        print(printable(str(end.code)), file=sys.stderr)
         return 1
     sys.excepthook(type(end), end, end.__traceback__)
     return 128 + signal.SIGINT if isinstance(end, KeyboardInterrupt) else 1
+
+
+class PrintableFormatter(logging.Formatter):
+    """The message alone, its control characters written out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_stdout(level: int) -> None:
+    """Have the logs of this process printed, from a level on."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, or several; ``err``: to standard error."""
+    typer.echo(printable(text), err=err)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.rank import (
     adopt_rank,
     become_rank,
@@ -91,7 +91,7 @@ def evaluate_as_rank(
 ) -> None:
     """Evaluate as one rank; the main one prints."""
     is_main = become_rank()
-    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
+    log_to_stdout(logging.WARNING)
     result = evaluate(
         run, checkpoint=checkpoint, split=split, overrides=overrides, calibrate=calibrate
     )

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hyperslab.cli.errors import say
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source, Subvolumes
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
@@ -51,11 +52,11 @@ def inspect(
         extents = _extents(words)
         source, found = _of_folder(path, format, channels, outside_files)
     storage = source.storage(0)
-    typer.echo(f"{path}: {len(source.names)} samples, {found}")
+    say(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
-        typer.echo(f"  {word:11}{text}")
+        say(f"  {word:11}{text}")
     for line in (*_costs(source, storage, extents), *_store_costs(source, extents)):
-        typer.echo(line)
+        say(line)
 
 
 def _of_folder(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.progress import progress
 from hyperslab.cli.rank import (
     adopt_rank,
@@ -25,7 +25,7 @@ from hyperslab.cli.rank import (
     launch_command,
     telling_ranks,
 )
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, printable
 from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.run import recipe_of
 
@@ -89,7 +89,7 @@ def predict_as_rank(
         DataError: names the inputs that failed; the others are done.
     """
     is_main = become_rank()
-    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.WARNING)
+    log_to_stdout(logging.WARNING)
     shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
     with progress(shown) as bar:
         task = bar.add_task("predict", total=None)
@@ -103,7 +103,7 @@ def predict_as_rank(
             done=lambda _, total: bar.update(task, advance=1, total=total),
         )
     if is_main:
-        print(_summary(outcomes, out), flush=True)
+        print(printable(_summary(outcomes, out)), flush=True)
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if failed:
         reasons = "\n".join(f"    {outcome.reason}" for outcome in failed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.rank import exit_when_stopped, is_started
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError
@@ -98,7 +98,7 @@ def scale_command(
         trains=not predict,
         refused=tuple(refused),
     )
-    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
+    log_to_stdout(logging.INFO)
     with exit_when_stopped():
         study = run_study(request, predictor)
     console = Console(soft_wrap=True)

@@ -12,9 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.rank import exit_when_stopped, is_started
 from hyperslab.comm.grid import AXES
-from hyperslab.errors import LayoutError, RecipeError
+from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.recipe.schema import Recipe
 from hyperslab.sweep.forecast import forecast_table
 from hyperslab.sweep.load import load_sweep
@@ -63,7 +64,7 @@ def sweep_command(
     if dry_run:
         console.print(forecast_table(wanted, machine))
         return
-    logging.basicConfig(format="%(message)s", stream=sys.stdout, level=logging.INFO)
+    log_to_stdout(logging.INFO)
     with exit_when_stopped():
         state = run_sweep(wanted, count, SweepProgress(wanted))
     rows = state.rows()
@@ -77,8 +78,10 @@ def sweep_command(
     )
     if state.failures:
         for name, reason in state.failures.items():
-            line = f"failed: {name}: {reason}"
-            console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
+            line = printable(f"failed: {name}: {reason}")
+            console.print(
+                printable(line), style="red", highlight=False, markup=False, soft_wrap=True
+            )
         raise typer.Exit(1)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hyperslab.cli.errors import PrintableFormatter
 from hyperslab.cli.rank import (
     adopt_rank,
     become_rank,
@@ -158,7 +159,7 @@ def _log_to_terminal(*, is_main: bool) -> None:
     """Once in a process."""
     if not any(isinstance(handler, _Terminal) for handler in log.handlers):
         handler = _Terminal()
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(PrintableFormatter("%(message)s"))
         log.addHandler(handler)
     log.setLevel(logging.INFO if is_main else logging.WARNING)
 

@@ -54,6 +54,7 @@ def held(folder: Path, asked: Entry) -> Iterator[Manifest]:
         if not try_lock(file.fileno()):
             raise DataError(f"{folder}: another conversion into it is under way")
         found, entries, size = read_manifest(folder)
+        _check_complete(folder, entries)
         try:
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
@@ -66,6 +67,17 @@ def held(folder: Path, asked: Entry) -> Iterator[Manifest]:
                     f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
                 )
         yield Manifest(folder, entries)
+
+
+def _check_complete(folder: Path, entries: Sequence[Entry]) -> None:
+    """A run that goes on looks for more than a reader."""
+    for entry in entries:
+        missing = [key for key in ("files", "stamps", "crc32c") if key not in entry]
+        if missing:
+            raise DataError(
+                f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                f"{entry['name']!r} has no {missing[0]})"
+            )
 
 
 def _check_empty(folder: Path) -> None:

@@ -15,13 +15,13 @@ import yaml
 from pydantic import ValidationError
 
 from hyperslab.atomic_files import write_text
+from hyperslab.documents import parse_long_yaml
 from hyperslab.errors import MachineError
 from hyperslab.machine.schema import FORMAT, Machine
 
 log = logging.getLogger("hyperslab")
 
 _SHIPPED = files("hyperslab.machine") / "shipped"
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is built
 
 
 def shipped_machines() -> list[str]:
@@ -89,7 +89,7 @@ def _values(where: str) -> dict[str, Any]:
     shipped = where in shipped_machines()
     try:
         text = (_SHIPPED / f"{where}.yaml" if shipped else Path(where)).read_text()
-        values = yaml.load(text, _Loader)
+        values = parse_long_yaml(text)
     except FileNotFoundError:
         raise MachineError(
             f"there is no machine file {where}\n    give the path of a file that `hyperslab "

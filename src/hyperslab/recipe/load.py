@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from hyperslab.atomic_files import write_text
+from hyperslab.documents import parse_yaml
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.explain import DEFAULT_NAMES, explain
 from hyperslab.recipe.schema import Recipe
@@ -57,7 +58,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         RecipeError: it cannot be read, or holds something else.
     """
     try:
-        values = yaml.safe_load(path.read_text())
+        values = parse_yaml(path.read_text())
     except OSError as error:
         raise RecipeError(f"cannot read the {what} {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -72,7 +73,7 @@ def _parse(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise RecipeError(f"{text!r} is no override: write key=value, such as grid.depth=2")
     try:
-        return key, yaml.safe_load(value)
+        return key, parse_yaml(value)
     except yaml.YAMLError as error:
         raise RecipeError(f"override {text!r}: the value is no YAML: {error}") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from hyperslab.comm.grid import AXES
+from hyperslab.documents import parse_yaml, read_json
 from hyperslab.errors import DataError
 from hyperslab.train.profile.schema import Profile, predicted_path, read_profile, read_profiles
 
@@ -129,7 +129,7 @@ def read_run(path: str | Path) -> Run:
 def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe as plain nested dictionaries."""
     try:
-        recipe = yaml.safe_load(path.read_text())
+        recipe = parse_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(recipe, dict):
@@ -142,7 +142,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text())
+        value = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     found = value if isinstance(value, dict) else {}

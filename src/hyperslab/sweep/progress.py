@@ -11,6 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from hyperslab.errors import printable
 from hyperslab.sweep.load import Sweep, SweepRun
 from hyperslab.sweep.result import RunResult
 
@@ -91,7 +92,7 @@ class SweepProgress:
 
     def _say(self, line: str) -> None:
         if self.console.is_terminal:
-            self.bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self.bar.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
         else:
             log.info("%s", line)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hyperslab.atomic_files import write_json
+from hyperslab.documents import read_json
 from hyperslab.errors import DataError
 from hyperslab.report.run_folder import NEEDED_OF_EPOCHS, read_evaluation, read_table
 
@@ -43,7 +43,7 @@ def read_result(folder: Path) -> RunResult | None:
     """
     path = folder / FILE
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         return RunResult(**{field.name: values[field.name] for field in fields(RunResult)})
     except FileNotFoundError:
         return None

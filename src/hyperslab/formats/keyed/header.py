@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, printable
 from hyperslab.formats.io_cost import SIEVE, Storage
 from hyperslab.formats.keyed.keyed_file import KeyedFile, kind_of, opened
 from hyperslab.formats.parameters import numbered, universe_names
@@ -258,7 +258,7 @@ def _names(file: KeyedFile, target: str, count: int) -> tuple[str, ...]:
     if stored is not None and stored.shape == (count,):
         raw = stored[()]
         text = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw]
-        names = tuple(v.strip("\0 ") for v in text)
+        names = tuple(printable(v.strip("\0 ")) for v in text)
         if len({*names, ""}) == count + 1:  # all different and none empty
             return names
     return universe_names(count) if target == "unitPar" else numbered(count)

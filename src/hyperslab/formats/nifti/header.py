@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.nifti.pairs import Pair
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
+from hyperslab.formats.shared.packed_file import check_packed, opened_to_end
 from hyperslab.formats.shared.storage_order import StorageOrder
 
 NiftiHeader = tuple[tuple[int, ...], np.dtype[Any], int]
@@ -36,7 +39,38 @@ def load_image(path: Path) -> Any:
         raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
     if image.get_data_dtype().kind not in "iuf":
         raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
+    if is_packed(path):
+        check_packed(path, _end(image))
     return image
+
+
+def _end(image: Any) -> int:
+    """Where in the file the voxels end [B]."""
+    size = math.prod(image.shape) * image.get_data_dtype().itemsize
+    return int(image.dataobj.offset) + size
+
+
+def is_packed(path: Path) -> bool:
+    """By the name, as nibabel takes it."""
+    return path.name.endswith(".gz")
+
+
+@contextmanager
+def voxels(path: Path, image: Any) -> Iterator[Any]:
+    """The proxy of all voxels of an image, of which afterwards the sum of gzip is compared.
+
+    Raises:
+        DataError: see `opened_to_end`.
+        EOFError: the file ends too early.
+    """
+    if not is_packed(path):
+        if path.stat().st_size < _end(image):
+            raise EOFError(f"it has {path.stat().st_size} of {_end(image)} bytes")
+        yield image.dataobj
+        return
+    with opened_to_end(path) as file:
+        holder = optional.nibabel().FileHolder(fileobj=file)
+        yield type(image).from_file_map({"image": holder}, mmap=False).dataobj
 
 
 def dtype_of(image: Any) -> np.dtype[Any]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hyperslab.atomic_files import created_aside
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
-from hyperslab.formats.nifti.header import NIFTI, dtype_of, load_image, orientation
+from hyperslab.formats.nifti.header import NIFTI, dtype_of, load_image, orientation, voxels
 from hyperslab.formats.parameters import Floats
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
@@ -153,7 +153,8 @@ def _load(path: Path) -> CtVolume:
     with naming(path, NIFTI, ANY):
         image = load_image(path)
         turned = orientation(path, image)
-        values = nibabel.orientations.apply_orientation(_values(image), turned)
+        with voxels(path, image) as proxy:
+            values = nibabel.orientations.apply_orientation(_values(image, proxy), turned)
     turn = nibabel.orientations.inv_ornt_aff(turned, image.shape)
     affine = (image.affine @ turn)[:, [2, 1, 0, 3]]
     return CtVolume(
@@ -161,9 +162,8 @@ def _load(path: Path) -> CtVolume:
     )
 
 
-def _values(image: Any) -> NDArray[Any]:
-    """The numbers (i, j, k), slope and intercept applied."""
-    proxy = image.dataobj
+def _values(image: Any, proxy: Any) -> NDArray[Any]:
+    """The numbers (i, j, k) of a proxy of the image, slope and intercept applied."""
     dtype = dtype_of(image)
     if (proxy.slope, proxy.inter) != (1, 0):
         return np.asarray(proxy, dtype)

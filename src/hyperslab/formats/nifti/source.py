@@ -30,6 +30,7 @@ from hyperslab.formats.nifti.header import (
     order_of,
     orientation,
     read_pair_header,
+    voxels,
 )
 from hyperslab.formats.nifti.pairs import Pair, find
 from hyperslab.formats.shared.checks import ANY, naming
@@ -157,6 +158,9 @@ def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
                 "the folder was scanned"
             )
         stored = order.to_file(box, image.shape)
+        if stored == Box.whole(image.shape):
+            with voxels(path, image) as whole:
+                return order.to_volume(np.asarray(whole[stored.slices()], dtype_of(image)))
         return order.to_volume(np.asarray(image.dataobj[stored.slices()], dtype_of(image)))
 
 

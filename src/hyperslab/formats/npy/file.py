@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +16,9 @@ from hyperslab.formats.shared.channels import DTYPES
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.strided_read import read_box
 from hyperslab.geometry import Box
+
+MOST_VECTOR = 1 << 20
+"""Of an array of targets [B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +42,38 @@ def header_of(path: Path) -> NpyHeader:
     """
     with naming(path, "npy"), path.open("rb") as file:
         header = _read(file)
-        size = math.prod(header.shape) * header.dtype.itemsize
-        if path.stat().st_size < header.start + size and not header.dtype.hasobject:
-            raise EOFError(f"it has {path.stat().st_size} of {header.start + size} bytes")
+        size = _check_size(path, header)
     if len(header.shape) not in (3, 4) or size == 0 or header.dtype.name not in DTYPES:
         raise DataError(
             f"{path}: is {header.dtype} {header.shape}; needs three spatial dims, with or without "
             f"channels, of {', '.join(DTYPES)}"
         )
     return header
+
+
+def _check_size(path: Path, header: NpyHeader) -> int:
+    """The bytes of the array, which the file has to have."""
+    size = math.prod(header.shape) * header.dtype.itemsize
+    if any(extent < 0 for extent in header.shape):
+        raise ValueError(f"its shape is {header.shape}")
+    if path.stat().st_size < header.start + size and not header.dtype.hasobject:
+        raise EOFError(f"it has {path.stat().st_size} of {header.start + size} bytes")
+    return size
+
+
+def read_vector(path: Path) -> NDArray[Any]:
+    """A small array, whole.
+
+    Raises:
+        DataError: it is not small.
+        OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
+    """
+    with path.open("rb") as file:
+        header = _read(file)
+        if _check_size(path, header) > MOST_VECTOR:
+            raise DataError(f"{path}: is {header.dtype} {header.shape}; needs a few numbers")
+        file.seek(0)
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def read_values(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
@@ -75,5 +102,8 @@ def _read(file: IO[bytes]) -> NpyHeader:
         raise ValueError(f"version {version} of the format is for arrays of records")
     first = version == (1, 0)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    try:
+        shape, fortran, dtype = read(file)
+    except (tokenize.TokenError, SyntaxError, RecursionError) as error:  # it is Python's syntax
+        raise ValueError(f"its header is no dictionary: {error}") from None
     return NpyHeader(shape, dtype, fortran, file.tell())

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, printable
 from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.npy.file import NpyHeader, header_of, read_values
+from hyperslab.formats.npy.file import NpyHeader, header_of, read_values, read_vector
 from hyperslab.formats.parameters import Floats, Parameters, numbered
 from hyperslab.formats.shared.channels import Channels, channel_order
 from hyperslab.formats.shared.checks import naming
@@ -191,7 +191,7 @@ def _targets(
     def vector(name: str) -> NDArray[Any]:
         path = folder / f"{name}{TARGET}"
         with naming(path, "npy"):
-            values = np.asarray(np.load(path, allow_pickle=False))
+            values = read_vector(path)
         if values.ndim != 1 or values.size == 0 or sizes[:1] not in ([], [values.size]):
             raise DataError(
                 f"{path}: has shape {values.shape}; needs a vector of numbers, equally many "
@@ -209,6 +209,7 @@ def _targets(
 def _table(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:
     with naming(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
         header, *rows = [row for row in csv.reader(file) if row] or [[]]
+        header = [printable(name) for name in header]
     if len(header) < 2 or header[0] != "name" or len(set(header)) != len(header):
         raise DataError(f"{path}: starts with {header}; needs name and different parameters' names")
     found: dict[str, list[float]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ OF_LIBRARIES: ErrorKinds = (
     ValueError,
     TypeError,
     zlib.error,
+    csv.Error,
 )
 """What a library raises about a file that is not what it should be."""
 

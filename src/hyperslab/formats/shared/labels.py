@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, printable
 
 SCAN_KEYS = ("volume", "segmentation")
 LIVER = ("background", "liver", "tumour")
@@ -44,7 +44,8 @@ def classes_of(where: str, file: Any) -> tuple[str, ...]:
     if "classes" not in file.attrs:
         return LIVER
     raw = np.atleast_1d(file.attrs["classes"]).tolist()
-    names = tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw)
+    text = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw]
+    names = tuple(map(printable, text))
     if not 2 <= len(names) <= MOST_CLASSES or len({*names, ""}) != len(names) + 1:
         raise DataError(
             f"{where}: the attribute 'classes' is {raw}; needs 2 to {MOST_CLASSES} names"

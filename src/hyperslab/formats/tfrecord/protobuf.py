@@ -28,6 +28,26 @@ class FileBytes:
             raise EOFError(f"it ends at byte {self.lo + len(data)} but needs {self.hi}")
         return data
 
+    def after(self, count: int) -> FileBytes:
+        """So many bytes that come next in the file."""
+        return FileBytes(self.file, self.hi, self.hi + count)
+
+    def read(self) -> memoryview:
+        """All of them, in memory.
+
+        Raises:
+            EOFError: the file ends too early.
+        """
+        data = bytearray(len(self))
+        view = memoryview(data)
+        place = 0
+        while place < len(data):
+            got = os.preadv(self.file, [view[place:]], self.lo + place)
+            if not got:
+                raise EOFError(f"it ends at byte {self.lo + place} but needs {self.hi}")
+            place = place + got
+        return view
+
     @overload
     def __getitem__(self, place: int) -> int: ...
     @overload
@@ -38,6 +58,9 @@ class FileBytes:
         start, stop, _ = place.indices(len(self))
         return FileBytes(self.file, self.lo + start, self.lo + stop)
 
+
+MOST_FIELDS = 10_000
+"""Of a message: what has more is no sample, and would be looked through for hours."""
 
 Bytes = memoryview | FileBytes
 """Bytes of a message, in memory or in its file."""
@@ -50,7 +73,11 @@ def fields(message: Bytes) -> Iterator[tuple[int, Bytes]]:
         ValueError: the message ends within a field, or has one of a kind that is not in use.
     """
     place = 0
+    count = 0
     while place < len(message):
+        count = count + 1
+        if count > MOST_FIELDS:
+            raise ValueError(f"tf.train.Example has more than {MOST_FIELDS} fields in one message")
         tag, place = _varint(message, place)
         start = place
         match tag & 7:

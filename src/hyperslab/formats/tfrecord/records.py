@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.packed_file import AT_A_TIME, MOST_RATIO, check_packed
 from hyperslab.formats.shared.strided_read import read_box
 from hyperslab.formats.tfrecord.protobuf import Bytes, FileBytes, fields
 from hyperslab.geometry import Box
@@ -30,13 +32,38 @@ MAGIC = b"\x1f\x8b"
 FRAME = 16
 """Bytes of a record beside its data."""
 
+MESSAGE_LIMIT = 2**31
+"""A protocol buffer is shorter [B]."""
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The features of one example by name."""
+    """The features of one example by name; ``body``: all of its bytes, where they are in a file."""
 
     path: Path
     features: dict[str, Bytes]
+    body: FileBytes | None = None
+
+    def checked(self) -> Example:
+        """The example in memory, after its sum has been compared.
+
+        Raises:
+            DataError: it does not fit.
+            EOFError: the file ends too early.
+        """
+        if self.body is None:
+            return self
+        body = self.body.read()
+        _check_sum(self.path, _crc(body), self.body.after(4))
+        return Example(self.path, _features(body))
+
+    def check(self) -> None:
+        """Compare the sum, piece by piece; errors as `checked`."""
+        if self.body is not None:
+            summed = 0
+            for lo in range(0, len(self.body), AT_A_TIME):
+                summed = google_crc32c.extend(summed, bytes(self.body[lo : lo + AT_A_TIME]))
+            _check_sum(self.path, summed, self.body.after(4))
 
     @property
     def unpacked(self) -> bool:
@@ -58,7 +85,8 @@ class Example:
             )
         if isinstance(data, FileBytes):
             return read_box(data.file, data.lo, stored, dtype, box)
-        return np.frombuffer(data, dtype).reshape(stored)[box.slices()].copy()
+        values = np.frombuffer(data, dtype).reshape(stored)[box.slices()]
+        return values if values.shape == stored else values.copy()
 
     def bytes(self, name: str) -> Bytes:
         """The one value of a feature of bytes.
@@ -93,6 +121,8 @@ def length_of(path: Path) -> int:
     packed = is_gzip(path)
     with gzip.open(path) if packed else path.open("rb") as file:
         length = _length(path, file.read(12))
+    if packed:
+        check_packed(path, length + FRAME, most=MOST_RATIO)
     size = path.stat().st_size
     if not packed and size != length + FRAME:
         raise DataError(
@@ -119,20 +149,46 @@ def opened_example(path: Path) -> Iterator[Example]:
         packed = file.read(2) == MAGIC
         file.seek(0)
         if packed:
-            with gzip.open(file) as unpacked:
-                data: Bytes = memoryview(unpacked.read())
-        else:
-            data = FileBytes(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            yield _unpacked(path, file)
+            return
+        data = FileBytes(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         length = _length(path, bytes(data[:12]))
         if len(data) != length + FRAME:
-            raise DataError(
-                f"{path}: has {len(data)} bytes{' unpacked' * packed} but its first record takes "
-                f"{length + FRAME}; needs one whole record"
-            )
+            raise _not_one(path, f"{len(data)} bytes", length)
         body = data[12 : 12 + length]
-        if packed and _masked(body) != struct.unpack("<I", bytes(data[-4:]))[0]:
-            raise DataError(f"{path}: is damaged: the sum of its record does not fit")
-        yield Example(path, _features(body))
+        yield Example(path, _features(body), body)
+
+
+def _unpacked(path: Path, file: IO[bytes]) -> Example:
+    """The example of a gzip file, of which no more is unpacked than its head says."""
+    with gzip.open(file) as unpacked:
+        head = unpacked.read(12)
+        length = _length(path, head)
+        check_packed(path, length + FRAME, most=MOST_RATIO)
+        data = bytearray(length + 4)
+        got = unpacked.readinto(data)
+        if got < len(data):
+            raise _not_one(path, f"{got + 12} bytes unpacked", length)
+        if unpacked.read(1):  # gzip compares its own sum where it finds the end
+            raise _not_one(path, f"more than {length + FRAME} bytes unpacked", length)
+    body = memoryview(data)[:length]
+    _check_sum(path, _crc(body), memoryview(data)[length:])
+    return Example(path, _features(body))
+
+
+def _not_one(path: Path, has: str, length: int) -> DataError:
+    return DataError(
+        f"{path}: has {has} but its first record takes {length + FRAME}; needs one whole record"
+    )
+
+
+def _crc(data: memoryview) -> int:
+    return int(google_crc32c.extend(0, np.frombuffer(data, np.uint8)))
+
+
+def _check_sum(path: Path, found: int, stored: Bytes) -> None:
+    if masked(found) != struct.unpack("<I", bytes(stored))[0]:
+        raise DataError(f"{path}: is damaged: the sum of its record does not fit")
 
 
 @contextmanager
@@ -156,7 +212,8 @@ def _examples(path: Path, file: int) -> Iterator[Example]:
             raise DataError(
                 f"{path}: has {end} bytes but a record in it needs {after}: it is truncated"
             )
-        yield Example(path, _features(FileBytes(file, place + 12, place + 12 + length)))
+        body = FileBytes(file, place + 12, place + 12 + length)
+        yield Example(path, _features(body), body)
         place = after
 
 
@@ -164,13 +221,11 @@ def _length(path: Path, head: bytes) -> int:
     if len(head) < 12:
         raise DataError(f"{path}: is truncated: {len(head)} bytes")
     length, checked = struct.unpack("<QI", head)
-    if _masked(head[:8]) != checked:
+    if masked(google_crc32c.value(head[:8])) != checked:
         raise DataError(f"{path}: is no TFRecord, or damaged: the sum of its length does not fit")
+    if length >= MESSAGE_LIMIT:
+        raise DataError(f"{path}: says {length} bytes of its record, which are no tf.train.Example")
     return int(length)
-
-
-def _masked(data: bytes | Bytes) -> int:
-    return masked(google_crc32c.value(bytes(data)))
 
 
 def masked(crc: int) -> int:

@@ -4,7 +4,7 @@ A record is one `tf.train.Example` with ``data_raw``, the bytes of a cube (D, H,
 ``label_raw``, those of its 2 or 3 physical parameters; both float64 in what the public code writes
 [NERSC/CosmoFlow], float32 by the sizes that the paper gives (section IV-C: 64 samples
 of 8 MB in 512 MB). Of a cube's bytes only one of the two can be meant. Files are plain: of a box
-the pieces are read, and of every record the framing is checked and not the sum over the volume.
+the pieces are read; of every record the framing is checked, and its sum where all of it is read.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ SUFFIXES = (".tfrecord", ".tfrecords")
 DATA_KEY = "data_raw"
 LABEL_KEY = "label_raw"
 
+MOST_LABELS = 8192
+"""[B]"""
+
 SC18_RANGES: Mapping[str, tuple[float, float]] = {
     "Omega_m": (0.25, 0.35),
     "sigma_8": (0.78, 0.95),
@@ -64,8 +67,8 @@ def sc18_target(parameters: Parameters, physical: Array) -> Array:
 class Sc18Records:
     """N records in some files, each a cube of ``stored`` voxels of ``dtype``.
 
-    ``places``: of each record the number of its file, its own in that, and where its voxels begin
-    there [B].
+    ``places``: of each record the number of its file, its own in that, where its voxels begin
+    there, and where all of it begins and ends [B].
     """
 
     folder: Path
@@ -73,7 +76,7 @@ class Sc18Records:
     names: tuple[str, ...]
     stored: tuple[int, ...]
     dtype: str
-    places: tuple[tuple[int, int, int], ...]
+    places: tuple[tuple[int, int, int, int, int], ...]
     labels: Floats  # (N, P)
     stamps: Mapping[str, Stamp]  # by file
 
@@ -116,7 +119,8 @@ class Sc18Folder(Source):
         Raises:
             DataError: the file has gone, or has changed since the folder was scanned.
         """
-        number, _, start = self.catalog.places[sample]
+        number, _, start, lo, hi = self.catalog.places[sample]
+        stored = DHW.to_file(box)
         path = self._path(sample)
         stamp = self.catalog.stamps[self.catalog.files[number]]
         dtype = np.dtype(self.catalog.dtype)
@@ -125,7 +129,9 @@ class Sc18Folder(Source):
             naming(path, "TFRecord"),
             path.open("rb") as file,
         ):
-            values = read_box(file.fileno(), start, self.catalog.stored, dtype, DHW.to_file(box))
+            if stored == Box.whole(self.catalog.stored):
+                records.Example(path, {}, FileBytes(file.fileno(), lo, hi)).check()
+            values = read_box(file.fileno(), start, self.catalog.stored, dtype, stored)
         return DHW.to_volume(values).astype(np.float32)
 
     def target(self, sample: int) -> Array:
@@ -150,13 +156,13 @@ class Sc18Folder(Source):
     def alone(self, sample: int) -> Sc18Folder:
         one = slice(sample, sample + 1)
         catalog = self.catalog
-        file, number, start = catalog.places[sample]
+        place = catalog.places[sample]
         return Sc18Folder(
             replace(
                 catalog,
-                files=(catalog.files[file],),
+                files=(catalog.files[place[0]],),
                 names=catalog.names[one],
-                places=((0, number, start),),
+                places=((0, *place[1:]),),
                 labels=catalog.labels[one],
             )
         )
@@ -170,6 +176,8 @@ class _Record:
     start: int  # of the voxels [B]
     size: int  # of the voxels [B]
     labels: bytes
+    lo: int  # of all of it [B]
+    hi: int
 
 
 def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
@@ -214,7 +222,7 @@ def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
         stored,
         dtype,
         tuple(
-            (i, number, record.start)
+            (i, number, record.start, record.lo, record.hi)
             for i, ((_, held), _) in enumerate(good)
             for number, record in enumerate(held)
         ),
@@ -232,7 +240,12 @@ def _records(path: Path) -> list[_Record]:
         for example in examples:
             data = example.bytes(DATA_KEY)
             assert isinstance(data, FileBytes), "the file is not packed"
-            found.append(_Record(data.lo, len(data), bytes(example.bytes(LABEL_KEY))))
+            body = example.body
+            assert body is not None, "the file is not packed"
+            labels = example.bytes(LABEL_KEY)
+            if len(labels) > MOST_LABELS:
+                raise DataError(f"{path}: {LABEL_KEY!r} has {len(labels)} bytes; needs a few")
+            found.append(_Record(data.lo, len(data), bytes(labels), body.lo, body.hi))
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from hyperslab.formats.extras import Extras
 from hyperslab.formats.source import Array, Source
+from hyperslab.formats.tfrecord.records import MESSAGE_LIMIT
 from hyperslab.formats.tfrecord.sc18 import (
     DATA_KEY,
     LABEL_KEY,
@@ -16,7 +17,7 @@ from hyperslab.formats.tfrecord.sc18 import (
     sc18_parameters,
     sc18_target,
 )
-from hyperslab.formats.tfrecord.writer import MESSAGE_LIMIT, FramedRecord, feature_head, field_head
+from hyperslab.formats.tfrecord.writer import FramedRecord, feature_head, field_head
 from hyperslab.formats.writer import SampleToWrite, Writer
 from hyperslab.geometry import Box
 

@@ -13,12 +13,9 @@ import numpy as np
 
 from hyperslab.formats.shared.storage_order import DHWC
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.tfrecord.records import masked
+from hyperslab.formats.tfrecord.records import MESSAGE_LIMIT, masked
 from hyperslab.formats.tfrecord.source import CHANNELS
 from hyperslab.formats.writer import SampleToWrite, Writer, packed
-
-MESSAGE_LIMIT = 2**31
-"""A protocol buffer is shorter [B]."""
 
 
 class TfRecordWriter(Writer):

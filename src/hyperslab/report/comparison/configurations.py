@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperslab.documents import read_json
 from hyperslab.errors import DataError
 from hyperslab.recipe.compare import differences
 from hyperslab.report.comparison.scored import MEAN, Scored, read_scored
@@ -99,7 +99,7 @@ def _configuration(name: str, runs: Sequence[Run]) -> Configuration:
 
 def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
     try:
-        table = json.loads((path / "sweep.json").read_text())
+        table = read_json(path / "sweep.json")
         rows = [(str(row["name"]), list(row["paths"])) for row in table["variants"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / 'sweep.json'} is no table of a sweep: {error!r}") from None

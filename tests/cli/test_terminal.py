@@ -1,0 +1,56 @@
+"""Control characters of file names and contents do not reach the terminal (tier: no process)."""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hyperslab.cli import app
+from hyperslab.cli.errors import PrintableFormatter, clean_errors
+from hyperslab.errors import DataError, printable
+
+EVIL = "\x1b]0;title\x07\x1b[2K\r\u202e\x9b31m"
+
+
+def harmful(text: str) -> list[str]:
+    kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return [letter for letter in text if unicodedata.category(letter) in kinds and letter != "\n"]
+
+
+def test_every_control_character_is_written_out() -> None:
+    every = "".join(map(chr, range(0x110000)))
+    assert len(harmful(every)) > 2000
+    assert not harmful(printable(every))
+    assert printable("Ω_m, 5 µm, 字") == "Ω_m, 5 µm, 字"
+    assert printable(EVIL).startswith(r"\x1b]0;title\x07")
+
+
+def test_errors_and_logs_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), clean_errors():
+        raise DataError(f"{EVIL}.hdf5: is bad\n    do better")
+    text = capsys.readouterr().err
+    assert not harmful(text)
+    assert ".hdf5: is bad\n    do better" in text
+    record = logging.makeLogRecord({"msg": "left out: %s", "args": (EVIL,)})
+    assert not harmful(PrintableFormatter("%(message)s").format(record))
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_inspect_and_convert_of_evil_names(tmp_path: Path, good: bool) -> None:
+    (tmp_path / "data").mkdir()
+    with h5py.File(tmp_path / "data" / f"{EVIL.replace('/', '')}.hdf5", "w") as file:
+        file["full"] = np.ones((4, 4, 4, 2), "i2")
+        file["unitPar"] = np.zeros(2 if good else (2, 2))
+        file["namePar"] = np.array([f"a{EVIL}", "b"], object)
+    inspected = CliRunner().invoke(app, ["inspect", str(tmp_path / "data")])
+    assert (inspected.exit_code == 0) is good
+    assert not harmful(inspected.output)
+    assert "2K" in inspected.output or not good
+    command = ["convert", str(tmp_path / "data"), str(tmp_path / "out"), "--workers", "1"]
+    assert not harmful(CliRunner().invoke(app, command).output)

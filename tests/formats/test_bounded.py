@@ -1,0 +1,143 @@
+"""Small files that unpack to much, or say so, and sums that do not fit (tier: no process)."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import resource
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
+from hyperslab.formats.tfrecord.protobuf import fields
+from hyperslab.formats.tfrecord.records import masked
+from hyperslab.geometry import Box
+from tests.formats.scans import hu
+from tests.formats.universes import Seat, counts
+from tests.formats.writers import example, mlperf, nifti, record
+
+AXES = np.diag([1.0, 1.0, 1.0, 1.0])
+
+
+def framed(length: int) -> bytes:
+    head = struct.pack("<Q", length)
+    return head + struct.pack("<I", masked(google_crc32c.value(head)))
+
+
+def bomb(path: Path) -> None:
+    """4 GiB of zeros as a record, in 4 MB; made as gzip members, one after the other."""
+    zeros = gzip.compress(bytes(64 << 20), mtime=0)
+    path.write_bytes(gzip.compress(framed(64 * (64 << 20) - 16), mtime=0) + zeros * 64)
+
+
+def far_too_long(path: Path) -> None:
+    path.write_bytes(framed(2**40) + bytes(1000))
+
+
+def long_gzip(path: Path) -> None:
+    path.write_bytes(gzip.compress(framed(2**31 - 1) + bytes(1 << 20)))
+
+
+RECORDS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a bomb": (bomb, "which are no tf.train.Example"),
+    "a length": (far_too_long, "no tf.train.Example"),
+    "a length in gzip": (long_gzip, "which no volume does"),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_record_that_says_too_much(tmp_path: Path, kind: str) -> None:
+    make, words = RECORDS[kind]
+    make(tmp_path / "a.tfrecord")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=rf"a\.tfrecord.*{words}"):
+        source_of(tmp_path, Seat())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # [KiB]
+
+
+def test_a_message_of_millions_of_fields() -> None:
+    with pytest.raises(ValueError, match="more than 10000 fields"):
+        list(fields(memoryview(b"\x08\x00" * 20_000)))
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["mlperf", "sc18"])
+def test_the_sum_of_a_plain_record_is_compared(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.tfrecord"
+    if kind == "mlperf":
+        mlperf(path, 0, False)
+    else:
+        cube = counts(0, (6, 6, 6), "float64").tobytes()
+        labels = np.array([0.3, 0.8]).tobytes()
+        path.write_bytes(record(example(data_raw=cube, label_raw=labels)))
+    whole = Box.whole(source_of(tmp_path, Seat()).shape)
+    before = source_of(tmp_path, Seat()).read(0, whole)
+    size = path.stat().st_size
+    for place in (size // 2, size // 3, size - 1):
+        flip(path, place)
+        with pytest.raises(DataError, match=r"a\.tfrecord: is damaged: the sum"):
+            source_of(tmp_path, Seat()).read(0, whole)
+        flip(path, place)
+    np.testing.assert_array_equal(source_of(tmp_path, Seat()).read(0, whole), before)
+
+
+def test_the_sum_at_the_end_of_gzip_is_compared(tmp_path: Path) -> None:
+    shape = (1, 30, 40, 50)
+    for name in ("volume-0", "segmentation-0"):
+        values = hu(0, shape)[0] if name == "volume-0" else np.zeros(shape[1:], np.uint8)
+        nifti(tmp_path / f"{name}.nii.gz", values, AXES)
+    source = source_of(tmp_path, Seat())
+    assert source.read(0, Box.whole(shape)).any()
+    flip(tmp_path / "volume-0.nii.gz", -6)
+    source = source_of(tmp_path, Seat())
+    with pytest.raises(DataError, match=r"volume-0\.nii\.gz: cannot be read as NIfTI.*CRC"):
+        source.read(0, Box.whole(shape))
+
+
+def test_a_nifti_that_declares_too_much(tmp_path: Path) -> None:
+    shape = (1, 8, 6, 4)
+    nifti(tmp_path / "volume-0.nii", hu(0, shape)[0], AXES)
+    data = bytearray((tmp_path / "volume-0.nii").read_bytes())
+    data[42:48] = struct.pack("<3h", 32767, 32767, 32767)
+    (tmp_path / "volume-0.nii").unlink()
+    for name in ("volume-0", "segmentation-0"):
+        (tmp_path / f"{name}.nii.gz").write_bytes(gzip.compress(data))
+    with pytest.raises(DataError, match=r"volume-0\.nii\.gz: has \d+ bytes and says"):
+        source_of(tmp_path, Seat())
+
+
+def header(shape: tuple[int, ...], kind: str = "<i2") -> bytes:
+    words = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(words)) + words
+
+
+NPY = {
+    "much": header((10**6, 10**6, 10**6)),
+    "negative": header((-4, -4, -4)),
+    "negative twice": header((-4, -4, 4)),
+    "brackets": header((1,)).replace(b"(1,)", b"(" * 5000),
+    "objects": header((4, 4, 4), "|O"),
+    "no type": header((4, 4, 4), "nonsense"),
+}
+
+
+@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize("kind", NPY)
+def test_headers_of_npy(tmp_path: Path, kind: str, target: bool) -> None:
+    name = "a.target.npy" if target else "a.npy"
+    np.save(tmp_path / "a.npy", np.ones((4, 4, 4), "i2"))
+    np.save(tmp_path / "a.target.npy", np.ones(3))
+    (tmp_path / name).write_bytes(NPY[kind] + bytes(math.prod((4, 4, 4)) * 2))
+    with pytest.raises(DataError, match=name):
+        source_of(tmp_path, Seat())
