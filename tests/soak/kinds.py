@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tests.soak.campaign import Campaign
+from tests.soak.inputs import Inputs
 from tests.soak.pipeline.rounds import Pipeline
 
 KINDS: dict[str, type[Campaign]] = {
+    "inputs": Inputs,
     "pipeline": Pipeline,
 }
