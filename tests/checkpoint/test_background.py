@@ -98,6 +98,66 @@ def test_one_at_a_time_and_the_newest_complete_one_loads(tmp_path: Path) -> None
     assert newest.name == "step-00000003"
 
 
+def large() -> Made:
+    """Weights that the thread copies; the last has a buffer that is copied at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 300), nn.Linear(300, 300), nn.BatchNorm1d(300))
+    optimizer = torch.optim.Adam(model.parameters())
+    change(model, optimizer)
+    return model, optimizer
+
+
+@contextmanager
+def copying_held(writer: BackgroundWriter) -> Iterator[threading.Event]:
+    """What is copied late is copied after the event is set."""
+    event = threading.Event()
+    original = writer.memory.finish
+
+    def held() -> None:
+        assert event.wait(60)
+        original()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer.memory, "finish", held)
+        yield event
+
+
+def test_a_step_waits_for_the_copies_of_large_weights(tmp_path: Path) -> None:
+    made = large()
+    expected = state_of(made)
+    writer = BackgroundWriter()
+    with copying_held(writer) as go:
+        begin(tmp_path, 1, writer, made)
+        made[0](torch.rand(11, 5)).sum().backward()  # changes the running statistics
+        assert not writer.memory.copied.is_set()
+        threading.Timer(0.2, go.set).start()
+        made[1].step()
+        assert writer.memory.copied.is_set()
+    writer.wait()
+    other = large()
+    newest = latest(tmp_path)
+    assert newest is not None
+    load(newest, *other)
+    assert same(state_of(other), expected)
+    assert not made[1]._optimizer_step_pre_hooks
+
+
+def test_weights_that_something_else_changes_are_not_stored(tmp_path: Path) -> None:
+    made = large()
+    writer = BackgroundWriter()
+    with copying_held(writer) as go:
+        begin(tmp_path, 1, writer, made)
+        with torch.no_grad():
+            made[0][1].weight.add_(1)
+        go.set()
+        with pytest.raises(CheckpointError, match=r"changed while(.|\n)*background=false"):
+            writer.wait()
+    assert latest(tmp_path) is None
+    begin(tmp_path, 2, writer, made)
+    writer.wait()
+    assert latest(tmp_path) is not None
+
+
 def test_the_memory_is_used_again(tmp_path: Path) -> None:
     made = network(2)
     writer = BackgroundWriter()

@@ -2,7 +2,8 @@
 
 Steps of a checkpoint:
 
-1. Every rank copies its share of the state into host memory. That is all that the run waits for.
+1. Every rank copies its share of the state into host memory (see `snapshot_memory`). That is all
+   that the run waits for, and of large weights only the next `optimizer.step()` does.
 2. The thread writes the files, and agrees with those of the other ranks over a process group that
    nothing else uses: so no message of a step waits for one of a checkpoint, and ranks need not be
    at the same step.
@@ -16,18 +17,25 @@ import datetime
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from hyperslab.checkpoint.snapshot_memory import SnapshotMemory
 from hyperslab.comm.agreement import Group, ranks_in
-from hyperslab.errors import CommError
+from hyperslab.errors import CheckpointError, CommError
 
 SLOWEST = datetime.timedelta(hours=1)
 """How much longer than another rank one may write; a rank that dies is noticed at once."""
 
 PATIENCE_IF_LOST = 5.0
 """How long [s] a run that lost a rank waits for what is being written: it may never end."""
+
+
+Write = Callable[[Group, CheckpointError | None], None]
+"""What the thread does: it is told the group of all threads, and what went wrong here before."""
 
 
 class BackgroundWriter:
@@ -37,11 +45,13 @@ class BackgroundWriter:
         self.memory = SnapshotMemory()
         self._group: Group = None
         self._thread: threading.Thread | None = None
+        self._hook: RemovableHandle | None = None
         self._error: Exception | None = None
 
-    def start(self, write: Callable[[Group], None]) -> None:
+    def start(self, write: Write, optimizer: torch.optim.Optimizer) -> None:
         """Begin to write; every rank calls it. `wait` comes before."""
         assert self._thread is None
+        self._hook = optimizer.register_step_pre_hook(self._await_copies)
         if self._group is None and ranks_in() > 1:
             self._group = dist.new_group(backend="gloo", timeout=SLOWEST)
             dist.barrier(self._group)  # nobody must leave it while others still connect to it
@@ -62,6 +72,8 @@ class BackgroundWriter:
         if self._thread.is_alive():
             return
         self._thread = None
+        if self._hook is not None:
+            self._hook.remove()
         error = self._error
         self._error = None
         if error is not None:
@@ -88,9 +100,16 @@ class BackgroundWriter:
         except Exception as error:
             cause.add_note(f"besides, {error}")
 
-    def _run(self, write: Callable[[Group], None]) -> None:
+    def _await_copies(self, *_: Any) -> None:
+        self.memory.copied.wait()
+
+    def _run(self, write: Write) -> None:
+        problem = None
         try:
-            self.memory.wait()
-            write(self._group)
+            self.memory.finish()
+        except CheckpointError as error:
+            problem = error
+        try:
+            write(self._group, problem)
         except Exception as error:
             self._error = error

@@ -59,8 +59,8 @@ def save_step(
         behind.wait()  # its memory holds the one before
     own = take_snapshot(model, optimizer, extra, None if behind is None else behind.memory)
 
-    def write(group: Group) -> None:
-        write_checkpoint(path, own, group)
+    def write(group: Group, problem: CheckpointError | None) -> None:
+        write_checkpoint(path, problem or own, group)
         from_main(
             lambda: _tidy(path, best=best, keep=keep),
             failing=f"cannot tidy {path.parent}",
@@ -69,9 +69,9 @@ def save_step(
         )
 
     if behind is None:
-        write(None)
+        write(None, None)
     else:
-        behind.start(write)
+        behind.start(write, optimizer)
     return path
 
 

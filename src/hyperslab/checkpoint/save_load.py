@@ -12,7 +12,7 @@ step-00000123/
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from hyperslab.checkpoint.pickled import fill_from_pickled, read_pickled_extra, 
 from hyperslab.checkpoint.safetensors_file import write_new, write_tensors
 from hyperslab.checkpoint.snapshot import INDEX, Snapshot, snapshot_of
 from hyperslab.checkpoint.snapshot_memory import SnapshotMemory
-from hyperslab.checkpoint.state import Optimizer, check_fits, fill, state_of
+from hyperslab.checkpoint.state import Optimizer, State, check_fits, fill, state_of
 from hyperslab.comm.agreement import Group, all_or_raise, from_all, from_main, own_rank, ranks_in
 from hyperslab.errors import CheckpointError, reason
 
@@ -117,11 +117,20 @@ def take_snapshot(
     """What this rank has to write, or why it cannot be; see `snapshot_of`. It waits for nobody."""
     try:
         state = state_of(model, optimizer)
-        return snapshot_of(state, extra, rank=own_rank(), ranks=ranks_in(), memory=memory)
+        late = _of_optimizer(state, optimizer) if memory is not None else frozenset()
+        rank = own_rank()
+        return snapshot_of(state, extra, rank=rank, ranks=ranks_in(), memory=memory, late=late)
     except CheckpointError as error:
         return error
-    except (ValueError, RecursionError) as error:  # JSON's, of what holds itself
-        return CheckpointError(reason(error))
+    except (ValueError, RecursionError, OSError, MemoryError) as error:
+        return CheckpointError(reason(error))  # of what holds itself, or for want of memory
+
+
+def _of_optimizer(state: State, optimizer: Optimizer) -> Set[int]:
+    """The addresses of weights that it trains, and of what it keeps."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    trained = {weight.data_ptr() for group in groups for weight in group["params"]}
+    return trained | {tensor.data_ptr() for tensor in state.moments.values()}
 
 
 def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group = None) -> None:
@@ -167,7 +176,7 @@ def _pickled_extra(path: Path, trust_pickle: bool) -> dict[str, Any]:
     return read_pickled_extra(path)
 
 
-def _fill(state: Any, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
+def _fill(state: State, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
     try:
         check_fits(state, model, optimizer)
         fill(state, model, optimizer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +54,12 @@ def snapshot_of(
     rank: int,
     ranks: int,
     memory: SnapshotMemory | None = None,
+    late: Set[int] = frozenset(),
 ) -> Snapshot:
     """This rank's part of a state, and on the main rank, 0, ``extra`` too.
 
-    With ``memory`` its tensors are copied there, so that the state may change meanwhile.
+    With ``memory`` its tensors are copied there, so that the state may change meanwhile; see
+    `SnapshotMemory.hold` for ``late``.
 
     Raises:
         CheckpointError: something in ``extra`` cannot be stored.
@@ -75,7 +78,7 @@ def snapshot_of(
         if beside:
             files[EXTRA_STEM + SUFFIX] = beside
     return Snapshot(
-        _on_host(files) if memory is None else memory.hold(files),
+        _on_host(files) if memory is None else memory.hold(files, late),
         _json({"model": state.model, "optimizer": state.optimizer, "extra": values}),
         _index(owners, names, tensors[MODEL_STEM]),
         _digest(tensors),
