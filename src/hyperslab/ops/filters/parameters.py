@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.geometry import Cut
+from hyperslab.memory_format import CHANNELS_LAST
+from hyperslab.ops.kernels import fused  # noqa: F401 - registers the operators
 from hyperslab.tensor.gradient_homes import GradientHomes
 
 
@@ -29,14 +31,22 @@ class _Taken(torch.autograd.Function):
             beside = [0] * (2 * parameter.dim() - 2) + [ctx.begin, rest]
             return F.pad(gradient.to(parameter.dtype), beside), *[None] * 5
         ((accumulating, _), *_) = ctx.next_functions
-        home = ctx.homes.free(parameter, accumulating)
+        home = None if ctx.homes is None else ctx.homes.free(parameter, accumulating)
         whole = torch.empty_like(parameter) if home is None else home
         whole[: ctx.begin].zero_()
-        whole[ctx.begin : ctx.end] = gradient
+        _write(gradient, whole[ctx.begin : ctx.end])
         whole[ctx.end :].zero_()
         if home is not None:
             ctx.homes.made(parameter, whole, ctx.rows)
         return whole, *[None] * 5
+
+
+def _write(gradient: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy into another type, and from channels last, as convolutions make it, in one pass."""
+    if gradient.dim() in CHANNELS_LAST and not gradient.is_contiguous():
+        torch.ops.hyperslab.reorder_into(gradient, rows)
+    else:
+        rows.copy_(gradient)
 
 
 def taken(
@@ -52,7 +62,8 @@ def taken(
     """
     begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
     plain = rows is None and dtype == parameter.dtype
-    if plain or homes is None or not parameter.is_leaf or not parameter.requires_grad:
+    plain = plain or (homes is None and parameter.device.type != "cpu")
+    if plain or not parameter.is_leaf or not parameter.requires_grad:
         return (parameter if rows is None else parameter[begin:end]).to(dtype)
     return _Taken.apply(parameter, begin, end, dtype, rows, homes)  # type: ignore[no-any-return]
 

@@ -69,7 +69,8 @@ def conv_backward(
         dx = chosen(problem.of("input"), kernels, g, weight, None)
     if needs[1]:
         dw, db = chosen(problem, kernels, in_channels_last(x), g, weight, needs[2])
-        dw = in_rows(dw) if weight.is_contiguous() else dw  # or autograd would copy it so
+        if weight.is_leaf and weight.is_contiguous():
+            dw = in_rows(dw)  # or autograd would copy it so
     elif needs[2]:
         db = sum_over_space(g)
     return dx, dw, db
