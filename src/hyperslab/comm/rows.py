@@ -28,7 +28,7 @@ class Rows:
         if on_device:
             row = row.pin_memory().to(grid.device, non_blocking=True)
         if last is not None:
-            row = torch.cat([row, last.view(1)])
+            row = torch.cat([row, last.view(1).to(row.device, non_blocking=True)])
         table = row.new_zeros(grid.size, len(row))
         table[grid.rank] = row
         everybody = grid.group(AXES)

@@ -41,13 +41,12 @@ def digest_in_memory(x: torch.Tensor, order: tuple[int, ...]) -> int:
 def digest_on_device(x: torch.Tensor) -> torch.Tensor:
     """The same for a tensor anywhere, whose number (int64) stays where it is.
 
-    A sum of all elements' bits, each times a random number of its place, modulo 2^64.
+    A sum of all elements' bits, each times a number of its place that looks random, modulo 2^64.
+    The same on all devices: torch's own random numbers depend on the model of a GPU.
     """
     bits = _bits(x)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
-    generator = torch.Generator(device=x.device).manual_seed(0x9E3779B9)
-    weights = torch.empty(min(CHUNK, len(bits)), dtype=torch.int64, device=x.device)
-    weights.random_(generator=generator)
+    weights = _mixed(torch.arange(1, min(CHUNK, len(bits)) + 1, device=x.device))
     for number, part in enumerate(bits.split(CHUNK)):
         values = part.to(torch.int64)
         if part.dtype == torch.int64:  # or the highest bit would count only with odd numbers
@@ -71,7 +70,15 @@ def digest_of_all(
     return on_host, on_device
 
 
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """SplitMix64 of them (Steele et al. 2014), without the shifts of the sign."""
+    numbers = numbers * -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
+    numbers = (numbers ^ (numbers >> 30)) * -0x40A7B892E31B1A47
+    numbers = (numbers ^ (numbers >> 27)) * -0x6B2FB644ECCEEE15
+    return numbers ^ (numbers >> 31)
+
+
 def _bits(x: torch.Tensor) -> torch.Tensor:
     """A flat tensor of whole numbers, in the order of the dims."""
-    x = x.detach().resolve_conj().resolve_neg()
+    x = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     return x.contiguous().reshape(-1).view(_WHOLE[x.element_size()])

@@ -45,7 +45,8 @@ def check_same_sample(tensor: torch.Tensor, form: Form, grid: Grid) -> None:
     samples = torch.zeros(())
     if form.can_be_cut:
         lo, hi = form.samples(grid.coords["data"], grid)
-        samples = tensor[lo:hi] if form.shape else tensor
+        plain = tensor.detach().as_subclass(torch.Tensor)
+        samples = plain[lo:hi] if form.shape else plain
     counted = tuple(range(samples.dim()))
     on_cpu = grid.device.type == "cpu"
     rows = _state(samples, form, memory_order(samples) if on_cpu else counted, grid)
