@@ -44,6 +44,17 @@ def test_chain(case: Case) -> None:
     check_chain(case)
 
 
+@pytest.mark.parametrize("slope", [0.0, 0.01, 1.0])
+@pytest.mark.parametrize("channels", [16, 48])
+@pytest.mark.parametrize("result", DTYPES)
+def test_averages_over_cubes(result: torch.dtype, channels: int, slope: float) -> None:
+    """Of two voxels a side, which have a kernel of their own: in short and in long lines."""
+    for extents in ((2, 4, 6), (4, 2, 132)):
+        for dtype in (result, torch.float32):
+            shape = (2, channels, *extents)
+            check_chain(Case(shape, [2] * 3, False, slope, 0, dtype, result, True, channels))
+
+
 @EXAMPLES
 @given(cases())
 def test_channel_sums(case: Case) -> None:

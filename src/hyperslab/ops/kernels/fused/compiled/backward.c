@@ -1,4 +1,5 @@
 /* The gradient of a chain's input, in one pass over the block. */
+#include "cubes.h"
 #include "gradient.h"
 
 static void scale_row(float *restrict dx, const float *restrict du, const float *restrict s,
@@ -73,6 +74,8 @@ int hyperslab_chain_backward(const chain *k)
             repeat(k->through, CONSTANT, k, at.block, c, step);
         }
         block = at.block;
+        if (spread_cubes(k, &at))
+            continue;
         const float *g = spread_gradient(k, &at, &r);
         for (int64_t row = 0; row < rows_of(k, &at); row++)
             write_gradient(k, &at, &r, g, row, b, c, out, halves);

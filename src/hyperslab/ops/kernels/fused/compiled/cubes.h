@@ -1,0 +1,103 @@
+/* Gradients of averages over cubes of two voxels a side, in half precision.
+ *
+ * The commonest of all poolings, in channels last with whole vectors of channels and no normalisation:
+ * the same as `backward.c` otherwise does row by row, but every gradient is read, and rounded, once
+ * for its eight voxels. In float32 memory is the limit either way. */
+#ifndef HYPERSLAB_CUBES_H
+#define HYPERSLAB_CUBES_H
+
+#include "chain.h"
+
+#if WIDE
+
+INLINE int averages_cubes(const chain *k)
+{
+    int cubes = k->pool_depth == 2 && k->pool_height == 2 && k->pool_width == 2;
+    int known = k->bits || activation_of(k) == IDENTITY;
+    int plain = !k->maximum && !k->norm && k->y_type != FLOAT32;
+    return cubes && known && plain && k->channels % 16 == 0;
+}
+
+/* The first element of each of the four rows of a line of cubes. */
+INLINE void rows_of_cubes(const chain *k, const cursor *at, int64_t line, int64_t *rows)
+{
+    for (int64_t i = 0; i < 4; i++) {
+        int64_t plane = at->block * k->depth + 2 * at->plane + i / 2;
+        rows[i] = (plane * k->height + 2 * line + i % 2) * k->width * k->channels;
+    }
+}
+
+/* What passes and what does not differ by the slope alone. */
+INLINE void spread_line(const chain *k, const int64_t *rows, int64_t first, int64_t begin,
+                        int64_t end, int activation, int64_t g_type, int64_t y_type)
+{
+    __m512 slope = _mm512_set1_ps((float)k->slope), eighth = _mm512_set1_ps(0.125f);
+    int past_caches = k->stream && can_stream(k->y, y_type, rows[0]);
+    for (int64_t tile = begin; tile < end; tile++)
+        for (int64_t c = 0; c < k->channels; c += 16) {
+            __m512 g = load_wide(k->g, g_type, first + tile * k->channels + c);
+            g = _mm512_mul_ps(g, eighth);
+            __m512 other = activation == LEAKY ? _mm512_mul_ps(g, slope) : _mm512_setzero_ps();
+            __m256i passing = halves_of(g, y_type), damped_ones = halves_of(other, y_type);
+            for (int i = 0; i < 8; i++) {
+                int64_t to = rows[i / 2] + (2 * tile + i % 2) * k->channels + c;
+                uint16_t word = 0xffff;
+                if (activation != IDENTITY)
+                    memcpy(&word, k->bits + to / 8, 2);
+                __m256i *target = (void *)((uint16_t *)k->y + to);
+                __m256i dx = _mm256_mask_mov_epi16(damped_ones, word, passing);
+                if (past_caches)
+                    _mm256_stream_si256(target, dx);
+                else
+                    _mm256_storeu_si256(target, dx);
+            }
+        }
+}
+
+INLINE void spread_cubes_of_run(const chain *given, const cursor *at, int activation, int64_t g_type,
+                       int64_t y_type)
+{
+    const chain known = *given, *k = &known; /* so that it is known not to change */
+    for (int64_t line = at->line; line < at->line + lines_here(at); line++) {
+        int64_t rows[4];
+        rows_of_cubes(k, at, line, rows);
+        int64_t first = ((at->block * at->planes + at->plane) * at->lines + line) * at->tiles;
+        spread_line(k, rows, first * k->channels, at->tile, at->tile + tiles_here(at), activation,
+                    g_type, y_type);
+    }
+}
+
+INLINE void spread_by_types(const chain *k, const cursor *at, int activation)
+{
+    if (k->g_type == BFLOAT16 && k->y_type == BFLOAT16)
+        spread_cubes_of_run(k, at, activation, BFLOAT16, BFLOAT16);
+    else if (k->g_type == FLOAT32 && k->y_type == BFLOAT16)
+        spread_cubes_of_run(k, at, activation, FLOAT32, BFLOAT16);
+    else
+        spread_cubes_of_run(k, at, activation, k->g_type, k->y_type);
+}
+
+/* One run of the backward pass; 0 where it is not of this kind. */
+static int spread_cubes(const chain *k, const cursor *at)
+{
+    if (!averages_cubes(k))
+        return 0;
+    if (activation_of(k) == LEAKY)
+        spread_by_types(k, at, LEAKY);
+    else if (activation_of(k) == RELU)
+        spread_by_types(k, at, RELU);
+    else
+        spread_by_types(k, at, IDENTITY);
+    return 1;
+}
+
+#else
+
+static int spread_cubes(const chain *k, const cursor *at)
+{
+    (void)k, (void)at;
+    return 0;
+}
+
+#endif
+#endif
