@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from tests.soak.cables import Cables
 from tests.soak.campaign import Campaign
 from tests.soak.inputs import Inputs
 from tests.soak.kills import Kills
 from tests.soak.pipeline.rounds import Pipeline
 
 KINDS: dict[str, type[Campaign]] = {
+    "cables": Cables,
     "inputs": Inputs,
     "kills": Kills,
     "pipeline": Pipeline,

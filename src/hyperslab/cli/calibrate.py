@@ -12,13 +12,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.calibrate import Calibration, Measurement, calibrate
 from hyperslab.calibrate.recipes import operators_of_recipes
 from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.progress import progress
-from hyperslab.cli.rank import adopt_rank, become_rank, exit_when_stopped, is_started
+from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.comm.bootstrap import start_ranks
@@ -69,7 +68,7 @@ def calibrate_command(
             _launch(count, ["calibrate", *options, "--", *map(str, recipes), *overrides])
 
 
-@record
+@as_rank
 def calibrate_as_rank(
     recipes: Sequence[Path], overrides: Sequence[str], *, out: Path, budget: float
 ) -> None:

@@ -11,11 +11,11 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.rank import (
     adopt_rank,
+    as_rank,
     become_rank,
     check_ranks,
     exit_when_stopped,
@@ -85,7 +85,7 @@ def evaluate_command(
         launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 
-@record
+@as_rank
 def evaluate_as_rank(
     run: Path, overrides: Sequence[str], *, checkpoint: str, split: str, calibrate: bool
 ) -> None:

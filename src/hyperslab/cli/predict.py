@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.progress import progress
 from hyperslab.cli.rank import (
     adopt_rank,
+    as_rank,
     become_rank,
     check_ranks,
     exit_when_stopped,
@@ -73,7 +73,7 @@ def predict_command(
         launch_command(recipe, arguments, out / "logs")
 
 
-@record
+@as_rank
 def predict_as_rank(
     run: Path,
     files: Sequence[str],

@@ -6,20 +6,29 @@ or one of the ranks: one that its launcher, torchrun, srun or mpirun has started
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from hyperslab.cli.errors import DEBUG
 from hyperslab.comm.bootstrap import tell_ranks
 from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.comm.start.variables import check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
-from hyperslab.launch.environment import RESTARTS
+from hyperslab.launch.environment import ERROR_FILE, RESTARTS
 from hyperslab.launch.launcher import end_with_parent, launch
 from hyperslab.launch.slurm import adopt_slurm
 from hyperslab.recipe.schema import GridSection, Recipe
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def adopt_rank() -> None:
@@ -74,6 +83,32 @@ def telling_ranks() -> Iterator[None]:
         if is_started():
             tell_ranks(error)
         raise
+
+
+def as_rank(work: Callable[P, T]) -> Callable[P, T]:
+    """Torch's `record`: what goes wrong is also written down for what started this process.
+
+    Of our own errors without the traceback, which torchrun would print in place of the words.
+    """
+
+    @functools.wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return recording(*args, **kwargs)
+        except HyperslabError:
+            if not os.environ.get(DEBUG):
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    _keep_words(Path(os.environ[ERROR_FILE]))
+            raise
+
+    recording: Any = record(work)
+    return run
+
+
+def _keep_words(file: Path) -> None:
+    said = json.loads(file.read_text())
+    del said["message"]["extraInfo"]["py_callstack"]
+    file.write_text(json.dumps(said))
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.errors import PrintableFormatter
 from hyperslab.cli.rank import (
     adopt_rank,
+    as_rank,
     become_rank,
     check_ranks,
     exit_when_stopped,
@@ -129,7 +129,7 @@ def train_as_rank(
         raise ended
 
 
-@record
+@as_rank
 def _train(
     recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChooser
 ) -> Stopped | None:

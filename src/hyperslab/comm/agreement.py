@@ -163,9 +163,11 @@ def own_rank() -> int:
 def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> CommError:
     """The error of ``rank``, to which one of ``peers`` does not answer any more during ``what``.
 
-    Without ``peers`` nobody knows which one. Of ``why``, an exception or words, the first line is
-    quoted.
+    Without ``peers`` nobody knows which one, unless there is only one other. Of ``why``, an
+    exception or words, the first line is quoted.
     """
+    if not peers and ranks_in() == 2:
+        peers = [1 - rank]
     who = f"rank {', '.join(map(str, sorted({*peers})))}" if peers else "another rank"
     words = str(why).strip()
     first = words.splitlines()[0] if words else type(why).__name__

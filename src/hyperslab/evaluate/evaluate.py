@@ -21,6 +21,7 @@ from hyperslab.checkpoint.save_load import load
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main, start_alike
 from hyperslab.comm.grid import AXES
+from hyperslab.comm.start.last_words import last_words
 from hyperslab.comm.start.variables import read_variables
 from hyperslab.errors import DataError
 from hyperslab.evaluate.regression import Evaluation, evaluate_regression
@@ -70,13 +71,16 @@ def evaluate(
     facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
-        grid = Grid(**recipe.grid.model_dump())
-        path = find_checkpoint(run, checkpoint)
-        result = _measure(recipe, grid, path, split, calibrate=calibrate)
-        folder = run / "evaluation"
-        from_main(
-            lambda: _write(result, folder), failing=f"cannot write into {folder}", error=DataError
-        )
+        with last_words():
+            grid = Grid(**recipe.grid.model_dump())
+            path = find_checkpoint(run, checkpoint)
+            result = _measure(recipe, grid, path, split, calibrate=calibrate)
+            folder = run / "evaluation"
+            from_main(
+                lambda: _write(result, folder),
+                failing=f"cannot write into {folder}",
+                error=DataError,
+            )
     finally:
         if started:
             dist.destroy_process_group()

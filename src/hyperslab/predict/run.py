@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main, start_alike
+from hyperslab.comm.start.last_words import last_words
 from hyperslab.errors import RecipeError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
 from hyperslab.predict.inputs import list_inputs
@@ -54,17 +55,19 @@ def predict(
     facts = launch_facts(recipe, command="predict", **where, **options)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
-        grid = Grid(**recipe.grid.model_dump())
-        entries = from_main(
-            lambda: list_inputs([Path(path) for path in inputs]), failing="cannot list the inputs"
-        )
-        network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
-        results = ResultFolder(network, folder, native=native)
-        outcomes = []
-        for entry in entries:
-            outcomes.append(results.predict(entry))
-            done(outcomes[-1], len(entries))
-        results.finish(entries)
+        with last_words():
+            grid = Grid(**recipe.grid.model_dump())
+            entries = from_main(
+                lambda: list_inputs([Path(path) for path in inputs]),
+                failing="cannot list the inputs",
+            )
+            network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
+            results = ResultFolder(network, folder, native=native)
+            outcomes = []
+            for entry in entries:
+                outcomes.append(results.predict(entry))
+                done(outcomes[-1], len(entries))
+            results.finish(entries)
     finally:
         if started:
             dist.destroy_process_group()

@@ -16,6 +16,7 @@ from hyperslab.checkpoint.retention import folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main, lost_contact, start_alike
+from hyperslab.comm.start.last_words import last_words
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import launch_facts
@@ -86,9 +87,10 @@ def train(
     facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
-        if recipe.grid.auto and choose is not None:
-            recipe = _chosen(recipe, choose)
-        _train(recipe, resume, profile)
+        with last_words():
+            if recipe.grid.auto and choose is not None:
+                recipe = _chosen(recipe, choose)
+            _train(recipe, resume, profile)
     except Stopped:
         if started:
             dist.destroy_process_group()

@@ -1,0 +1,63 @@
+"""A rank's error is what all report, and not that they lost it (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import hyperslab as hs
+from hyperslab.comm.start.last_words import last_words
+from tests.ranks import RankError, run_ranks
+
+
+def failing(victim: int, kind: str) -> str:
+    grid = hs.Grid(depth=3)
+    error: Exception = hs.CommError(f"rank {grid.rank} lost contact with another rank")
+    if grid.rank == victim:
+        error = hs.DataError("a.hdf5: NaN") if kind == "ours" else KeyError("Box")
+    with pytest.raises(type(error)) as caught, last_words():
+        raise error
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(("kind", "words"), [("ours", "a.hdf5: NaN"), ("other", "KeyError: 'Box'")])
+def test_the_others_say_what_it_said(victim: int, kind: str, words: str) -> None:
+    found = run_ranks(3, failing, victim, kind)
+    own = {"ours": "DataError: a.hdf5: NaN", "other": "KeyError: 'Box'"}[kind]
+    for rank, said in enumerate(found):
+        assert said == (own if rank == victim else f"CommError: rank {victim} says: {words}")
+
+
+def nobody_speaks() -> str:
+    """After words of an earlier failure in the same process group."""
+    grid = hs.Grid(depth=2)
+    with pytest.raises(hs.DataError), last_words():
+        raise hs.DataError("of before")
+    grid.barrier()
+    with pytest.raises(hs.CommError) as caught, last_words():
+        raise hs.CommError("lost contact")
+    return str(caught.value)
+
+
+def test_words_are_of_this_failure() -> None:
+    assert run_ranks(2, nobody_speaks) == ["lost contact"] * 2
+
+
+def test_without_ranks_nothing_happens() -> None:
+    with pytest.raises(hs.CommError, match=r"^alone$"), last_words():
+        raise hs.CommError("alone")
+
+
+def dies() -> None:
+    grid = hs.Grid(depth=2)
+    with last_words():
+        if grid.rank == 1:
+            os._exit(7)
+        raise hs.CommError("rank 0 lost contact with rank 1")
+
+
+def test_a_rank_that_says_nothing_is_lost() -> None:
+    with pytest.raises(RankError, match="CommError: rank 0 lost contact with rank 1"):
+        run_ranks(2, dies)
