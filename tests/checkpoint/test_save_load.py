@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import os
 import resource
 import shutil
@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch import nn
 
-from hyperslab.checkpoint import snapshot
+from hyperslab.checkpoint import save_load
 from hyperslab.checkpoint.retention import folder_of, latest, save_step
 from hyperslab.checkpoint.save_load import load, save, verify_checksums
 from hyperslab.errors import CheckpointError
@@ -165,6 +164,27 @@ def test_a_full_disk_is_named(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("when", ["writing", "syncing"])
+def test_what_the_disk_says_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, when: str
+) -> None:
+    old = written(tmp_path / "a", 2)
+
+    def fail(*_: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if when == "syncing" else (save_load, "write_tensors")), fail)
+        with pytest.raises(CheckpointError) as caught:
+            written(tmp_path / "a", 3)
+    words = f"cannot write the checkpoint {tmp_path / 'a'}: {os.strerror(number)} (rank 0)"
+    assert str(caught.value) == words
+    assert same(read(tmp_path / "a")[0], old)
+    assert os.listdir(tmp_path) == ["a"]
+    written(tmp_path / "a", 3)
+
+
 @pytest.mark.parametrize("what", ["a file in its place", "no such device"])
 def test_an_unwritable_folder_is_named(tmp_path: Path, what: str) -> None:
     (tmp_path / "file").write_text("")
@@ -259,27 +279,3 @@ def test_every_rank_says_what_failed_on_one(tmp_path: Path, rank: int) -> None:
     assert messages[0] == messages[1]
     assert f"cannot write the checkpoint {tmp_path / 'a'}: File too large" in messages[0]
     assert same(read(tmp_path / "a")[0], old)
-
-
-def split_weights_on_ranks(path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot, "ONE_FILE", 0)
-        written(path, 2)
-
-
-def test_any_reader_of_safetensors_reads_the_weights(tmp_path: Path) -> None:
-    model, _ = network(2)
-    expected = model.state_dict()
-    run_ranks(2, save_on_ranks, tmp_path / "one")
-    run_ranks(3, split_weights_on_ranks, tmp_path / "many")
-    one = load_file(tmp_path / "one" / "model.safetensors")
-    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
-    files = sorted(file.name for file in (tmp_path / "many").glob("model-*.safetensors"))
-    assert files == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    parts = {file: load_file(tmp_path / "many" / file) for file in files}
-    many = {name: parts[file].pop(name) for name, file in index["weight_map"].items()}
-    assert not any(parts.values())
-    for found in (one, many):
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert same(read(tmp_path / "many")[0], tensors(*network(2)))

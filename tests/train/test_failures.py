@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hyperslab.checkpoint.retention import latest
-from hyperslab.errors import CheckpointError, DivergedError, HyperslabError, RecipeError
+from hyperslab.errors import CheckpointError, DataError, DivergedError, HyperslabError, RecipeError
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import HistoryFile
 from hyperslab.train.trainer import Trainer
@@ -98,3 +98,19 @@ def test_a_model_that_does_not_go_with_the_data(
 ) -> None:
     with pytest.raises(RecipeError, match=words):
         run(write_recipe(tmp_path / "run.yaml", universes), override)
+
+
+@pytest.mark.parametrize("name", ["steps.csv", "epochs.csv"])
+@pytest.mark.parametrize(
+    "content", [b"\x80\x04\x95\n", b"x,0,0,0,0,0,0,0,0,0\n"], ids=["bytes", "row"]
+)
+def test_a_damaged_history_is_named(
+    tmp_path: Path, universes: Path, name: str, content: bytes
+) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    run(recipe)
+    head = (out / name).read_bytes().splitlines(keepends=True)[0]
+    row = b",".join(content.split(b",")[: head.count(b",") + 1])
+    (out / name).write_bytes(head + (row if row.endswith(b"\n") else row + b"\n"))
+    with pytest.raises(DataError, match=f"{out / name} is damaged"):
+        run(recipe, "epochs=2", resume=True)

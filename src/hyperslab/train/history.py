@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.atomic_files import append_whole, json_lines, open_to_append, write_csv
+from hyperslab.errors import DataError
 
 STEP_COLUMNS = (
     "step",
@@ -54,9 +55,18 @@ class HistoryFile:
 
         A checkpoint is older than the last rows of a run that was killed; the resumed run writes
         these steps again.
+
+        Raises:
+            DataError: the file that is there is no such table.
         """
         self.columns = columns
-        kept = [row for row in _rows(path, columns) if int(row[columns[0]]) < before]
+        try:
+            kept = [row for row in _rows(path, columns) if int(row[columns[0]]) < before]
+        except (ValueError, csv.Error) as error:
+            raise DataError(
+                f"{path} is damaged: {error}\n"
+                "    move it away; the run goes on without the rows that it had"
+            ) from None
         write_csv(path, columns, ([row.get(name, "") for name in columns] for row in kept))
         # A row is on disk when it is written.
         self.file = os.fdopen(open_to_append(path), "a", newline="", buffering=1)

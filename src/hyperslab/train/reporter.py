@@ -40,7 +40,11 @@ class Reporter:
         ``measures`` are those of a validation.
         """
         self.steps = HistoryFile(run / "steps.csv", STEP_COLUMNS, before=step + 1)
-        self.epochs = HistoryFile(run / "epochs.csv", epochs_columns(measures), before=epoch)
+        try:
+            self.epochs = HistoryFile(run / "epochs.csv", epochs_columns(measures), before=epoch)
+        except BaseException:
+            self.steps.close()
+            raise
         self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
         console = console or Console()
         self.live = console.is_terminal

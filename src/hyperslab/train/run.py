@@ -179,7 +179,9 @@ def build(
         if resume and path is None:
             log.info("nothing to resume in %s: from the start", recipe.output)
         log.info("%s", _opening_words(grid, data, validation, path))
-    reporter = _reporter(recipe, objective, at, steps, stack) if grid.is_main else None
+    reporters: list[Reporter] = []
+    from_main(lambda: reporters.append(_reporter(recipe, objective, at, steps, stack)))
+    reporter = reporters[0] if reporters else None
     progress = Progress(recipe, grid, state, at, reporter=reporter, events=events)
     return Trainer(
         recipe,
