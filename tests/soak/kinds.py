@@ -6,11 +6,13 @@ from tests.soak.cables import Cables
 from tests.soak.campaign import Campaign
 from tests.soak.inputs import Inputs
 from tests.soak.kills import Kills
+from tests.soak.moves import Moves
 from tests.soak.pipeline.rounds import Pipeline
 
 KINDS: dict[str, type[Campaign]] = {
     "cables": Cables,
     "inputs": Inputs,
     "kills": Kills,
+    "moves": Moves,
     "pipeline": Pipeline,
 }

@@ -30,7 +30,7 @@ TIMEOUTS = {"gloo": 1800.0, "nccl": 600.0}
 TELL = 10.0
 """How long [s] a rank that cannot go on tries to tell the others."""
 
-SLACK = 4.0
+SLACK = 2.5
 """What the start may take longer than its limit [s], until somebody who hangs is given up."""
 
 NVIDIA = Path("/dev/nvidia0")

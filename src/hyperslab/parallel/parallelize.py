@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from hyperslab.parallel.ddp_guard import Body, Guard, Watched
 from hyperslab.parallel.gather_before import Submodule, gather_before
 from hyperslab.parallel.ordinary_inputs import ORDINARY, Ordinary, OrdinaryInputs
 from hyperslab.parallel.random_states import RANDOM_STATES, RandomStates, share_random_states
+from hyperslab.parallel.same_network import check_same_network
 from hyperslab.parallel.shared_gradients import share_gradients
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_homes import GradientHomes
@@ -104,6 +104,9 @@ def parallelize(
     if grid.size > 1 or policy != Policy():
         module.forward = _with_policy(module.forward, policy)  # type: ignore[method-assign]
     if grid.size > 1:
+        options = {"batch_norm": batch_norm, "kernels": kernels}
+        options["find_unused_parameters"] = str(find_unused_parameters)
+        check_same_network(module, grid, options)
         share_random_states(grid, random_states)
     inputs = OrdinaryInputs(type(module).__name__, grid) if ordinary_inputs == "check" else None
     _average_gradients(module, grid, find_unused_parameters, homes, inputs)
@@ -199,22 +202,11 @@ def _average(group, bucket):  # type: ignore[no-untyped-def]
 
 def _make_equal(module: nn.Module, grid: Grid) -> None:
     """Give every rank rank 0's parameters and buffers."""
-    _check_same_network(module, grid)
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()
         dist.broadcast(whole, src=0)
         if not torch.equal(tensor, whole):  # an expanded one cannot be written, nor need it be
             tensor.copy_(whole)
-
-
-def _check_same_network(module: nn.Module, grid: Grid) -> None:
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    words = "\n".join(f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in tensors)
-    if not grid.same_on_all(zlib.crc32(words.encode())):
-        raise LayoutError(
-            f"the ranks' {type(module).__name__} differ in their parameters' names, shapes or types"
-            "\n    build the same network on every rank"
-        )
 
 
 def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
