@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -9,6 +10,26 @@ from types import FrameType
 
 PARENT = os.getppid()
 """The process that started this one, while it was there."""
+
+
+TIED_TO = "HYPERSLAB_TIED_TO"
+"""In the environment of a server of worker processes: the process that both end with."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def tie_to_parent(number: int) -> None:
+    """Ask Linux for this signal when the parent of this process ends, in whatever way."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def _tie_server() -> None:
+    """As the server, and in all that it forks from now on."""
+    tie_to_parent(signal.SIGKILL)
+    os.register_at_fork(after_in_child=lambda: tie_to_parent(signal.SIGKILL))
+    if os.environ[TIED_TO] != str(os.getppid()):  # too late to be told
+        os._exit(1)
 
 
 def say_stopped() -> None:
@@ -35,6 +56,9 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     say_stopped()
     os._exit(128 + signal.SIGINT)
 
+
+if TIED_TO in os.environ and "multiprocessing.forkserver" in sys.modules:
+    _tie_server()
 
 if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _leave)  # until `hyperslab.cli.main` begins: no traceback

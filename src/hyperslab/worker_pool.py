@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from hyperslab.beginning import TIED_TO
 from hyperslab.errors import HyperslabError
 
 T = TypeVar("T")
@@ -36,7 +38,8 @@ def each(
     pool = ProcessPoolExecutor(workers, context, _begin_worker)
     others = {*multiprocessing.active_children()}
     try:
-        waiting = [pool.submit(function, *task) for task in tasks]
+        with _tied():
+            waiting = [pool.submit(function, *task) for task in tasks]
         yield from (future.result() for future in as_completed(waiting))
     except (KeyboardInterrupt, GeneratorExit):  # nobody wants what they are at any more
         for worker in {*multiprocessing.active_children()} - others:
@@ -49,6 +52,16 @@ def each(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _tied() -> Iterator[None]:
+    """Have the server of the workers end with this process, also while it imports."""
+    os.environ[TIED_TO] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[TIED_TO]
 
 
 def _begin_worker() -> None:

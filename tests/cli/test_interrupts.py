@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,18 +32,26 @@ def begin(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
-    """What a terminal does to all processes in its foreground."""
+def wait(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not when():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "it does not get there"
         time.sleep(0.01)
+
+
+def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
+    """What a terminal does to all processes in its foreground."""
+    wait(process, when)
     os.killpg(process.pid, signal.SIGINT)
     said, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (130, "stopped by SIGINT\n"), said
+    nobody_left(process.pid)
+
+
+def nobody_left(group: int) -> None:
     deadline = time.monotonic() + 10
-    while members(process.pid):
+    while members(group):
         assert time.monotonic() < deadline, "somebody is left"
         time.sleep(0.05)
 
@@ -72,6 +81,23 @@ def test_convert_with_workers(tmp_path: Path) -> None:
     process = begin("convert", source, out, "--compression", "gzip", "--workers", "2")
     interrupt(process, lambda: any(out.glob("*.hdf5")))
     assert len(list(out.glob("*.hdf5"))) < 60
+
+
+def test_convert_killed_while_its_workers_import(tmp_path: Path) -> None:
+    """No Ctrl-C: the command cannot end them any more."""
+    source = write_universes(tmp_path / "universes", 4, width=16)
+    process = begin("convert", source, tmp_path / "out", "--workers", "2")
+
+    def importing() -> bool:
+        others = [name for name in members(process.pid) if name != str(process.pid)]
+        with suppress(OSError):  # it ended meanwhile
+            return any("libtorch" in Path(f"/proc/{name}/maps").read_text() for name in others)
+        return False
+
+    wait(process, importing)
+    process.kill()
+    process.communicate()
+    nobody_left(process.pid)
 
 
 def test_simulate_which_has_its_folder_for_itself(tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_loss_that_is_no_number(loss: float) -> None:
     assert math.isnan(verdict.loss)
 
 
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = StopRequest()
+    try:
+        with stop.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_signals_are_noted_and_then_handled_as_before(number: signal.Signals) -> None:
     before = {n: signal.getsignal(n) for n in SIGNALS}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyperslab.beginning import PARENT
+from hyperslab.beginning import PARENT, tie_to_parent
 from hyperslab.launch.environment import LAUNCHER
 from hyperslab.launch.failures import explain_failures, stopped
 from hyperslab.launch.supervisor import Supervisor
-
-PR_SET_PDEATHSIG = 1
 
 PATIENCE = 60.0
 """How long [s] ranks that write no checkpoint have to end after a signal."""
@@ -65,7 +61,6 @@ def end_with_parent() -> None:
 
     It may have died before it could be asked.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    tie_to_parent(signal.SIGTERM)
     if os.environ.get(LAUNCHER, str(PARENT)) != str(os.getppid()):
         signal.raise_signal(signal.SIGTERM)
