@@ -45,6 +45,19 @@ def say_stopped() -> None:
         return
 
 
+def fill_standard_descriptors() -> None:
+    """Where a standard stream is closed, let it lead nowhere.
+
+    The next pipe or file would be given its number, and whoever takes that for the stream would
+    close it, or read and write there.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    while nowhere <= 2:
+        os.set_inheritable(nowhere, True)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+    os.close(nowhere)
+
+
 def _is_command() -> bool:
     """Whether this process was started as ``hyperslab`` or ``python -m hyperslab``."""
     words = sys.orig_argv
@@ -60,5 +73,7 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 if TIED_TO in os.environ and "multiprocessing.forkserver" in sys.modules:
     _tie_server()
 
+if _is_command():
+    fill_standard_descriptors()
 if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _leave)  # until `hyperslab.cli.main` begins: no traceback
