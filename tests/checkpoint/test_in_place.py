@@ -130,6 +130,26 @@ def test_a_folder_with_other_things_is_kept(tmp_path: Path, way: str) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize(
+    "name", ["a.pt", "model.py", "model/weights.bin", ".git/HEAD", "extra.txt"]
+)
+def test_what_only_looks_like_a_checkpoint_is_kept(tmp_path: Path, way: str, name: str) -> None:
+    theirs = tmp_path / "a" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years")
+    with pytest.raises(CheckpointError, match="with other things, such as"):
+        save(tmp_path / "a", *network(1))
+    assert theirs.read_text() == "years"
+
+
+def test_a_file_is_kept(tmp_path: Path, way: str) -> None:
+    (tmp_path / "model.pt").write_text("years")
+    with pytest.raises(CheckpointError, match=r"model\.pt is a file, and stays as it is"):
+        save(tmp_path / "model.pt", *network(1))
+    assert (tmp_path / "model.pt").read_text() == "years"
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
 def test_links_under_hidden_names_are_not_followed(tmp_path: Path, way: str) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()

@@ -166,3 +166,23 @@ def test_another_optimizer_is_refused_and_nothing_is_changed(
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(("kept", "wanted"), [("Adam", "SGD"), ("SGD", "Adam"), ("Adamax", "Adam")])
+def test_another_optimizer_is_refused(tmp_path: Path, kept: str, wanted: str) -> None:
+    model = network(1)
+    save(tmp_path / "a", model, getattr(torch.optim, kept)(model.parameters()))
+    other = network(2)
+    before = copy.deepcopy(other.state_dict())
+    optimizer = getattr(torch.optim, wanted)(other.parameters())
+    with pytest.raises(CheckpointError, match=f"state of the optimizer {kept}, not of {wanted}"):
+        load(tmp_path / "a", other, optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+def test_an_optimizer_of_the_same_settings_takes_it(tmp_path: Path) -> None:
+    model = network(1)
+    save(tmp_path / "a", model, torch.optim.Adam(model.parameters(), lr=0.5))
+    optimizer = torch.optim.AdamW(model.parameters())
+    load(tmp_path / "a", model, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.5

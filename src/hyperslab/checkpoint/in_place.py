@@ -23,15 +23,18 @@ RENAME_EXCHANGE = 2  # linux/fs.h
 CANNOT = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM}
 """What file systems and kernels without an exchange say."""
 
-OURS = re.compile(r"(model|optimizer|extra)\b.*|(state|manifest)\.json|\..*|.*\.(distcp|pt)")
-"""The files of checkpoints, old ones too."""
+OURS = re.compile(
+    r"((model|optimizer)(-\d+-of-\d+)?|extra)\.safetensors|model\.safetensors\.index\.json"
+    r"|(state|manifest)\.json|\.metadata|__\d+_\d+\.distcp|extra\.pt|\.nfs.*|\.DS_Store|\._.*"
+)
+"""The files of checkpoints, old ones too, and what systems put beside any."""
 
 
 def put_in_place(new: Path, path: Path) -> None:
     """Give ``new`` the name ``path``; what had it goes, once that is on the disk.
 
     Raises:
-        CheckpointError: a folder with other things has that name.
+        CheckpointError: a file, or a folder with other things, has that name.
         OSError: it cannot be.
     """
     check_replaceable(path)
@@ -69,9 +72,14 @@ def check_replaceable(path: Path) -> None:
     """Refuse to throw away what is no checkpoint.
 
     Raises:
-        CheckpointError: names a file in it.
+        CheckpointError: it is a file with something in it, or a folder; names a file in that.
         OSError: it cannot be read.
     """
+    if path.is_file() and not path.is_symlink() and path.stat().st_size > 0:
+        raise CheckpointError(
+            f"{path} is a file, and stays as it is: a checkpoint is a folder\n"
+            "    give the checkpoint a name of its own"
+        )
     if _is_folder(path):
         others = [name for name in sorted(os.listdir(path)) if not OURS.fullmatch(name)]
         if others:

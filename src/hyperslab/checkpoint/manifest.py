@@ -91,6 +91,8 @@ def open_plain(path: Path) -> io.BufferedReader:
         OSError: it cannot be read.
         ValueError: it is something else.
     """
+    if path.is_symlink():  # an error of its own, for who keeps large files elsewhere
+        raise ValueError(f"{path.name} is a link\n    copy what it leads to: cp -rL OLD NEW")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -14,13 +14,16 @@ from typing import Any
 import torch
 
 from hyperslab.checkpoint.safetensors_file import check_storable
-from hyperslab.checkpoint.values import Tensors, decode_value, encode_value
+from hyperslab.checkpoint.values import Tensors, decode_value, encode_value, tensors_named
 from hyperslab.errors import CheckpointError
 
 Optimizer = torch.optim.Optimizer | None
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """What wrappers of torch put into names: the network has other ones with them and without."""
+
+EXTRA_STATE = "_extra_state"
+"""The last part of the name under which torch keeps what a module's ``get_extra_state`` gave."""
 
 NAMES_SHOWN = 3
 """So many names an error has."""
@@ -30,7 +33,8 @@ NAMES_SHOWN = 3
 class State:
     """As JSON with tensors beside; ``optimizer`` is None where there is none.
 
-    ``model`` holds what a state dict has besides tensors: mostly nothing.
+    ``model`` holds what a state dict has besides tensors, mostly nothing; tensors within that are
+    among the ``weights``, too.
     """
 
     model: dict[str, Any] = field(default_factory=dict)
@@ -64,19 +68,21 @@ def check_fits(state: State, model: torch.nn.Module, optimizer: Optimizer) -> No
         CheckpointError: names the first that differs.
     """
     expected = _names(model, model.state_dict())
-    found = {*state.weights, *state.model}
+    found = _values(state)
     for names, words in (
         ([name for name in expected if name not in found], "it has no {}"),
-        (sorted(found - expected.keys()), "it has {}, which the model has not"),
+        (sorted(found.keys() - expected.keys()), "it has {}, which the model has not"),
     ):
         if names:
             more = ", ..." if len(names) > NAMES_SHOWN else ""
             raise CheckpointError(words.format(", ".join(names[:NAMES_SHOWN]) + more))
     for name, value in expected.items():
-        stored = state.weights.get(name)
-        if isinstance(value, torch.Tensor) != (stored is not None):
+        stored = found[name]
+        if name.rpartition(".")[2] == EXTRA_STATE:  # of which the module itself makes what it will
+            continue
+        if isinstance(value, torch.Tensor) != isinstance(stored, torch.Tensor):
             raise CheckpointError(f"{name} is not of the same kind there")
-        if stored is not None and stored.shape != value.shape:
+        if isinstance(stored, torch.Tensor) and stored.shape != value.shape:
             raise CheckpointError(f"{name} is {list(stored.shape)} there, not {list(value.shape)}")
     if optimizer is None:
         return
@@ -86,6 +92,11 @@ def check_fits(state: State, model: torch.nn.Module, optimizer: Optimizer) -> No
     stored_groups = [group["params"] for group in state.optimizer["param_groups"]]
     if [sorted(names) for names in groups] != [sorted(names) for names in stored_groups]:
         raise CheckpointError("the optimizer's groups have other weights there")
+    own = type(optimizer).__name__
+    kind = state.optimizer.get("kind", own)
+    pairs = zip(optimizer.param_groups, state.optimizer["param_groups"], strict=True)
+    if kind != own and any(current.keys() - stored.keys() for current, stored in pairs):
+        raise CheckpointError(f"it holds the state of the optimizer {kind}, not of {own}")
 
 
 def fill(state: State, model: torch.nn.Module, optimizer: Optimizer) -> None:
@@ -95,12 +106,18 @@ def fill(state: State, model: torch.nn.Module, optimizer: Optimizer) -> None:
         ValueError: it holds what no `state_of` gave.
     """
     current = model.state_dict()
-    values: dict[str, Any] = dict(state.weights)
-    values |= {name: decode_value(value, state.weights) for name, value in state.model.items()}
+    values = _values(state)
     keys = _keys(model, current)
     model.load_state_dict({keys[name]: _like(current[keys[name]], v) for name, v in values.items()})
     if optimizer is not None:
         _fill_optimizer(state, model, optimizer)
+
+
+def _values(state: State) -> dict[str, Any]:
+    """The state dict, under the names that it has without wrappers."""
+    within = {*tensors_named([*state.model.values()])}
+    values: dict[str, Any] = {k: v for k, v in state.weights.items() if k not in within}
+    return values | {k: decode_value(v, state.weights) for k, v in state.model.items()}
 
 
 def _encode_optimizer(
@@ -125,6 +142,7 @@ def _encode_optimizer(
     others = {key: value for key, value in state["state"].items() if not isinstance(key, int)}
     rest = {key: value for key, value in state.items() if key not in ("state", "param_groups")}
     return {
+        "kind": type(optimizer).__name__,
         "state": of_weights,
         "param_groups": groups,
         "other_state": encode_value(others, "other_state", moments, _whole),
@@ -172,8 +190,9 @@ def _exact(stored: Any, loaded: Any) -> Any:
 def _names(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict under the names that the network has without wrappers."""
     named: dict[str, Any] = {}
+    wrapped = _wrapped(model)
     for key, value in state.items():
-        name = _plain(key, model)
+        name = _plain(key, wrapped)
         if name in named:
             raise CheckpointError(f"two weights have the name {name}")
         named[name] = value
@@ -181,14 +200,23 @@ def _names(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keys(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
-    return {_plain(key, model): key for key in state}
+    wrapped = _wrapped(model)
+    return {_plain(key, wrapped): key for key in state}
 
 
-def _plain(key: str, model: torch.nn.Module) -> str:
+def _wrapped(model: torch.nn.Module) -> list[str]:
+    """Where names begin with that of a part which holds the network as its ``module``."""
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    modules = model.named_modules(remove_duplicate=False)
+    found = [f"{name}." if name else "" for name, part in modules if isinstance(part, wrappers)]
+    return sorted(found, key=len, reverse=True)
+
+
+def _plain(key: str, wrapped: list[str]) -> str:
     """Without what wrappers add."""
-    wrapped = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    if isinstance(model, wrapped):
-        key = key.removeprefix("module.")
+    for prefix in wrapped:
+        if key.startswith(f"{prefix}module."):
+            key = prefix + key[len(prefix) + len("module.") :]
     for part in WRAPPERS:
         key = key.replace(part, "")
     return key
@@ -196,7 +224,8 @@ def _plain(key: str, model: torch.nn.Module) -> str:
 
 def _group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
     """The names of the weights, by groups; one that is not the model's has its number."""
-    names = {id(weight): _plain(name, model) for name, weight in model.named_parameters()}
+    wrapped = _wrapped(model)
+    names = {id(weight): _plain(name, wrapped) for name, weight in model.named_parameters()}
     number = 0
     for group in optimizer.param_groups:
         found = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ import torch
 from hyperslab.errors import CheckpointError
 
 DOLLAR = "$"
+
+TAKEN = "__metadata__"
+"""What safetensors keep under this name is no tensor."""
 
 Tensors = dict[str, torch.Tensor]
 """By their names."""
@@ -91,6 +94,21 @@ def decode_value(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     raise ValueError(f"nothing is written as {mark[:40]!r}")
 
 
+def tensors_named(value: Any) -> Iterator[str]:
+    """The names of the tensors that an encoded value refers to.
+
+    >>> [*tensors_named({"a": [1, {"$tensor": "a/1"}], "b": {"$tensor": "b"}})]
+    ['a/1', 'b']
+    """
+    if isinstance(value, list):
+        for item in value:
+            yield from tensors_named(item)
+    elif isinstance(value, dict) and isinstance(value.get("$tensor"), str):
+        yield value["$tensor"]
+    elif isinstance(value, dict):
+        yield from tensors_named([*value.values()])
+
+
 def _each(values: Any, name: str, tensors: Tensors, take: Any) -> list[Any]:
     return [encode_value(v, _below(name, i), tensors, take) for i, v in enumerate(values)]
 
@@ -100,9 +118,9 @@ def _below(name: str, key: object) -> str:
 
 
 def _free_name(name: str, tensors: Tensors) -> str:
-    """Names may meet where keys hold a slash."""
-    found = name
-    while found in tensors:
+    """Names may meet where keys hold a slash; and a file of tensors has none that is no text."""
+    found = name.encode(errors="replace").decode()
+    while found in tensors or found == TAKEN:
         found += "+"
     return found
 
