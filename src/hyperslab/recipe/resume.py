@@ -43,6 +43,7 @@ SAME_RESULT = (
     "data.budget",
     "data.staging",
     "data.on_error",
+    "data.outside_files",
     "data.prefetch",
     "data.prefetch_bytes",
 )

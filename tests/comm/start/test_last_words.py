@@ -50,6 +50,22 @@ def test_without_ranks_nothing_happens() -> None:
         raise hs.CommError("alone")
 
 
+def some_are_lost() -> str:
+    grid = hs.Grid(depth=4)
+    words = f"rank {grid.rank} lost contact with another rank during a sum"
+    with pytest.MonkeyPatch.context() as patch:
+        if grid.rank in (1, 3):  # their cable was cut: they reach no store
+            patch.setattr("hyperslab.comm.start.last_words._try", lambda _: None)
+        with pytest.raises(hs.CommError) as caught, last_words():
+            raise hs.CommError(words)
+    return str(caught.value).removeprefix(words)
+
+
+def test_who_says_nothing_is_named() -> None:
+    nothing = "\n    nothing was heard of ranks 1 and 3"
+    assert run_ranks(4, some_are_lost) == [nothing, "", nothing, ""]
+
+
 def dies() -> None:
     grid = hs.Grid(depth=2)
     with last_words():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from hyperslab.comm.start.deadline import Deadline, in_time
+from hyperslab.comm.start.roll_call import name_ranks
 from hyperslab.errors import CommError, HyperslabError, Stopped, reason
 
 T = TypeVar("T")
@@ -25,17 +26,18 @@ KEY = "last words"
 def last_words() -> Iterator[None]:
     """What a rank raises inside ends the others with its words, where they lose contact with it.
 
-    Of several that fail, the first. Without a process group it does nothing.
+    Of several that fail, the first. Where none says anything, the error names those of whom nothing
+    is heard. Without a process group it does nothing.
     """
     turn = _try(lambda store: store.add(f"{KEY} {dist.get_rank()}", 1))
     key = f"{KEY} of turn {turn}"  # the words of an earlier failure are not of this one
     try:
         yield
     except CommError as error:
-        words = _try(lambda store: _hear(store, key))
-        if words:
-            raise CommError(words) from error
-        raise
+        heard = _try(lambda store: _hear(store, key))
+        if heard is None:
+            raise
+        raise CommError(heard if heard.startswith("rank") else f"{error}\n    {heard}") from error
     except Stopped:
         raise
     except Exception as error:
@@ -63,8 +65,15 @@ def _leave(store: Store, key: str, words: str) -> None:
 
 
 def _hear(store: Store, key: str) -> str | None:
-    if not Deadline(HEAR).poll(lambda: store.check([key])):
-        return None
-    rank, words = json.loads(store.get(key))
-    store.add(f"{key} heard", 1)
-    return None if rank == dist.get_rank() else f"rank {rank} says: {words}"
+    """The words of the first rank that failed; if there are none, who says nothing at all.
+
+    That is who was lost, or has not noticed yet that somebody was.
+    """
+    me, size = dist.get_rank(), dist.get_world_size()
+    store.set(f"{key} lost {me}", "")
+    if Deadline(HEAR).poll(lambda: store.check([key])):
+        rank, words = json.loads(store.get(key))
+        store.add(f"{key} heard", 1)
+        return None if rank == me else f"rank {rank} says: {words}"
+    silent = [rank for rank in range(size) if not store.check([f"{key} lost {rank}"])]
+    return f"nothing was heard of {name_ranks(silent)}" if silent and size > 2 else None
