@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.soak.cables import Cables
 from tests.soak.campaign import Campaign
+from tests.soak.checkpoints import Checkpoints
 from tests.soak.inputs import Inputs
 from tests.soak.kills import Kills
 from tests.soak.moves import Moves
@@ -11,6 +12,7 @@ from tests.soak.pipeline.rounds import Pipeline
 
 KINDS: dict[str, type[Campaign]] = {
     "cables": Cables,
+    "checkpoints": Checkpoints,
     "inputs": Inputs,
     "kills": Kills,
     "moves": Moves,
