@@ -27,6 +27,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = Path(path)
     values = read_yaml(path, "recipe")
+    _refuse_trust(values, path)
     given = [_parse(text) for text in overrides]
     for key, value in given:
         _put(values, key, value)
@@ -66,6 +67,17 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RecipeError(f"{path} holds no `key: value` lines, so it is no {what}")
     return values
+
+
+def _refuse_trust(values: dict[str, Any], path: Path) -> None:
+    """A recipe may come from whoever made the checkpoints beside it."""
+    section = values.get("checkpoint")
+    if isinstance(section, dict) and section.get("trust_pickle", False) is not False:
+        raise RecipeError(
+            f"{path}: checkpoint.trust_pickle is not taken from a file\n"
+            "    if you trust the checkpoint give it on the command line: "
+            "checkpoint.trust_pickle=true"
+        )
 
 
 def _parse(text: str) -> tuple[str, Any]:

@@ -102,8 +102,9 @@ class CheckpointSection(Section):
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 2
     background: bool = False  # write while the steps go on, from a copy in host memory
-    # of checkpoints of earlier versions, which hold pickles: reading one runs what code is in it
-    trust_pickle: bool = False
+    # of checkpoints of earlier versions, which hold pickles: reading one runs what code is in it;
+    # an override only, for a run's recipe comes from where its checkpoints come from
+    trust_pickle: bool = Field(default=False, exclude=True)
 
 
 RegressionLoss = Literal["mse", "l1"]
