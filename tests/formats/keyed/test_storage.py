@@ -241,6 +241,29 @@ def test_links_within_the_file_and_the_folder_stay_fine(tmp_path: Path) -> None:
         np.testing.assert_array_equal(source.read(sample, WHOLE), np.moveaxis(values(), -1, 0))
 
 
+@pytest.mark.parametrize("kind", ["virtual", "link"])
+def test_sources_are_found_where_hdf5_finds_them(tmp_path: Path, kind: str) -> None:
+    """Files that have been moved together, and files that are links to others beside theirs."""
+    real = tmp_path / "real"
+    moved = tmp_path / "moved"
+    farm = tmp_path / "farm"
+    real.mkdir()
+    farm.mkdir()
+    plain(real / "50%.raw")
+    for name, source in (("a.hdf5", str(real / "50%.raw")), ("b.hdf5", "50%.raw")):
+        with h5py.File(real / name, "w") as file:
+            OUTSIDE[kind](file, source.replace("%", "%%") if kind == "virtual" else source)
+            targets(file)
+    real.rename(moved)
+    (farm / "b.hdf5").symlink_to(moved / "b.hdf5")
+    for folder, count in ((moved, 2), (farm, 1)):
+        source = source_of(folder, Seat(), outside=folder == farm)
+        for sample in range(count):
+            np.testing.assert_array_equal(source.read(sample, WHOLE), np.moveaxis(values(), -1, 0))
+    with pytest.raises(DataError, match=r"50%\.raw, which is not in the folder"):
+        source_of(farm, Seat())
+
+
 def test_a_source_that_goes_after_the_scan_is_missed(tmp_path: Path) -> None:
     plain(tmp_path / "b.raw")
     with h5py.File(tmp_path / "a.hdf5", "w") as file:

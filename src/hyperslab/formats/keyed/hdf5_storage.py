@@ -7,6 +7,7 @@ follows links and virtual data sets to any file; and it holds whole chunks in me
 from __future__ import annotations
 
 import math
+import os
 import posixpath
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def _follow(path: Path, file: Any, name: str, reach: Reach, left: int) -> None:
             case None:
                 raise KeyError(f"{name!r} is not in it")
             case h5py.ExternalLink():
-                target = path.parent / link.filename
+                target = _named(path, link.filename)
                 reach.check(path, f"the external link {name!r}", target)
                 with h5py.File(target, "r", locking=False) as other:
                     _follow(target, other, "/".join([link.path, *rest]), reach, left - 1)
@@ -70,6 +71,19 @@ def _follow(path: Path, file: Any, name: str, reach: Reach, left: int) -> None:
             place = posixpath.join(place, part)
             if not isinstance(group, h5py.Group):
                 raise KeyError(f"{name!r} is not in it")
+
+
+def _named(path: Path, name: str) -> Path:
+    """The file that HDF5 opens where the file ``path`` names another one.
+
+    One that is named absolutely and has been moved it looks for by its last part. (H5F.c,
+    H5F_prefix_open_file)
+    """
+    last = os.path.basename(name) if os.path.isabs(name) else name
+    folders = (path.parent, Path(), Path(os.path.realpath(path)).parent)
+    found = [Path(name)] if os.path.isabs(name) else []
+    found += [folder / last for folder in folders]
+    return next((file for file in found if file.is_file()), found[0])
 
 
 def check_volume(path: Path, key: str, dataset: Any, reach: Reach) -> None:
@@ -136,7 +150,7 @@ def _check_sources(path: Path, key: str, dataset: Any, reach: Reach, left: int) 
         covered = covered + count
         what = f"{key!r}, a virtual data set,"
         own = source.file_name == "."
-        target = path if own else path.parent / source.file_name
+        target = path if own else _named(path, source.file_name.replace("%%", "%"))
         if not own:
             reach.check(path, what, target)
         with (
