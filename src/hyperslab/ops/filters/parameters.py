@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.nn.functional as F
 
@@ -33,12 +35,21 @@ class _Taken(torch.autograd.Function):
         ((accumulating, _), *_) = ctx.next_functions
         home = None if ctx.homes is None else ctx.homes.free(parameter, accumulating)
         whole = torch.empty_like(parameter) if home is None else home
-        whole[: ctx.begin].zero_()
+        _clear(whole[: ctx.begin])
         _write(gradient, whole[ctx.begin : ctx.end])
-        whole[ctx.end :].zero_()
+        _clear(whole[ctx.end :])
         if home is not None:
             ctx.homes.made(parameter, whole, ctx.rows)
         return whole, *[None] * 5
+
+
+def _clear(rows: torch.Tensor) -> None:
+    """Set to zero; by the C library, which does not read memory that it overwrites."""
+    real = rows.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0
+    if real and rows.is_contiguous():
+        ctypes.memset(rows.data_ptr(), 0, rows.nbytes)
+    else:
+        rows.zero_()
 
 
 def _write(gradient: torch.Tensor, rows: torch.Tensor) -> None:
