@@ -12,7 +12,9 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.comm import agreement, bootstrap
+from hyperslab.comm.start.roll_call import compare_facts
 from hyperslab.errors import RecipeError
+from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.profile.recorder import ProfilePolicy
 from hyperslab.train.run import train
@@ -99,6 +101,15 @@ def test_every_difference_is_refused_by_name(tmp_path: Path) -> None:
     rate = first["optimizer.learning_rate"]
     assert rate.startswith("the ranks differ in optimizer.learning_rate: 0.001 on rank 0, 0.01 on")
     assert not (tmp_path / "run").exists(), "nothing was started"
+
+
+def test_a_folder_of_each_node_may_be_another(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(RECIPE)
+    options = ([], ["data.staging=/node/1"], ["data.staging=/node/2"])
+    none, first, second = [launch_facts(load_recipe(path, [*mine])) for mine in options]
+    assert compare_facts([first, second], ["a", "b"]) == ""
+    assert "data.staging" in compare_facts([none, second], ["a", "b"])
 
 
 def different_grids() -> str:

@@ -25,6 +25,7 @@ def launch_facts(recipe: Recipe, **options: Any) -> dict[str, Any]:
     values["grid"]["auto"] = recipe.grid.auto
     if recipe.data.path is not None:
         values["data"]["path"] = str(recipe.data.path.absolute())
+    values["data"]["staging"] = recipe.data.staging is not None  # each node may have its own
     return {**{f"--{name}": value for name, value in options.items()}, **values}
 
 
