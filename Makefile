@@ -36,6 +36,7 @@ MINUTES ?= 60
 RANKS ?= 4
 SEED ?= 0
 KINDS ?=
+COUNT ?= 10000
 
 # Collective reads need Open MPI and a parallel HDF5, on Debian the packages openmpi-bin,
 # libopenmpi-dev and libhdf5-openmpi-dev, and an h5py built for them in an environment of its own.
@@ -46,7 +47,7 @@ HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi soak lint docs bench bench-gpu clean
+.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi soak fuzz lint docs bench bench-gpu clean
 
 setup: $(ready)
 
@@ -120,6 +121,10 @@ test-gpu: $(ready)
 soak: $(ready)
 	OMP_NUM_THREADS=1 $(bin)/python -m tests.soak --minutes $(MINUTES) --ranks $(RANKS) \
 		--seed $(SEED) $(addprefix --kind ,$(KINDS))
+
+# Random changes of the files that are read: `make fuzz COUNT=10000 SEED=1`.
+fuzz: $(ready)
+	OMP_NUM_THREADS=1 $(bin)/python -m tests.soak.fuzz --count $(COUNT) --seed $(SEED)
 
 lint: $(ready)
 	$(bin)/ruff check

@@ -16,6 +16,7 @@ from hyperslab.formats.io_cost import Storage, advice, boxes, cost
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
+from hyperslab.formats.verify import verify_samples
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 
@@ -35,6 +36,9 @@ def inspect(
     plugin: Annotated[
         list[str] | None, typer.Option(help="A module to import, which registers formats.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all of it, and compare every checksum.")
+    ] = False,
     outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
 ) -> None:
     """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
@@ -57,6 +61,25 @@ def inspect(
         say(f"  {word:11}{text}")
     for line in (*_costs(source, storage, extents), *_store_costs(source, extents)):
         say(line)
+    if verify:
+        _verify(source, path if path.is_dir() else None)
+
+
+def _verify(source: Source, folder: Path | None) -> None:
+    bad = 0
+    recorded = 0
+    for found in verify_samples(source, folder):
+        recorded += found.recorded
+        if found.problem:
+            bad += 1
+            say(f"damaged: {found.problem}", err=True)
+    count = len(source.names)
+    say(
+        f"read all {count} samples: {count - bad} are fine, {bad} damaged; {recorded} were also "
+        "compared with the sums of their conversion"
+    )
+    if bad:
+        raise typer.Exit(1)
 
 
 def _of_folder(

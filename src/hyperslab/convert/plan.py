@@ -12,7 +12,7 @@ from hyperslab.convert.worker import Doubtful, Job, Todo
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.shared.chunking import sides
-from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
+from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time, sum_of
 from hyperslab.formats.shared.manifest import MANIFEST_FILE, Entry
 from hyperslab.formats.source import Source
 
@@ -152,6 +152,12 @@ class Plan:
                 raise DataError(
                     f"{path}: has {size} bytes but had {then} when it was written: delete it and "
                     "run it again"
+                )
+            then_sum = entry.get("sums", {}).get(file)  # earlier versions noted none
+            if then_sum is not None and sum_of(path) != then_sum:
+                raise DataError(
+                    f"{path}: is damaged, its checksum is not that of when it was written: delete "
+                    "it and run it again"
                 )
         return True
 

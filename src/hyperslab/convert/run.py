@@ -105,6 +105,7 @@ def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None)
         for entry in new:
             (file,) = entry.pop("files")
             entry["shard"] = list(shards.append(result.job.scratch / file))
+            entry["sums"] = {entry["shard"][0]: entry["sums"][file]}
             entry["files"] = {}
     manifest.add(result.entries)
     plan.request.writer.finish(manifest.folder, new)

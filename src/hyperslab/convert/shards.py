@@ -14,6 +14,7 @@ from pathlib import Path
 import google_crc32c
 
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.fingerprint import sum_of
 from hyperslab.formats.shared.manifest import Entry
 
 Shard = tuple[str, int, int]
@@ -26,9 +27,9 @@ def is_in_shard(folder: Path, entry: Entry) -> bool:
     """Whether a recorded sample is in its file.
 
     Raises:
-        DataError: the file is shorter than it was.
+        DataError: the file is shorter than it was, or damaged.
     """
-    file, _, end = entry["shard"]
+    file, start, end = entry["shard"]
     path = folder / file
     if not path.exists():
         return False
@@ -37,6 +38,12 @@ def is_in_shard(folder: Path, entry: Entry) -> bool:
         raise DataError(
             f"{path}: has {size} bytes but had {end} when {entry['name']!r} was written: delete it "
             "and run it again"
+        )
+    then = entry.get("sums", {}).get(file)
+    if then is not None and sum_of(path, start, end) != then:
+        raise DataError(
+            f"{path}: is damaged: the checksum of {entry['name']!r} is not that of when it was "
+            "written: delete it and run it again"
         )
     return True
 

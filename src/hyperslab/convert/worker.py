@@ -13,7 +13,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats import registry, slabs
 from hyperslab.formats.registry import Format
 from hyperslab.formats.shared.chunking import Sides
-from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time
+from hyperslab.formats.shared.fingerprint import recorded_stamps, size_and_time, sum_of
 from hyperslab.formats.shared.manifest import Entry
 from hyperslab.formats.source import Source
 from hyperslab.formats.writer import SampleToWrite, Writer
@@ -119,6 +119,7 @@ def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
     entry: Entry = {
         "name": name,
         "files": {file: size_and_time(job.scratch / file)[0] for file in files},
+        "sums": {file: sum_of(job.scratch / file) for file in files},
         "source": job.name,
         "crc32c": str(sample.tally),
     }

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hyperslab.atomic_files import write_bytes
 from hyperslab.errors import DataError
+from hyperslab.formats.keyed.hdf5_writer import SUMMED, read_summed
 from hyperslab.formats.nifti import lattice
 from hyperslab.formats.nifti.image import CtVolume
 from hyperslab.formats.nifti.pairs import Pair
@@ -74,7 +75,10 @@ def check_scan(path: Path, pair: Pair, shape: Shape) -> None:
     remedy = "delete it or convert into another folder"
     try:
         with h5py.File(path, "r", locking=False) as file:
-            shapes = {file[key].shape[1:] for key in ("volume", "segmentation")}
+            arrays = [file[key] for key in ("volume", "segmentation")]
+            shapes = {array.shape[1:] for array in arrays}
+            for array in arrays:
+                read_summed(array)
             found = {key: file.attrs[key] for key in SOURCE}
     except (OSError, KeyError) as error:
         raise DataError(f"{path} is not a converted volume ({error}): {remedy}") from error
@@ -99,11 +103,11 @@ def _image(
     """The file's bytes, made in memory: what fails later is one plain write."""
     affine = lattice.resampled(scan.affine, scan.values.shape, shape)
     chunks = (1, *(chunk_side(extent) for extent in shape))
-    with h5py.File("image", "w", driver="core", backing_store=False) as file:
+    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED) as file:
         volume = as_hu(lattice.linear(scan.values, shape))
-        file.create_dataset("volume", data=volume[None], chunks=chunks)
+        file.create_dataset("volume", data=volume[None], chunks=chunks, fletcher32=True)
         segmentation = lattice.nearest(labels, shape)
-        file.create_dataset("segmentation", data=segmentation[None], chunks=chunks)
+        file.create_dataset("segmentation", data=segmentation[None], chunks=chunks, fletcher32=True)
         file.attrs.update(
             classes=np.array(LIVER, "S"),
             affine=affine,

@@ -67,7 +67,8 @@ class Source(ABC):
     read together, so nothing is read in the background. ``volumes``: of samples that are parts of
     one, by name. ``remark``: what a user should know of how the folder was read. ``redshifts``: of
     the channels, where they are known; ``stored_redshifts``: of all channels of the files, where
-    only some are shown.
+    only some are shown. ``summed_whole``: a sum is over all of a volume, and compared where all
+    of it is read.
     """
 
     names: Sequence[str]
@@ -81,6 +82,7 @@ class Source(ABC):
     remark: str = ""
     redshifts: tuple[float, ...] = ()
     stored_redshifts: tuple[float, ...] = ()
+    summed_whole: bool = False
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:

@@ -32,7 +32,8 @@ class Journal:
         """
         self.path = folder / JOURNAL
         first, *rows = _lines(self.path) or [{}]
-        self.rows: dict[str, Row] = {row["name"]: row for row in rows} if first == by else {}
+        named = [row for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
+        self.rows: dict[str, Row] = {row["name"]: row for row in named} if first == by else {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path, json_lines([by, *self.rows.values()]))
@@ -44,7 +45,7 @@ class Journal:
         row = self.rows.get(entry.name)
         if row is None or not entry.path.exists():
             return False
-        return all(row[key] == value for key, value in _of(entry).items())
+        return all(row.get(key) == value for key, value in _of(entry).items())
 
     def add(self, entry: Input, **result: Any) -> None:
         """Note that an input is done, with its result where that is not a file."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hyperslab.atomic_files import write_bytes
 from hyperslab.errors import DataError
+from hyperslab.formats.keyed.hdf5_writer import SUMMED, put_summed, read_summed
 from hyperslab.formats.shared.chunking import chunk_side
 from hyperslab.universe.parameters import NAMES, PARAMETERS, Draw
 from hyperslab.universe.ranges import words_of_ranges
@@ -69,6 +70,7 @@ def check_universe(path: Path, attributes: Attributes) -> None:
         with h5py.File(path, "r") as file:
             found = dict(file.attrs)
             shape = file["full"].shape
+            read_summed(file["full"])
     except (OSError, KeyError) as error:
         raise DataError(f"{path} is not a simulated universe ({error}): {remedy}") from error
     found.setdefault("ranges", words_of_ranges(PARAMETERS))  # files did not always say them
@@ -88,12 +90,13 @@ def _image(
 ) -> bytes:
     """The file's bytes, made in memory: what fails later is one plain write."""
     side = chunk_side(counts.shape[0])
-    with h5py.File("image", "w", driver="core", backing_store=False) as file:
-        file.create_dataset("full", data=counts, chunks=(side, side, side, counts.shape[3]))
-        file["unitPar"] = draw.unit
-        file["physPar"] = draw.physical
-        file["namePar"] = np.array(NAMES, dtype="S")
-        file["redshifts"] = np.array(redshifts)
+    chunks = (side, side, side, counts.shape[3])
+    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED) as file:
+        file.create_dataset("full", data=counts, chunks=chunks, fletcher32=True)
+        put_summed(file, "unitPar", draw.unit)
+        put_summed(file, "physPar", draw.physical)
+        put_summed(file, "namePar", np.array(NAMES, dtype="S"))
+        put_summed(file, "redshifts", np.array(redshifts))
         file.attrs.update(attributes)
         file.flush()
         image: bytes = file.id.get_file_image()

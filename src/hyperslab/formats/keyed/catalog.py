@@ -15,6 +15,7 @@ from hyperslab.formats.keyed.header import (
     StorageLayout,
     read_header,
 )
+from hyperslab.formats.keyed.header_child import HeaderChild
 from hyperslab.formats.keyed.keyed_file import kind_of
 from hyperslab.formats.parameters import Floats, Parameters, ranges_in
 from hyperslab.formats.shared.channels import Channels
@@ -94,9 +95,14 @@ def scan(
 
     def header(file: str) -> KeyedHeader:
         stamps.update(stamps_of(folder, file))  # a change from now on is noticed
-        return read_header(folder / file, channels, lbann, reach)
+        path = folder / file
+        return child(str(path)) if kind_of(path) == "HDF5" else read(str(path))
 
-    found = sift(files, header, refuse)
+    def read(path: str) -> KeyedHeader:
+        return read_header(Path(path), channels, lbann, reach)
+
+    with HeaderChild(read) as child:
+        found = sift(files, header, refuse)
     first, one = found[0]
 
     def alike(entry: tuple[str, KeyedHeader]) -> KeyedHeader:

@@ -25,6 +25,9 @@ MOST_LINKS = 16
 MOST_PACKED_CHUNK = 256 << 20
 """Of a chunk with filters, of which each box needs the whole [B]."""
 
+NEW_SUPERBLOCK = 3
+"""The version of the first block of a file whose other blocks have checksums."""
+
 LOOK = 16 << 20
 """What is looked at at a time for a value that somebody has written [B]."""
 
@@ -136,6 +139,30 @@ def _check_chunks(path: Path, key: str, dataset: Any) -> None:
     stored = dataset.id.get_num_chunks()
     if stored < wanted:
         raise _never_written(path, key, f"{stored} of its {wanted} chunks are stored")
+    _check_index(path, key, dataset, wanted)
+
+
+def _check_index(path: Path, key: str, dataset: Any, wanted: int) -> None:
+    """A damaged index may have a chunk at another place, or let its checksum be passed over.
+
+    Those of files since HDF5 1.10 have checksums themselves.
+    """
+    if dataset.file.id.get_create_plist().get_version()[0] >= NEW_SUPERBLOCK:
+        return
+    filters = dataset.id.get_create_plist()
+    codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    summed = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32) if dataset.fletcher32 else 0
+    chunks: list[Any] = []
+    dataset.id.chunk_iter(chunks.append)
+    places = np.array([chunk.chunk_offset for chunk in chunks])
+    within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
+    numbers = np.ravel_multi_index(tuple((places // dataset.chunks).T), dataset.shape, "clip")
+    passed = any(chunk.filter_mask & summed for chunk in chunks)
+    if not within or passed or len(np.unique(numbers)) < wanted:
+        raise DataError(
+            f"{path}: {key!r} has a damaged index, which does not say where all of its {wanted} "
+            "chunks are\n    get the file anew"
+        )
 
 
 def _check_sources(path: Path, key: str, dataset: Any, reach: Reach, left: int) -> None:

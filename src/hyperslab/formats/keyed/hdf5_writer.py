@@ -17,6 +17,9 @@ from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.shared.storage_order import LBANN_ORDER
 from hyperslab.formats.source import Array, Source
 
+SUMMED = ("v110", "v110")
+"""The oldest version in which headers and indices have checksums: HDF5 1.10's, of 2016."""
+
 
 class Hdf5Writer(KeyedWriter):
     """Samples in the public layout, scans as LBANN's LiTS files."""
@@ -40,16 +43,18 @@ class Hdf5Writer(KeyedWriter):
         compression: str,
     ) -> Any:
         filters = None if compression == "none" else compression
-        return file.create_dataset(key, shape, dtype, chunks=chunks, compression=filters)
+        return file.create_dataset(
+            key, shape, dtype, chunks=chunks, compression=filters, fletcher32=True
+        )
 
     def _check(self, file: Any) -> None:
         file.sink.check()
 
     def _put(self, file: Any, key: str, array: Array | None) -> None:
-        file[key] = array
+        put_summed(file, key, np.asarray(array))
 
     def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
-        file[key] = _bytes(names)
+        put_summed(file, key, _bytes(names))
 
     def _describe(self, file: Any, attributes: Mapping[str, Any]) -> None:
         for key, value in attributes.items():
@@ -85,11 +90,30 @@ class LbannWriter(Hdf5Writer):
         return "full", "unitPar"
 
 
+def put_summed(file: Any, key: str, array: Array) -> None:
+    """A small data set with a checksum, which only what is in chunks has."""
+    if array.size == 0 or array.ndim == 0:
+        file[key] = array
+    else:
+        file.create_dataset(key, data=array, chunks=array.shape, fletcher32=True)
+
+
+def read_summed(dataset: Any) -> None:
+    """Read a data set with checksums, a row of chunks at a time, so that HDF5 compares them.
+
+    Raises:
+        OSError: one does not fit.
+    """
+    if dataset.fletcher32:
+        for lo in range(0, dataset.shape[0], dataset.chunks[0]):
+            dataset[lo : lo + dataset.chunks[0]]
+
+
 class SinkFile(h5py.File):
     """An HDF5 file that is written to a sink."""
 
     def __init__(self, sink: Sink) -> None:
-        super().__init__(sink, "w")
+        super().__init__(sink, "w", libver=SUMMED)
         self.sink = sink
 
 

@@ -247,7 +247,8 @@ def storage_in(path: Path, layout: StorageLayout, reach: Reach) -> Storage:
             word = ", ".join(type(codec).__name__ for codec in stored.compressors)
             chunk = tuple(stored.chunks)
             return replace(plain, size=stored.nbytes_stored(), chunk=chunk, compression=word)
-        word = stored.compression or ""
+        words = [stored.compression, "fletcher32" if stored.fletcher32 else None]
+        word = ", ".join(filter(None, words))
         size = stored.id.get_storage_size() or stored.nbytes  # a virtual data set has none
         return replace(plain, size=size, chunk=stored.chunks, compression=word, buffer=SIEVE)
 

@@ -14,9 +14,14 @@ from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.chunking import Sides
 from hyperslab.formats.source import Array
 
+ALL_CHUNKS = {"write_empty_chunks": True}
+
 
 class ZarrWriter(KeyedWriter):
-    """Each chunk is a file. Those of zeros are written, too, so that one that is lost is missed."""
+    """Each chunk is a file. Those of zeros are written, too, so that one that is lost is missed.
+
+    Each has a CRC32C, which Zarr compares when it reads it.
+    """
 
     suffix = ".zarr"
     compressions = ("none", "gzip", "zstd")
@@ -42,15 +47,17 @@ class ZarrWriter(KeyedWriter):
             shape=shape,
             dtype=dtype,
             chunks=chunks,
-            compressors=codec and codec(),
-            config={"write_empty_chunks": True},
+            compressors=[*([codec()] if codec else []), codecs.Crc32cCodec()],
+            config=ALL_CHUNKS,
         )
 
     def _put(self, file: Any, key: str, array: Array | None) -> None:
-        file.create_array(key, data=np.asarray(array))
+        sums = optional.zarr().codecs.Crc32cCodec()
+        file.create_array(key, data=np.asarray(array), compressors=[sums], config=ALL_CHUNKS)
 
     def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
-        stored = file.create_array(key, shape=(len(names),), dtype=str)
+        sums = optional.zarr().codecs.Crc32cCodec()
+        stored = file.create_array(key, shape=(len(names),), dtype=str, compressors=[sums])
         stored[:] = np.array(names, object)
 
     def _describe(self, file: Any, attributes: Mapping[str, Any]) -> None:

@@ -64,6 +64,7 @@ class NiftiFolder(Source):
     """
 
     suffixes = (".nii", ".nii.gz")
+    summed_whole = True
 
     def __init__(self, scans: Scans) -> None:
         self.scans = scans

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,11 +212,16 @@ def _table(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:
         header, *rows = [row for row in csv.reader(file) if row] or [[]]
         header = [printable(name) for name in header]
     if len(header) < 2 or header[0] != "name" or len(set(header)) != len(header):
-        raise DataError(f"{path}: starts with {header}; needs name and different parameters' names")
+        raise DataError(
+            f"{path}: starts with {reprlib.repr(header)}; "
+            "needs name and different parameters' names"
+        )
     found: dict[str, list[float]] = {}
     for row in rows:
         if len(row) != len(header) or row[0] in found:
-            raise DataError(f"{path}: {row} is not one line for a sample, of {len(header)} fields")
+            raise DataError(
+                f"{path}: {reprlib.repr(row)} is not one line for a sample, of {len(header)} fields"
+            )
         with naming(f"{path}: sample {row[0]!r}", "CSV"):
             found[row[0]] = [float(value) for value in row[1:]]
         _check_finite(f"{path}: sample {row[0]!r}", np.array(found[row[0]]))

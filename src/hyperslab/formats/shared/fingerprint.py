@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import google_crc32c
+
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.checks import naming
+
+SUMMED_AT_ONCE = 4 << 20
+"""[B]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,26 @@ def size_and_time(path: Path) -> list[int]:
     files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
     states = [file.stat() for file in files]
     return [sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)]
+
+
+def sum_of(path: Path, lo: int = 0, hi: int | None = None) -> str:
+    """The CRC32C of the bytes lo to hi of a file; of a folder, of all its files and their names.
+
+    Raises:
+        OSError: it has gone.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        words = [f"{file.relative_to(path).as_posix()} {sum_of(file)}\n" for file in files]
+        return f"{google_crc32c.value(''.join(words).encode()):08x}"
+    found = 0
+    with path.open("rb") as file:
+        file.seek(lo)
+        left = (os.fstat(file.fileno()).st_size if hi is None else hi) - lo
+        while left > 0 and (piece := file.read(min(left, SUMMED_AT_ONCE))):
+            left = left - len(piece)
+            found = google_crc32c.extend(found, piece)
+    return f"{found:08x}"
 
 
 @contextmanager

@@ -86,6 +86,7 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "labels_crc32c": lambda value: isinstance(value, str),
     "target": lambda value: isinstance(value, list),
     "files": _of_numbers,
+    "sums": lambda value: isinstance(value, dict),
     "stamps": _of_stamps,
     "shard": _is_shard,
 }

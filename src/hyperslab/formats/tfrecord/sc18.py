@@ -89,6 +89,7 @@ class Sc18Folder(Source):
     """
 
     redshifts = (0.0,)
+    summed_whole = True
 
     def __init__(self, catalog: Sc18Records) -> None:
         self.catalog = catalog

@@ -58,6 +58,7 @@ class TfRecordFolder(Source):
     """Files of one example each. A target is read with its volume, and then remembered."""
 
     suffixes = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+    summed_whole = True
 
     def __init__(self, catalog: Records) -> None:
         self.catalog = catalog

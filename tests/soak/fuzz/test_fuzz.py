@@ -1,0 +1,52 @@
+"""A few mutated files of every kind, and that violations are found (tier: worker processes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hyperslab.errors import DataError
+from tests.soak.fuzz import __main__ as command
+from tests.soak.fuzz import worker
+from tests.soak.fuzz.mutate import BINARY
+from tests.soak.fuzz.subjects import SUBJECTS, Subject
+
+
+def test_a_few_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--count", str(2 * len(SUBJECTS)), "--seed", "7"]) == 0
+    assert "violation" in capsys.readouterr().out
+
+
+def write(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "a").write_bytes(bytes(range(200)))
+
+
+def careless(folder: Path) -> str:
+    return (folder / "a").read_bytes().hex()
+
+
+def nameless(folder: Path) -> str:
+    if careless(folder) != bytes(range(200)).hex():
+        raise DataError("it is bad")
+    return ""
+
+
+def broken(folder: Path) -> str:
+    return str(1 // (careless(folder) == bytes(range(200)).hex()))
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [(careless, "silently changed"), (nameless, "names no file"), (broken, "ZeroDivisionError")],
+)
+def test_violations_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: object, words: str
+) -> None:
+    subject = Subject(write, read, BINARY, "*", lambda path: True)  # type: ignore[arg-type]
+    monkeypatch.setitem(worker.SUBJECTS, "toy", subject)
+    player = worker.Player("toy", 0, tmp_path)
+    found = [player.play(number) for number in range(20)]
+    assert any(outcome == "violation" and words in why for outcome, why in found)
+    assert found == [player.play(number) for number in range(20)], "cases can be repeated"
