@@ -71,6 +71,9 @@ class Process:
         with suppress(ProcessLookupError):
             self.child.kill()
         self.child.wait()
+        for pipe in (self.child.stdin, self.child.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def cases(kinds: list[str], first: int, count: int) -> Iterator[tuple[str, int]]:
@@ -100,6 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
             if done == chosen.count:
                 break
             if not process.usable:
+                process.end()
                 process = Process(chosen.seed, chosen.limit)
             outcome, words = process.play(kind, number)
             table[kind][outcome] += 1
