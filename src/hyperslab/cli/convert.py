@@ -12,11 +12,13 @@ import typer
 from typer.core import TyperGroup
 
 from hyperslab.cli.errors import say
+from hyperslab.cli.inspect import MISSING
 from hyperslab.cli.progress import progress
 from hyperslab.convert import Request, convert
 from hyperslab.ct import Pair, ScanOutcome, Shape, convert_scans, find, make_phantoms
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, compressions, names
+from hyperslab.formats.shared.reach import Allowed
 
 FOLDER = "folder"
 """The command without a name."""
@@ -107,6 +109,7 @@ def folder(
             "--outside-files", help="HDF5 files may take values from files outside of SRC."
         ),
     ] = False,
+    missing_chunks: Annotated[bool, typer.Option("--missing-chunks", help=MISSING)] = False,
 ) -> None:
     load_plugins(plugin or [])
     if channels not in (None, "first", "last"):
@@ -133,7 +136,7 @@ def folder(
             request,
             channels=channels,  # type: ignore[arg-type]
             source_format=source_format,
-            outside=outside_files,
+            allowed=Allowed(outside_files, missing_chunks),
             workers=_workers(workers),
             begun=begun,
             done=lambda outcome: bar.advance(bar.task_ids[0]),

@@ -16,12 +16,14 @@ from hyperslab.formats.io_cost import Storage, advice, boxes, cost
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
+from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.verify import verify_samples
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 
 RECIPES = (".yaml", ".yml")
 OUTSIDE = "HDF5 files may take values from files outside of the folder."
+MISSING = "What HDF5 files and Zarr groups do not store is their fill value."
 EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
@@ -40,6 +42,7 @@ def inspect(
         bool, typer.Option("--verify", help="Read all of it, and compare every checksum.")
     ] = False,
     outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
+    missing_chunks: Annotated[bool, typer.Option("--missing-chunks", help=MISSING)] = False,
 ) -> None:
     """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
     load_plugins(plugin or [])
@@ -49,12 +52,15 @@ def inspect(
     words = places or []
     if outside_files:
         says["outside_files"] = "true"
+    if missing_chunks:
+        says["missing_chunks"] = "true"
     if path.suffix in RECIPES and path.is_file():
         words += [f"data.{key}={value}" for key, value in says.items() if value is not None]
         source, found, extents = _of_recipe(load_recipe(path, words))
     else:
         extents = _extents(words)
-        source, found = _of_folder(path, format, channels, outside_files)
+        allowed = Allowed(outside_files, missing_chunks)
+        source, found = _of_folder(path, format, channels, allowed)
     storage = source.storage(0)
     say(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
@@ -83,11 +89,11 @@ def _verify(source: Source, folder: Path | None) -> None:
 
 
 def _of_folder(
-    path: Path, format: str | None, channels: str | None, outside: bool
+    path: Path, format: str | None, channels: str | None, allowed: Allowed
 ) -> tuple[Source, str]:
     """The samples of a folder, and the name of their format."""
     found = format or find_format(path)[0].name
-    source = source_of(path, Grid(), channels, format, outside=outside)  # type: ignore[arg-type]
+    source = source_of(path, Grid(), channels, format, allowed=allowed)  # type: ignore[arg-type]
     return source, found
 
 
@@ -98,7 +104,7 @@ def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
         source = data.origin
         found = "synthetic"
     else:
-        source, found = _of_folder(data.origin, data.format, data.channels, data.outside_files)
+        source, found = _of_folder(data.origin, data.format, data.channels, data.allowed)
     source = selected(source, data.redshifts, data.targets)
     if data.subvolume is not None:
         source = Subvolumes(source, data.subvolume)

@@ -18,6 +18,7 @@ from hyperslab.convert.worker import Done, run
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.shared.channels import Channels
+from hyperslab.formats.shared.reach import STRICT, Allowed
 from hyperslab.worker_pool import each
 
 
@@ -28,7 +29,7 @@ def convert(
     *,
     channels: Channels | None = None,
     source_format: str | None = None,
-    outside: bool = False,
+    allowed: Allowed = STRICT,
     workers: int = 1,
     begun: Callable[[int, Sequence[str]], None] = lambda count, notices: None,
     done: Callable[[Outcome], None] = lambda outcome: None,
@@ -36,10 +37,9 @@ def convert(
     """Convert each volume of the folder ``root``, as `hyperslab.open` takes it, into ``out``.
 
     A volume that cannot be read is left out, and the others go on. Samples that are there already
-    are kept, if they are of the same source. With ``outside`` files may refer to others outside of
-    ``root``. ``begun`` is told how many volumes there are and what
-    a user should know; ``done`` of each outcome, when it is known. A worker holds a few slabs of a
-    volume; of a gzipped TFRecord, all of it.
+    are kept, if they are of the same source. ``allowed``: what files may do. ``begun`` is told how
+    many volumes there are and what a user should know; ``done`` of each outcome, when it is known.
+    A worker holds a few slabs of a volume; of a gzipped TFRecord, all of it.
 
     Raises:
         DataError: ``root`` cannot be read, or the format cannot hold what is in it; ``out`` is in
@@ -52,7 +52,7 @@ def convert(
         raise DataError(f"{workers} workers: need at least 1")
     _check_apart(root, out)
     bad: list[DataError] = []
-    source = source_of(root, Grid(), channels, source_format, bad.append, outside=outside)
+    source = source_of(root, Grid(), channels, source_format, bad.append, allowed=allowed)
     plan = Plan(root, source, request)
     with held(out, plan.asked()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())

@@ -21,6 +21,7 @@ from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Driver, source_of
 from hyperslab.formats.selection import selected
+from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
 
@@ -65,6 +66,7 @@ def open(
     prefetch: int | PrefetchPolicy = 2,
     on_error: Literal["stop", "skip"] = "stop",
     outside_files: bool = False,
+    missing_chunks: bool = False,
     **short: Unpack[ShortForms],
 ) -> Dataset:
     """Open a folder of samples (or a `Source`); every rank calls this alike.
@@ -106,6 +108,8 @@ def open(
         outside_files: HDF5 files and Zarr groups may take values from files outside of the folder,
             by external links, external storage or as virtual data sets. Whoever wrote them then
             says which files of yours are read.
+        missing_chunks: what an HDF5 file or a Zarr group does not store is its fill value. Many
+            programs leave out chunks of zeros; but a chunk that was lost looks the same.
         short: ``mode``, ``budget`` [B] and ``staging`` of a `StorePolicy`, ``prefetch_bytes`` [B]
             of a `PrefetchPolicy`, one by one.
 
@@ -129,7 +133,8 @@ def open(
     else:
         refuse = Refused() if on_error == "skip" else None
         folder = os.fspath(path)
-        source = source_of(folder, grid, channels, format, refuse, driver, outside_files)
+        allowed = Allowed(outside_files, missing_chunks)
+        source = source_of(folder, grid, channels, format, refuse, driver, allowed)
         if refuse is not None:
             kept = len(source.names)
             from_main(lambda: refuse.check(kept))

@@ -14,6 +14,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.listing import Refuse, check_folder, walk
 from hyperslab.formats.shared.manifest import volumes_of
+from hyperslab.formats.shared.reach import STRICT, Allowed
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.writer import Writer
 
@@ -121,7 +122,7 @@ def source_of(
     format: str | None = None,
     refuse: Refuse | None = None,
     driver: Driver | None = None,
-    outside: bool = False,
+    allowed: Allowed = STRICT,
 ) -> Source:
     """The folder as a source of its format; all ranks call this.
 
@@ -129,7 +130,7 @@ def source_of(
     ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the spatial dims
     as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files that are not
     what they should be, which are then left out. With ``driver="mpio"`` the ranks of a replica read
-    together. With ``outside`` files may refer to others outside of the folder.
+    together. ``allowed``: what files may do.
 
     Raises:
         DataError: the folder is missing or holds no known file, or files of two formats side by
@@ -138,7 +139,7 @@ def source_of(
     folder = Path(path)
     if driver is not None and driver not in get_args(Driver):
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
-    options = ScanOptions(channels, format, refuse, outside)
+    options = ScanOptions(channels, format, refuse, allowed)
     known = None if format is None else named(format)
 
     def scan() -> tuple[Source, dict[str, str], str]:

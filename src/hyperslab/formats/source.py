@@ -20,6 +20,7 @@ from hyperslab.formats.io_cost import Storage
 from hyperslab.formats.parameters import Parameters, numbered
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.listing import Refuse
+from hyperslab.formats.shared.reach import STRICT, Allowed
 from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.geometry import Box
 
@@ -32,14 +33,14 @@ class ScanOptions:
 
     ``channels``: where they are stored, needed where the shape does not tell. ``format``: the name
     of the format, if the user has said it. ``refuse``: told of files that are not what they should
-    be, which are then left out; without it the first is an error. ``outside``: files may refer to
-    others outside of the folder.
+    be, which are then left out; without it the first is an error. ``allowed``: what files
+    may do.
     """
 
     channels: Channels | None = None
     format: str | None = None
     refuse: Refuse | None = None
-    outside: bool = False
+    allowed: Allowed = STRICT
 
 
 @dataclass(frozen=True, slots=True)

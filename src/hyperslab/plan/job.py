@@ -135,7 +135,7 @@ def _source(recipe: Recipe) -> Source:
         return data.synthetic.source()
     assert data.path is not None
     found = find_format(data.path)[0] if data.format is None else named(data.format)
-    options = ScanOptions(data.channels, data.format, outside=data.outside_files)
+    options = ScanOptions(data.channels, data.format, allowed=data.allowed)
     return found.source.open_folder(Path(data.path), options)
 
 

@@ -114,7 +114,7 @@ class ResultFolder:
             native=native,
             channels=data.channels,
             lbann=lbann,
-            outside=data.outside_files,
+            allowed=data.allowed,
         )
 
     def _numbers(self, entry: Input) -> None:

@@ -22,6 +22,7 @@ from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear
 from hyperslab.formats.selection import Selected
 from hyperslab.formats.shared.channels import Channels
+from hyperslab.formats.shared.reach import STRICT, Allowed
 from hyperslab.formats.source import Array
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor.main_rank import scatter_from_main
@@ -93,10 +94,10 @@ class Hdf5:
         native: bool,
         channels: Channels | None,
         lbann: bool | None = None,
-        outside: bool = False,
+        allowed: Allowed = STRICT,
     ) -> None:
         found, self.affine = from_main(
-            lambda: Hdf5Folder.of_volume(path, about.file_shape, channels, lbann, outside),
+            lambda: Hdf5Folder.of_volume(path, about.file_shape, channels, lbann, allowed),
             failing=f"{path}: cannot be read",
             error=DataError,
         )

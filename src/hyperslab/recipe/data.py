@@ -21,6 +21,7 @@ from pydantic import (
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.plugins import load_plugins
+from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
 from hyperslab.recipe.section import Section
 from hyperslab.recipe.synthetic import SyntheticSection
@@ -68,6 +69,7 @@ class DataSection(Section):
     budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
     staging: Path | None = None  # a folder of the node for what does not fit into the budget
     outside_files: bool = False  # HDF5 files may take values from files outside of the folder
+    missing_chunks: bool = False  # what HDF5 and Zarr do not store is their fill value
     on_error: Literal["stop", "skip"] = "stop"  # where a sample cannot be read
     prefetch: NonNegativeInt = 2  # mini-batches read ahead
     prefetch_bytes: ByteSize = ByteSize(1 << 30)  # that a rank may hold of them
@@ -116,16 +118,18 @@ class DataSection(Section):
                 "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
                 f"needed, and {found}"
             )
-        of_files = [
-            k
-            for k in ("format", "channels", "driver", "redshifts", "outside_files")
-            if getattr(self, k)
-        ]
+        keys = ["format", "channels", "driver", "redshifts", "outside_files", "missing_chunks"]
+        of_files = [key for key in keys if getattr(self, key)]
         if self.splits == "folders":
             of_files.append("splits=folders")
         if self.synthetic is not None and of_files:
             raise ValueError(f"data.{of_files[0]} is of files, but data.synthetic reads none")
         return self
+
+    @property
+    def allowed(self) -> Allowed:
+        """What files may do."""
+        return Allowed(self.outside_files, self.missing_chunks)
 
     @property
     def origin(self) -> Path | Source:

@@ -44,6 +44,7 @@ SAME_RESULT = (
     "data.staging",
     "data.on_error",
     "data.outside_files",
+    "data.missing_chunks",
     "data.prefetch",
     "data.prefetch_bytes",
 )

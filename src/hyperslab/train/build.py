@@ -96,6 +96,7 @@ def open_data(
         format=data.format,
         channels=data.channels,
         outside_files=data.outside_files,
+        missing_chunks=data.missing_chunks,
         transform=data.transform,
         window=data.window,
         augment=data.augment and trains,

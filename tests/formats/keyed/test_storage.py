@@ -16,7 +16,7 @@ import hyperslab as hs
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
-from hyperslab.formats.shared.reach import Reach
+from hyperslab.formats.shared.reach import STRICT, Allowed, Reach
 from hyperslab.geometry import Box
 from tests.formats.universes import Seat
 
@@ -219,7 +219,7 @@ def test_files_elsewhere_are_read_only_if_allowed(
     with data:
         ((x, _),) = data.epoch(0)
         np.testing.assert_array_equal(x.full()[0], np.moveaxis(values(), -1, 0))
-    inside = source_of(tmp_path, Seat(), format="hdf5", outside=False) if case == "link" else None
+    inside = source_of(tmp_path, Seat(), format="hdf5", allowed=STRICT) if case == "link" else None
     if inside is not None:  # the folder above holds both
         np.testing.assert_array_equal(inside.read(0, WHOLE), np.moveaxis(values(), -1, 0))
 
@@ -257,7 +257,7 @@ def test_sources_are_found_where_hdf5_finds_them(tmp_path: Path, kind: str) -> N
     real.rename(moved)
     (farm / "b.hdf5").symlink_to(moved / "b.hdf5")
     for folder, count in ((moved, 2), (farm, 1)):
-        source = source_of(folder, Seat(), outside=folder == farm)
+        source = source_of(folder, Seat(), allowed=Allowed(outside_files=folder == farm))
         for sample in range(count):
             np.testing.assert_array_equal(source.read(sample, WHOLE), np.moveaxis(values(), -1, 0))
     with pytest.raises(DataError, match=r"50%\.raw, which is not in the folder"):

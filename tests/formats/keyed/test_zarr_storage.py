@@ -10,6 +10,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
+from hyperslab.formats.shared.reach import Allowed
 from hyperslab.geometry import Box
 from tests.formats.universes import Seat
 
@@ -44,6 +45,16 @@ def test_zarr_chunks_that_are_missing_are_refused(tmp_path: Path) -> None:
         source.read(0, WHOLE)
 
 
+def test_zarr_chunks_that_may_be_missing_are_fill_values(tmp_path: Path) -> None:
+    array = zarr_group(tmp_path / "a.zarr")  # Zarr's default: chunks of zeros are left out
+    array[:4] = values()[:4] + 1
+    with pytest.raises(DataError, match=r"lacks the chunk(.|\n)*data\.missing_chunks=true"):
+        source_of(tmp_path, Seat())
+    source = source_of(tmp_path, Seat(), allowed=Allowed(missing_chunks=True))
+    wanted = np.concatenate([values()[:4] + 1, np.zeros_like(values()[4:])])
+    np.testing.assert_array_equal(source.read(0, WHOLE), np.moveaxis(wanted, -1, 0))
+
+
 def test_zarr_shards_and_shapes(tmp_path: Path) -> None:
     array = zarr_group(tmp_path / "a.zarr", shards=SHAPE)
     array[...] = values() + 1
@@ -63,4 +74,4 @@ def test_links_in_a_zarr_group_do_not_leave_the_folder(tmp_path: Path) -> None:
     chunk.symlink_to(tmp_path / "secret")
     with pytest.raises(DataError, match=r"secret.* not in the folder"):
         source_of(folder, Seat())
-    assert source_of(folder, Seat(), outside=True).read(0, WHOLE).any()
+    assert source_of(folder, Seat(), allowed=Allowed(outside_files=True)).read(0, WHOLE).any()

@@ -22,7 +22,7 @@ from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
-from hyperslab.formats.shared.reach import Reach
+from hyperslab.formats.shared.reach import STRICT, Allowed, Reach
 
 EXACT = 1e-9
 """The share of a parameter by which it may be off the ranges that its file notes."""
@@ -48,8 +48,8 @@ class Catalog:
     """N files of one layout below ``folder``, in sorted order, with their targets (N, P).
 
     ``stamps``: of every file, or of the metadata of the arrays in a Zarr group, by relative names.
-    ``redshifts``: of the channels, where all files say the same ones. ``outside``: the files may
-    refer to others outside of the folder.
+    ``redshifts``: of the channels, where all files say the same ones. ``allowed``: what the
+    files may do.
     """
 
     folder: Path
@@ -59,12 +59,12 @@ class Catalog:
     parameters: Parameters
     stamps: Mapping[str, Stamp]
     redshifts: tuple[float, ...] = ()
-    outside: bool = False
+    allowed: Allowed = STRICT
 
     @property
     def reach(self) -> Reach:
         """How far the files may refer to others."""
-        return Reach(self.folder, self.outside)
+        return Reach(self.folder, self.allowed)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,12 +78,12 @@ def scan(
     lbann: bool | None = None,
     suffixes: Sequence[str] = HDF5_SUFFIXES,
     refuse: Refuse | None = None,
-    outside: bool = False,
+    allowed: Allowed = STRICT,
 ) -> Catalog:
     """List the folder and its sub-folders and check the header of every file.
 
-    With ``refuse`` files that are not what they should be are left out; with ``outside`` they may
-    refer to files outside of the folder.
+    With ``refuse`` files that are not what they should be are left out; ``allowed``: what they
+    may do.
 
     Raises:
         DataError: the folder is missing or holds no file, a file is not what it should be,
@@ -91,7 +91,7 @@ def scan(
     """
     files = list_files(folder, suffixes)
     stamps: dict[str, Stamp] = {}
-    reach = Reach(folder, outside)
+    reach = Reach(folder, allowed)
 
     def header(file: str) -> KeyedHeader:
         stamps.update(stamps_of(folder, file))  # a change from now on is noticed
@@ -116,7 +116,7 @@ def scan(
     parameters = _parameters(headers, unit)
     said = {header.redshifts for header in headers}
     redshifts = one.redshifts if len(said) == 1 else ()
-    return Catalog(folder, names, one.layout, unit, parameters, stamps, redshifts, outside)
+    return Catalog(folder, names, one.layout, unit, parameters, stamps, redshifts, allowed)
 
 
 def stamps_of(folder: Path, file: str) -> dict[str, Stamp]:

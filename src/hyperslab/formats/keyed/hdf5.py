@@ -22,7 +22,7 @@ from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.fingerprint import Stamp
-from hyperslab.formats.shared.reach import Reach
+from hyperslab.formats.shared.reach import STRICT, Allowed, Reach
 from hyperslab.formats.source import Array, ScanOptions
 
 HANDLES = 4
@@ -46,23 +46,23 @@ class Hdf5Folder(KeyedFolder):
         like: tuple[int, ...],
         channels: Channels | None = None,
         lbann: bool | None = None,
-        outside: bool = False,
+        allowed: Allowed = STRICT,
     ) -> tuple[Self, Any]:
         """One file that need not have a target, and its affine or ``None``.
 
-        With ``outside`` it may refer to files outside of its folder. For the other arguments and
+        ``allowed``: what it may do. For the other arguments and
         errors see `header.read_volume_header`.
         """
         with naming(path, "HDF5"):
             stamp = Stamp.of(path)  # a change from now on is noticed
-        reach = Reach(path.parent, outside)
+        reach = Reach(path.parent, allowed)
         layout, affine, redshifts = read_volume_header(path, like, channels, lbann, reach)
         no_target = np.empty((1, 0))
         parameters = Parameters.normalised(())
         name = path.name
         stamps = {name: stamp}
         catalog = Catalog(
-            path.parent, (name,), layout, no_target, parameters, stamps, redshifts, outside
+            path.parent, (name,), layout, no_target, parameters, stamps, redshifts, allowed
         )
         return cls(catalog), affine
 

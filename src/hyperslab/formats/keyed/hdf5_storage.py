@@ -17,7 +17,7 @@ import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.checks import naming
-from hyperslab.formats.shared.reach import Reach
+from hyperslab.formats.shared.reach import ALLOW_MISSING, Reach
 
 MOST_LINKS = 16
 """Links, and virtual data sets of virtual ones, that are followed one after the other."""
@@ -96,6 +96,8 @@ def check_volume(path: Path, key: str, dataset: Any, reach: Reach) -> None:
         DataError: as `check_storage`; or all of its space was taken beforehand and nothing written.
     """
     check_storage(path, key, dataset, reach)
+    if reach.allowed.missing_chunks:
+        return
     early = dataset.id.get_create_plist().get_alloc_time() == h5py.h5d.ALLOC_TIME_EARLY
     if early and not dataset.is_virtual and not _any_written(dataset):
         raise _never_written(path, key, "every voxel is the fill value")
@@ -121,12 +123,14 @@ def check_storage(path: Path, key: str, dataset: Any, reach: Reach, left: int = 
                     "zeros\n    put it back"
                 )
     elif dataset.chunks is not None:
-        _check_chunks(path, key, dataset)
+        _check_chunks(path, key, dataset, reach)
+    elif reach.allowed.missing_chunks:
+        return
     elif dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
         raise _never_written(path, key, f"none of {dataset.shape} is stored")
 
 
-def _check_chunks(path: Path, key: str, dataset: Any) -> None:
+def _check_chunks(path: Path, key: str, dataset: Any, reach: Reach) -> None:
     chunk = dataset.chunks
     size = math.prod(chunk) * dataset.dtype.itemsize
     if dataset.id.get_create_plist().get_nfilters() and size > MOST_PACKED_CHUNK:
@@ -137,12 +141,13 @@ def _check_chunks(path: Path, key: str, dataset: Any) -> None:
         )
     wanted = math.prod(-(-n // side) for n, side in zip(dataset.shape, chunk, strict=True))
     stored = dataset.id.get_num_chunks()
-    if stored < wanted:
+    if stored < wanted and not reach.allowed.missing_chunks:
         raise _never_written(path, key, f"{stored} of its {wanted} chunks are stored")
-    _check_index(path, key, dataset, wanted)
+    if stored:
+        _check_index(path, key, dataset, min(stored, wanted))
 
 
-def _check_index(path: Path, key: str, dataset: Any, wanted: int) -> None:
+def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
     """A damaged index may have a chunk at another place, or let its checksum be passed over.
 
     Those of files since HDF5 1.10 have checksums themselves.
@@ -158,9 +163,9 @@ def _check_index(path: Path, key: str, dataset: Any, wanted: int) -> None:
     within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
     numbers = np.ravel_multi_index(tuple((places // dataset.chunks).T), dataset.shape, "clip")
     passed = any(chunk.filter_mask & summed for chunk in chunks)
-    if not within or passed or len(np.unique(numbers)) < wanted:
+    if not within or passed or len(np.unique(numbers)) < count:
         raise DataError(
-            f"{path}: {key!r} has a damaged index, which does not say where all of its {wanted} "
+            f"{path}: {key!r} has a damaged index, which does not say where all of its {count} "
             "chunks are\n    get the file anew"
         )
 
@@ -191,7 +196,7 @@ def _check_sources(path: Path, key: str, dataset: Any, reach: Reach, left: int) 
                     f"{found.shape}; the rest would be read as zeros"
                 )
             check_storage(target, source.dset_name, found, reach, left - 1)
-    if covered < dataset.size:
+    if covered < dataset.size and not reach.allowed.missing_chunks:
         raise _never_written(path, key, f"only {covered} of {dataset.size} values have a source")
 
 
@@ -216,5 +221,5 @@ def _any_written(dataset: Any) -> bool:
 def _never_written(path: Path, key: str, why: str) -> DataError:
     return DataError(
         f"{path}: {key!r} was never written, or not all of it: {why}; the rest would be read as "
-        "zeros\n    write all of it, or take the file away"
+        f"zeros\n    write all of it, or take the file away; {ALLOW_MISSING}"
     )

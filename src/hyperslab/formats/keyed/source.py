@@ -79,7 +79,7 @@ class KeyedFolder(Source):
     def scanned(cls, folder: Path, options: ScanOptions, lbann: bool | None) -> Self:
         """The folder as this process sees it; see `scan`."""
         catalog = scan(
-            folder, options.channels, lbann, cls.suffixes, options.refuse, options.outside
+            folder, options.channels, lbann, cls.suffixes, options.refuse, options.allowed
         )
         source = cls.of(catalog)
         if catalog.layout.reversed and lbann is None:

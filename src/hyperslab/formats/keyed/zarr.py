@@ -34,7 +34,7 @@ class ZarrOpener(KeyedOpener):
         with array.as_scanned():
             group = optional.zarr().open_group(array.path, mode="r", zarr_format=3)
             stored = array.of(group)
-            check_chunks(array.path, array.key, stored, selection)
+            check_chunks(array.path, array.key, stored, array.reach, selection)
             return self._fetch(stored, selection, np.dtype(array.dtype))
 
     def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:

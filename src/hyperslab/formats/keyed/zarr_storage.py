@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import DataError
-from hyperslab.formats.shared.reach import Reach
+from hyperslab.formats.shared.reach import ALLOW_MISSING, Reach
 
 MOST_READ = 256 << 20
 """Of a chunk, of which each box needs the whole [B]."""
@@ -39,7 +39,7 @@ def check_array(path: Path, key: str, array: Any, reach: Reach) -> None:
         DataError: one is missing, too large, or a link that leaves the folder.
     """
     check_beside(path, key, array, reach)
-    check_chunks(path, key, array, [slice(0, extent) for extent in array.shape])
+    check_chunks(path, key, array, reach, [slice(0, extent) for extent in array.shape])
 
 
 def _check_chunk(path: Path, key: str, array: Any) -> None:
@@ -51,12 +51,16 @@ def _check_chunk(path: Path, key: str, array: Any) -> None:
         )
 
 
-def check_chunks(path: Path, key: str, array: Any, selection: Sequence[slice]) -> None:
-    """Nothing, if the chunks that a selection meets are there.
+def check_chunks(
+    path: Path, key: str, array: Any, reach: Reach, selection: Sequence[slice]
+) -> None:
+    """Nothing, if the chunks that a selection meets are there, or need not be.
 
     Raises:
         DataError: one is missing.
     """
+    if reach.allowed.missing_chunks:
+        return
     sides = array.shards or array.chunks
     places = [
         range(part.start // side, -(-part.stop // side))
@@ -69,7 +73,7 @@ def check_chunks(path: Path, key: str, array: Any, selection: Sequence[slice]) -
             raise DataError(
                 f"{path}: {key!r} lacks the chunk {name} and would be read as "
                 f"{array.fill_value} there: it was lost, or never written\n    put it back, or "
-                "write the array anew with write_empty_chunks=True"
+                f"write the array anew with write_empty_chunks=True; {ALLOW_MISSING}"
             )
 
 

@@ -12,7 +12,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, stamps_of
 from hyperslab.formats.keyed.header import lbann_of, read_header
 from hyperslab.formats.selection import selected
-from hyperslab.formats.shared.reach import Reach
+from hyperslab.formats.shared.reach import Allowed, Reach
 from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.report.run_folder import Run
 
@@ -64,9 +64,12 @@ def open_volume(run: Run, file: Path) -> Source:
     folder = Path(str(run.setting("data.path")))
     name = file.relative_to(folder).as_posix()
     stamps = stamps_of(folder, name)
-    outside = bool(run.setting("data.outside_files"))
+    allowed = Allowed(
+        outside_files=bool(run.setting("data.outside_files")),
+        missing_chunks=bool(run.setting("data.missing_chunks")),
+    )
     lbann = lbann_of(run.setting("data.format"))
-    header = read_header(file, run.setting("data.channels"), lbann, Reach(folder, outside))
+    header = read_header(file, run.setting("data.channels"), lbann, Reach(folder, allowed))
     names = header.layout.names
     catalog = Catalog(
         folder,
@@ -76,7 +79,7 @@ def open_volume(run: Run, file: Path) -> Source:
         Parameters.normalised(names),
         stamps,
         header.redshifts,
-        outside,
+        allowed,
     )
     return _parts(run, Hdf5Folder(catalog))
 
