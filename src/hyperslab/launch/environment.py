@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from hyperslab.comm.start.variables import STORE
+from hyperslab.comm.start.variables import STORE, TORCHRUN
 
 LAUNCHER = "HYPERSLAB_LAUNCHER"
 """In a rank's environment: the process that started it."""
@@ -24,7 +24,7 @@ def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> di
     They meet in the file ``store`` and talk over the loopback, whatever interface ``environ`` names
     for ranks on several machines: nobody else can reach them.
     """
-    shared = dict(environ)
+    shared = {name: value for name, value in environ.items() if name != TORCHRUN}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // ranks)))
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyperslab.beginning import PARENT, tie_to_parent
+from hyperslab.comm.start.variables import TORCHRUN
 from hyperslab.launch.environment import LAUNCHER
 from hyperslab.launch.failures import explain_failures, stopped
 from hyperslab.launch.supervisor import Supervisor
@@ -62,5 +63,6 @@ def end_with_parent() -> None:
     It may have died before it could be asked.
     """
     tie_to_parent(signal.SIGTERM)
-    if os.environ.get(LAUNCHER, str(PARENT)) != str(os.getppid()):
+    launcher = None if TORCHRUN in os.environ else os.environ.get(LAUNCHER)
+    if (launcher or str(PARENT)) != str(os.getppid()):
         signal.raise_signal(signal.SIGTERM)

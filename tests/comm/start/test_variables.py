@@ -20,6 +20,8 @@ def test_a_rank_and_where_it_meets_the_others() -> None:
     assert read_variables(GOOD) == RankVariables(1, 2, 0, "node7", 29400, None)
     store = {"RANK": "0", "WORLD_SIZE": "2", "HYPERSLAB_STORE": "there"}
     assert read_variables(store) == RankVariables(0, 2, 0, "", 0, "there")
+    inherited = {"HYPERSLAB_STORE": "of a rank that started torchrun", "TORCHELASTIC_RUN_ID": "7"}
+    assert read_variables(GOOD | inherited) == read_variables(GOOD)
 
 
 @pytest.mark.parametrize("environ", [{}, {"WORLD_SIZE": "1"}, {"MASTER_ADDR": "node7"}], ids=str)

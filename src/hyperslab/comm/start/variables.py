@@ -14,6 +14,9 @@ STORE = "HYPERSLAB_STORE"
 RUN = "HYPERSLAB_RUN"
 """In a rank's environment: words for the run that it belongs to, the same on all of its ranks."""
 
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""In the environment of torchrun's ranks; the launcher of `hyperslab` takes it out of its own."""
+
 VALID_PORTS = range(1, 65536)
 
 GIVEN = ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -59,7 +62,7 @@ def read_variables(environ: Mapping[str, str]) -> RankVariables | None:
     local = 0
     if "LOCAL_RANK" in environ:
         local = _number(environ, "LOCAL_RANK", range(size), f"of WORLD_SIZE={size} ranks")
-    if STORE in environ:
+    if STORE in environ and TORCHRUN not in environ:  # or a rank has started torchrun
         return RankVariables(rank, size, local, "", 0, environ[STORE])
     if size == 1 and "MASTER_PORT" not in environ:  # nobody to meet
         return RankVariables(rank, size, local, "localhost", 0, None)
