@@ -38,7 +38,12 @@ class Checkpoints(Campaign):
         super().__init__(settings)
         self.ended: Counter[str] = Counter()
         self.models = {seed: network(seed) for seed in range(1, 5)}
-        logging.getLogger("hyperslab").setLevel(logging.CRITICAL)  # each damage is a warning
+        self.log = logging.getLogger("hyperslab")
+        self.level = self.log.level
+        self.log.setLevel(logging.CRITICAL)  # each damage is a warning
+
+    def close(self) -> None:
+        self.log.setLevel(self.level)
 
     def play(self, number: int) -> str:
         rng = self.rng(number)

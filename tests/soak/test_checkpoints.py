@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from tests.soak.campaign import Settings, Violation
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> checkpoints.Checkpoints:
-    return checkpoints.Checkpoints(Settings(seed=1, ranks=1, folder=tmp_path))
+def campaign(tmp_path: Path) -> Iterator[checkpoints.Checkpoints]:
+    found = checkpoints.Checkpoints(Settings(seed=1, ranks=1, folder=tmp_path))
+    yield found
+    found.close()
 
 
 def test_nothing_is_lost_and_nothing_damaged_is_taken(campaign: checkpoints.Checkpoints) -> None:

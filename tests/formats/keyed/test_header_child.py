@@ -38,14 +38,26 @@ def crash(file: str) -> str:
         (crash, r"evil: HDF5 crashes .*signal 11"),
     ],
 )
-def test_the_file_is_named_and_the_others_go_on(read: Callable[[str], str], words: str) -> None:
+def test_the_file_is_named_and_the_others_go_on(
+    read: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = []
+    fork = os.fork
+
+    def noted() -> int:
+        children.append(fork())
+        return children[-1]
+
+    monkeypatch.setattr(os, "fork", noted)
     with HeaderChild(read, limit=0.3) as child:
         assert child("good") == "good"
         with pytest.raises(DataError, match=words):
             child("evil")
         assert child("better") == "better"
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(children) == 2
+    for child_id in children:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child_id, os.WNOHANG)
 
 
 def test_errors_are_those_of_this_process() -> None:

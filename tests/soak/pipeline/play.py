@@ -70,12 +70,16 @@ def play(plan: Plan, folder: Path) -> Told:
     logger, sent = logging.getLogger("hyperslab.data"), Sent(told)
     logger.addHandler(sent)
     logger.setLevel(logging.DEBUG)
-    logging.getLogger("hyperslab").setLevel(logging.ERROR)
+    above = logging.getLogger("hyperslab")
+    levels = {logger: logging.NOTSET, above: above.level}
+    above.setLevel(logging.ERROR)
     try:
         with _group(plan, folder):
             _round(plan, folder, told)
     finally:
         logger.removeHandler(sent)
+        for one, level in levels.items():
+            one.setLevel(level)
     _measure(told)
     return told
 

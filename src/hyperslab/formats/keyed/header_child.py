@@ -83,7 +83,8 @@ class HeaderChild(Generic[T]):
         theirs, self._asked = os.pipe()
         self._answers, their_answers = os.pipe()
         with phil, warnings.catch_warnings():  # no other thread is within HDF5
-            warnings.simplefilter("ignore", DeprecationWarning)  # that there are other threads
+            for kind in (DeprecationWarning, RuntimeWarning):  # that there are other threads
+                warnings.simplefilter("ignore", kind)
             self._child = os.fork()
         if self._child == 0:
             os.close(self._asked)
