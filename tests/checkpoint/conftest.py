@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As many as ranks have, so that a network trained here is, bit by bit, the one trained there."""
+    """As many as ranks have: a network trained here is, bit by bit, the one trained there."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
