@@ -44,7 +44,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, universes: Path, 
         message = diverging(recipe, every)
     else:
         message = run_ranks(2, diverging, recipe, every, "grid.depth=2")[1]
-    assert "not a finite number in step 5 (epoch 1); the first is rank 0" in message
+    assert "not a finite number in step 5 (epoch 2); the first is rank 0" in message
     newest = latest(out)
     assert newest is not None
     assert newest.name == "step-00000004"

@@ -67,7 +67,7 @@ def test_without_a_terminal_nothing_is_drawn_and_epochs_are_logged(
         )
     reporter.close()
     assert capsys.readouterr().out == ""
-    assert "epoch 0  train loss 0.25  validation mae 0.25" in caplog.text
+    assert "epoch 1  train loss 0.25  validation mae 0.25" in caplog.text
     assert rows(tmp_path / "epochs.csv")[0]["validation_loss"] == ""
     assert rows(tmp_path / "steps.csv")[0]["memory_bytes"] == str(2**30)
 

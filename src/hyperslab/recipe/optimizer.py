@@ -31,7 +31,7 @@ class PolynomialSchedule(Section):
 
 
 class StepSchedule(Section):
-    """Constant between epochs: ``at`` maps an epoch to the factor from there on."""
+    """Constant between epochs: ``at`` maps how many epochs are done to the factor from there on."""
 
     name: Literal["steps"]
     at: dict[NonNegativeInt, NonNegativeFloat] = Field(default={})

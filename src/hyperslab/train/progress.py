@@ -196,7 +196,7 @@ class Progress:
         """The words of the error, with the rank where one can be told."""
         where = "" if verdict.culprit is None else f"; the first is rank {verdict.culprit}"
         return (
-            f"the loss is not a finite number in step {done.step} (epoch {done.epoch}){where}\n"
+            f"the loss is not a finite number in step {done.step} (epoch {done.epoch + 1}){where}\n"
             f"    the checkpoints in {folder_of(self.recipe.output)} are from before\n"
             "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
         )

@@ -78,7 +78,8 @@ class Reporter:
             for name in self.epochs.columns
             if name.startswith(("train_", "validation_")) and row[name] is not None
         ]
-        self._log(f"epoch {row['epoch']}  {'  '.join(shown)}  {row['seconds']:.1f} s")
+        ended = int(row["epoch"] or 0) + 1  # people count from 1
+        self._log(f"epoch {ended}  {'  '.join(shown)}  {row['seconds']:.1f} s")
 
     def _log(self, line: str) -> None:
         self.logged = time.monotonic()
