@@ -97,8 +97,7 @@ def train_command(
     with exit_when_stopped(), requeue_when_stopped(requeue):
         if is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None
-            again = resume or is_started_again()
-            train_as_rank(config, resume=again, profile=policy, choose=choose)
+            train_as_rank(config, resume=resume, profile=policy, choose=choose)
             if profile and os.environ.get("RANK", "0") == "0":
                 _predict(config.output, machine)
             return
@@ -137,7 +136,13 @@ def _train(
     is_main = become_rank()
     _log_to_terminal(is_main=is_main)
     try:
-        train(recipe, resume=resume, profile=profile, choose=choose)
+        train(
+            recipe,
+            resume=resume,
+            started_again=is_started_again(),
+            profile=profile,
+            choose=choose,
+        )
     except Stopped as stopped:
         if is_main:
             log.info("%s", stopped)

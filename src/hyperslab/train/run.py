@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hyperslab.checkpoint.retention import folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main, lost_contact, start_alike
+from hyperslab.comm.agreement import any_rank, from_main, lost_contact, start_alike
 from hyperslab.comm.start.last_words import last_words
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
@@ -62,14 +62,17 @@ def train(
     recipe: Recipe,
     *,
     resume: bool = False,
+    started_again: bool = False,
     profile: ProfilePolicy | None = None,
     choose: GridChoice | None = None,
 ) -> None:
     """Train as the recipe says, into its ``output``; every rank calls it.
 
     With ``resume``, from the newest intact checkpoint there, which any grid may have written; from
-    the start if there is none. With ``profile`` some steps are taken down on the way. For
-    ``grid: auto`` the main rank chooses, by ``choose``, and the others get its choice.
+    the start if there is none. All do so as well if one of them was ``started_again``: torchrun's
+    agents count the restarts of their own nodes, so not all ranks may know. With ``profile`` some
+    steps are taken down on the way. For ``grid: auto`` the main rank chooses, by ``choose``, and
+    the others get its choice.
 
     Raises:
         RecipeError: the recipe does not go with the data, or the folder holds another run, or one
@@ -90,7 +93,7 @@ def train(
         with last_words():
             if recipe.grid.auto and choose is not None:
                 recipe = _chosen(recipe, choose)
-            _train(recipe, resume, profile)
+            _train(recipe, resume or any_rank(started_again), profile)
     except Stopped:
         if started:
             dist.destroy_process_group()

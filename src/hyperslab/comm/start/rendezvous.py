@@ -8,8 +8,9 @@ import os
 import socket
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
+from hyperslab.comm.start.attempt import agree_on_attempt
 from hyperslab.comm.start.deadline import Deadline
 from hyperslab.comm.start.variables import RankVariables
 from hyperslab.errors import CommError, HyperslabError, reason
@@ -31,8 +32,8 @@ def meet(place: RankVariables, deadline: Deadline) -> Store:
         store.set_timeout(limit)
         return store
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return PrefixStore(f"hyperslab/attempt {attempt}", _client(place, deadline, limit))
+        store = _client(place, deadline, limit)
+        return agree_on_attempt(store, place, deadline, lambda: _client(place, deadline, limit))
     if place.port == 0:
         return dist.HashStore()  # type: ignore[attr-defined]
     if place.rank > 0:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from hyperslab.comm.start.attempt import rank_0_missing
 from hyperslab.comm.start.deadline import Deadline
 from hyperslab.comm.start.variables import RUN, RankVariables
 from hyperslab.errors import CommError, HyperslabError, RecipeError
@@ -92,10 +93,7 @@ def _compare_runs(store: Store, place: RankVariables, deadline: Deadline) -> Non
     elif deadline.poll(lambda: store.check(["run"])):
         found = store.get("run")
     else:
-        raise CommError(
-            f"rank 0 did not come to {place.where} within {deadline.seconds:g} s: rank "
-            f"{place.rank} of {place.size} is there\n    see whether all ranks were started"
-        )
+        raise rank_0_missing(place, deadline)
     theirs = json.loads(found)
     if theirs != mine:
         name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
