@@ -51,6 +51,7 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
         monkeypatch.setattr(torch.cuda, "set_device", self.taken.append)
         monkeypatch.setattr(bootstrap, "_start", self._start)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def _start(self, _: RankVariables, backend: str, *__: Any) -> None:
         self.backends.append(backend)
@@ -89,6 +90,29 @@ def test_ranks_never_share_a_device_unasked(monkeypatch: pytest.MonkeyPatch, dev
     with pytest.raises(hs.LayoutError, match=r'init_process_group\("cpu:gloo,cuda:gloo"\)'):
         start_distributed()
     assert not machine.backends
+
+
+@pytest.mark.parametrize("visible", ["0", "2", "GPU-3f1a", " MIG-7c "])
+def test_a_rank_that_sees_one_device_alone_takes_it(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    """``srun --gpus-per-task=1``: the fourth task of a node sees one device, as number 0."""
+    machine = Machine(monkeypatch, 1, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert start_ranks("auto", 60)
+    start_distributed()
+    assert machine.backends == ["nccl", "nccl"]
+    assert machine.taken == [0, 0]
+
+
+@pytest.mark.parametrize("visible", ["0,1", "", "0,"])
+def test_a_rank_that_sees_fewer_than_it_counts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    Machine(monkeypatch, 2 if visible == "0,1" else 1, 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(hs.LayoutError, match="local rank 3 has no CUDA device"):
+        start_ranks("auto", 60)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda-shared"])

@@ -18,13 +18,11 @@ from typing import Any, ParamSpec, TypeVar
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.errors import DEBUG
-from hyperslab.comm.bootstrap import tell_ranks
-from hyperslab.comm.mpi import adopt_mpi
+from hyperslab.comm.bootstrap import adopt_launcher, tell_ranks
 from hyperslab.comm.start.variables import check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
 from hyperslab.launch.environment import ERROR_FILE, RESTARTS
 from hyperslab.launch.launcher import end_with_parent, launch
-from hyperslab.launch.slurm import adopt_slurm
 from hyperslab.recipe.schema import GridSection, Recipe
 
 P = ParamSpec("P")
@@ -38,8 +36,7 @@ def adopt_rank() -> None:
         HyperslabError: one of them, or of torchrun's, is missing or odd; names it.
     """
     check_thread_count(os.environ)
-    adopt_mpi(os.environ)
-    adopt_slurm(os.environ)
+    adopt_launcher(os.environ)
     read_variables(os.environ)
 
 

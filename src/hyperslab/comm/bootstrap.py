@@ -1,4 +1,4 @@
-"""Start-up: the process group of the ranks, from torchrun's or mpirun's environment."""
+"""Start-up: the process group of the ranks, from torchrun's, srun's or mpirun's environment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import atexit
 import datetime
 import os
 import platform
+import re
+from collections.abc import MutableMapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +20,7 @@ from hyperslab.comm.mpi import adopt_mpi
 from hyperslab.comm.start.deadline import Deadline, in_time
 from hyperslab.comm.start.rendezvous import meet
 from hyperslab.comm.start.roll_call import Facts, answer_roll_call
+from hyperslab.comm.start.slurm import adopt_slurm
 from hyperslab.comm.start.variables import RankVariables, read_variables
 from hyperslab.errors import CommError, HyperslabError, LayoutError
 
@@ -34,6 +37,16 @@ SLACK = 2.5
 """What the start may take longer than its limit [s], until somebody who hangs is given up."""
 
 NVIDIA = Path("/dev/nvidia0")
+
+
+def adopt_launcher(environ: MutableMapping[str, str]) -> None:
+    """Where mpirun or srun has started this process, set the variables that torchrun would.
+
+    Raises:
+        HyperslabError: one of theirs is missing or odd; names it.
+    """
+    adopt_mpi(environ)
+    adopt_slurm(environ)
 
 
 def start_ranks(device: str, timeout: float, facts: Facts | None = None) -> bool:
@@ -58,6 +71,7 @@ def start_ranks(device: str, timeout: float, facts: Facts | None = None) -> bool
         return False
     shared = device == "cuda-shared"
     cuda = shared or device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    adopt_launcher(os.environ)
     place = read_variables(os.environ)
     if device != "cpu" and not torch.cuda.is_available():
         _check_visible()
@@ -92,7 +106,7 @@ def start_distributed(timeout: float | None = None, facts: Facts | None = None) 
     """
     if dist.is_initialized():
         return
-    adopt_mpi(os.environ)
+    adopt_launcher(os.environ)
     place = read_variables(os.environ)
     if place is None:
         return
@@ -116,7 +130,9 @@ def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> 
         deadline = Deadline(timeout)
         try:
             store = meet(place, deadline)
-            store = answer_roll_call(store, place, {**facts, "versions": versions()}, deadline)
+            wants = {**facts, "versions": versions()}
+            own = "" if backend != "nccl" else _uuid(device)
+            store = answer_roll_call(store, place, wants, deadline, device=own)
             dist.init_process_group(
                 backend,
                 store=PrefixStore("process group", store),
@@ -196,6 +212,8 @@ def _check_visible() -> None:
 def _take_device(place: RankVariables | None, *, shared: bool = False) -> None:
     index = 0 if place is None else place.local_rank
     count = torch.cuda.device_count()
+    if count == 1 and _has_its_own():
+        index = 0
     if count == 0 or (index >= count and not shared):
         raise LayoutError(
             f"local rank {index} has no CUDA device: this machine has {count}\n"
@@ -203,6 +221,18 @@ def _take_device(place: RankVariables | None, *, shared: bool = False) -> None:
             + (f"\n{_SHARING}" if count else "")
         )
     torch.cuda.set_device(index % count)
+
+
+def _uuid(device: int | None) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _has_its_own() -> bool:
+    """Whether this process was given one device alone, as by ``srun --gpus-per-task=1``.
+
+    That no other rank was given the same one is found out at the roll call.
+    """
+    return re.fullmatch(r"\s*[^,\s]+\s*", os.environ.get("CUDA_VISIBLE_DEVICES", "")) is not None
 
 
 def _stop_distributed() -> None:

@@ -38,9 +38,9 @@ class Grid:
 
     ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
     that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
-    group. Under ``torchrun`` the grid starts ``torch.distributed`` if nobody has (NCCL for
-    CUDA, gloo for the CPU), where a rank waits for another as long as ``timeout`` [s], by default
-    torch's limit; an existing process group is used as it is, with its own limit.
+    group. Under torchrun, ``srun`` or ``mpirun`` the grid starts ``torch.distributed`` if nobody
+    has (NCCL for CUDA, gloo for the CPU), where a rank waits for another as long as ``timeout``
+    [s], by default torch's limit; an existing process group is used as it is, with its own limit.
 
     Raises:
         LayoutError: the product of the axes is not the number of ranks.

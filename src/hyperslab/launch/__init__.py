@@ -1,1 +1,1 @@
-"""Starting ranks: by this machine's own launcher, or with the ranks that Slurm numbers."""
+"""Starting ranks by this machine's own launcher, and jobs that go back into Slurm's queue."""

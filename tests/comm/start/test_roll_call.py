@@ -16,7 +16,7 @@ from hyperslab.comm.start.deadline import Deadline, in_time
 from hyperslab.comm.start.rendezvous import meet
 from hyperslab.comm.start.roll_call import answer_roll_call, compare_facts, name_ranks
 from hyperslab.comm.start.variables import RankVariables
-from hyperslab.errors import CommError, HyperslabError, RecipeError
+from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError
 
 
 def place_of(rank: int, size: int, path: Path) -> RankVariables:
@@ -30,6 +30,7 @@ def outcomes(
     *,
     limit: float = 20,
     problems: dict[int, str] | None = None,
+    devices: dict[int, str] | None = None,
 ) -> dict[int, str]:
     """What each of the ranks that come says; "" where it goes on."""
 
@@ -37,8 +38,10 @@ def outcomes(
         place = place_of(number, size, path)
         deadline = Deadline(limit)
         problem = (problems or {}).get(number, "")
+        device = (devices or {}).get(number, "")
         try:
-            answer_roll_call(meet(place, deadline), place, facts[number], deadline, problem=problem)
+            store = meet(place, deadline)
+            answer_roll_call(store, place, facts[number], deadline, problem=problem, device=device)
         except HyperslabError as error:
             return f"{type(error).__name__}: {error}"
         return ""
@@ -53,6 +56,16 @@ def test_ranks_that_agree_go_on_and_may_start_again(tmp_path: Path) -> None:
         for _ in range(2):
             alike = {rank: {"recipe": {"epochs": 3, "betas": [0.9, 0.99]}} for rank in range(3)}
             assert outcomes(path, alike, 3) == {0: "", 1: "", 2: ""}
+
+
+def test_ranks_with_one_device_are_named_and_others_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    alike: dict[int, dict[str, Any]] = {rank: {"seed": 1} for rank in range(3)}
+    with path.open("w"):
+        assert outcomes(path, alike, 3, devices={0: "a", 1: "b"}) == {0: "", 1: "", 2: ""}
+        said = outcomes(path, alike, 3, devices={0: "a", 1: "b", 2: "a"})
+    assert len({*said.values()}) == 1
+    assert said[1].startswith("LayoutError: ranks 0 and 2 have the same CUDA device, a\n")
 
 
 def test_a_difference_is_named_on_every_rank(tmp_path: Path) -> None:
@@ -199,5 +212,6 @@ def test_kinds_of_errors() -> None:
     assert {kind: error.__name__ for kind, error in roll_call.VERDICTS.items()} == {
         "lost": CommError.__name__,
         "problem": HyperslabError.__name__,
+        "shared": LayoutError.__name__,
         "differ": RecipeError.__name__,
     }

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from hyperslab.comm.start.attempt import rank_0_missing
 from hyperslab.comm.start.deadline import Deadline
 from hyperslab.comm.start.variables import RUN, RankVariables
-from hyperslab.errors import CommError, HyperslabError, RecipeError
+from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError
 
 LAST = 2.0  # [s] that rank 0 waits for the others to read why it ends
 
@@ -29,6 +29,7 @@ Facts = Mapping[str, Any]
 VERDICTS: dict[str, type[HyperslabError]] = {
     "lost": CommError,
     "problem": HyperslabError,
+    "shared": LayoutError,
     "differ": RecipeError,
 }
 """The errors that all ranks raise, by what is wrong."""
@@ -41,10 +42,12 @@ def answer_roll_call(
     deadline: Deadline,
     *,
     problem: str = "",
+    device: str = "",
 ) -> Store:
     """Agree with all other ranks; the part of the store that is this start's own.
 
-    A rank with a ``problem`` cannot go on; all ranks then end with its words.
+    A rank with a ``problem`` cannot go on; all ranks then end with its words. ``device`` is the
+    name of what no other rank may have, if there is such a thing.
 
     Distribution scheme:
       1. Rank 0 writes down which run this is; the others compare.
@@ -55,12 +58,14 @@ def answer_roll_call(
     Raises:
         HyperslabError: this rank is of another run, or its number is taken, or one has a problem.
         CommError: a rank did not come in time; names all that did not.
+        LayoutError: two ranks have one device.
         RecipeError: two ranks want different things; names the first difference.
     """
     _compare_runs(store, place, deadline)
     turn = _take_number(store, place, deadline)
     store = PrefixStore(f"turn {turn}", store)
-    mine = {"host": socket.gethostname(), "problem": problem, "facts": facts}
+    host = socket.gethostname()
+    mine = {"host": host, "problem": problem, "device": device, "facts": facts}
     store.set(f"facts {place.rank}", json.dumps(mine))
     if problem:
         store.compare_set("problem", "", str(place.rank))
@@ -137,8 +142,24 @@ def _judge(store: Store, place: RankVariables, deadline: Deadline) -> dict[str, 
         words = json.loads(store.get(f"facts {rank}"))["problem"]
         return {"kind": "problem", "words": f"rank {rank} says: {words}"}
     found = [json.loads(store.get(f"facts {rank}")) for rank in range(place.size)]
+    words = _shared_device([one["device"] for one in found])
+    if words:
+        return {"kind": "shared", "words": words}
     words = compare_facts([one["facts"] for one in found], [one["host"] for one in found])
     return {"kind": "differ", "words": words}
+
+
+def _shared_device(devices: list[str]) -> str:
+    """Which ranks have the same one, if any do."""
+    for device in dict.fromkeys(filter(None, devices)):
+        ranks = [rank for rank, other in enumerate(devices) if other == device]
+        if len(ranks) > 1:
+            return (
+                f"{name_ranks(ranks)} have the same CUDA device, {device}\n"
+                "    give each one of its own (srun --gpus-per-task=1), or let every rank see all\n"
+                "    devices of its machine; to test several on one: device=cuda-shared in a recipe"
+            )
+    return ""
 
 
 def _came(store: Store, place: RankVariables) -> list[int]:

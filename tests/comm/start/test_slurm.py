@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+import hyperslab as hs
+from hyperslab.comm import bootstrap
+from hyperslab.comm.start.slurm import adopt_slurm, first_host
+from hyperslab.comm.start.variables import RankVariables
 from hyperslab.errors import HyperslabError
-from hyperslab.launch.slurm import adopt_slurm, first_host
+
+TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HYPERSLAB_RUN")
 
 SLURM = {
     "SLURM_PROCID": "5",
@@ -86,3 +91,17 @@ def test_odd_variables_are_named(changed: dict[str, str | None], words: str) -> 
     environ = {k: v for k, v in (SLURM | changed).items() if v is not None}
     with pytest.raises(HyperslabError, match=f"^{words}"):
         adopt_slurm(environ)
+
+
+def test_a_grid_finds_its_place_without_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``srun python script.py``, where all that the script does is to make a grid."""
+    started: list[RankVariables] = []
+    monkeypatch.setattr(bootstrap, "_start", lambda place, *_: started.append(place))
+    for name in (*TORCHRUNS, "SLURM_STEP_ID", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")  # so that what is set is taken back
+        monkeypatch.delenv(name)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(hs.LayoutError, match="but there are 1 ranks"):
+        hs.Grid(depth=8)  # the ranks were not really started
+    assert started == [RankVariables(5, 8, 1, "gpu007", 23456, None)]
