@@ -232,10 +232,9 @@ INLINE int64_t gradient_types(const gradient_step *step, int64_t n, int known, i
             gradient_at(&p, i, i, known, affine, activation, x_type, y_type, past_caches, &all);
         return n / 16 * 16;
     }
-    for (int64_t i = 0; i < p.period && i + 16 <= n; i += 16) {
+    for (int64_t i = 0, j = 0; j + 16 <= n; j += 16, i = i + 16 < p.period ? i + 16 : 0) {
         all = load_sums(p.sum + i, p.product + i);
-        for (int64_t j = i; j + 16 <= n; j += p.period)
-            gradient_at(&p, j, i, known, SUMMED, activation, x_type, y_type, 0, &all);
+        gradient_at(&p, j, i, known, SUMMED, activation, x_type, y_type, 0, &all);
         store_sums(p.sum + i, p.product + i, &all);
     }
     return n / 16 * 16;
@@ -245,16 +244,13 @@ INLINE int64_t gradient_types(const gradient_step *step, int64_t n, int known, i
 INLINE int64_t around_types(const gradient_step *step, int64_t n, int64_t x_type)
 {
     const gradient_step p = *step;
-    for (int64_t i = 0; i < p.period && i + 16 <= n; i += 16) {
+    for (int64_t i = 0, j = 0; j + 16 <= n; j += 16, i = i + 16 < p.period ? i + 16 : 0) {
         wide_sums all = load_sums(p.sum + i, p.product + i);
-        __m512 pivot = _mm512_loadu_ps(p.m + i);
-        for (int64_t j = i; j + 16 <= n; j += p.period) {
-            __m512 x = load_wide(p.x, x_type, p.first_x + j);
-            for (int half = 0; half < 2; half++) {
-                __m512d d = _mm512_sub_pd(half_of(x, half), half_of(pivot, half));
-                all.sum[half] = _mm512_add_pd(all.sum[half], d);
-                all.product[half] = _mm512_fmadd_pd(d, d, all.product[half]);
-            }
+        __m512 pivot = _mm512_loadu_ps(p.m + i), x = load_wide(p.x, x_type, p.first_x + j);
+        for (int half = 0; half < 2; half++) {
+            __m512d d = _mm512_sub_pd(half_of(x, half), half_of(pivot, half));
+            all.sum[half] = _mm512_add_pd(all.sum[half], d);
+            all.product[half] = _mm512_fmadd_pd(d, d, all.product[half]);
         }
         store_sums(p.sum + i, p.product + i, &all);
     }
