@@ -61,6 +61,17 @@ def test_aliases_and_merges_of_a_recipe_stay() -> None:
     assert found == yaml.safe_load(text)
 
 
+def test_colons_are_no_sixties() -> None:
+    text = "a: 10:20\nb: [8:10, 190:20:30.15]\nc: 620\nd: 1.5\ne: '7'"
+    assert parse_yaml(text) == {
+        "a": "10:20",
+        "b": ["8:10", "190:20:30.15"],
+        "c": 620,
+        "d": 1.5,
+        "e": "7",
+    }
+
+
 def test_long_yaml() -> None:
     text = "times:\n" + "".join(f"  op{i}: [1, 2.5]\n" for i in range(20_000))
     assert parse_long_yaml(text) == {"times": {f"op{i}": [1, 2.5] for i in range(20_000)}}

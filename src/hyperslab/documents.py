@@ -32,6 +32,9 @@ MOST_DEPTH = 64
 MOST_DIGITS = 100
 """Of a whole number in YAML."""
 
+_TEXT = "tag:yaml.org,2002:str"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
 
 class TooMuch(yaml.YAMLError):
     """A document is larger or deeper than it may be; says what."""
@@ -68,6 +71,15 @@ class _Bounded(yaml.SafeLoader):
         if self._sizes[id(node)] > self.most_nodes:
             raise TooMuch(f"it has more than {self.most_nodes} values, aliases counted in full")
         return node
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """``10:20`` is a text, as in YAML 1.2; in YAML 1.1 it is 620, by sixties."""
+        tag = super().resolve(kind, value, implicit)
+        if kind is not yaml.ScalarNode or tag not in _NUMBERS or ":" not in value:
+            return tag
+        if len(value) > MOST_DIGITS:
+            raise TooMuch(f"a number has {len(value)} characters")
+        return _TEXT
 
     def construct_yaml_int(self, node: Any) -> Any:
         if len(node.value) > MOST_DIGITS:

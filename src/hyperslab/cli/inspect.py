@@ -13,6 +13,7 @@ from hyperslab.cli.errors import say
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source, Subvolumes
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
+from hyperslab.formats.joined import joined
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
@@ -100,11 +101,18 @@ def _of_folder(
 def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
     """The samples of a recipe, the name of their format, and the grid's extents."""
     data = recipe.data
-    if isinstance(data.origin, Source):
-        source = data.origin
+    origin = data.origin
+    if isinstance(origin, Source):
+        source = origin
         found = "synthetic"
     else:
-        source, found = _of_folder(data.origin, data.format, data.channels, data.allowed)
+        folders = [origin] if isinstance(origin, Path) else origin
+        parts = {
+            folder: _of_folder(folder, data.format, data.channels, data.allowed)
+            for folder in folders
+        }
+        source = joined({folder: part for folder, (part, _) in parts.items()})
+        found = " and ".join(dict.fromkeys(word for _, word in parts.values()))
     source = selected(source, data.redshifts, data.targets)
     if data.subvolume is not None:
         source = Subvolumes(source, data.subvolume)

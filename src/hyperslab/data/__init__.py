@@ -12,6 +12,7 @@ from hyperslab.data.dataset import Dataset
 from hyperslab.data.open_dataset import open
 from hyperslab.data.prefetch import PrefetchPolicy
 from hyperslab.data.reader import os_bytes_read
+from hyperslab.data.splits import Folds, Listed
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.keyed.zarr import ZarrFolder
 from hyperslab.formats.nifti.source import NiftiFolder
@@ -24,7 +25,9 @@ from hyperslab.formats.tfrecord.source import TfRecordFolder
 
 __all__ = [
     "Dataset",
+    "Folds",
     "Hdf5Folder",
+    "Listed",
     "NiftiFolder",
     "NpyFolder",
     "Parameters",

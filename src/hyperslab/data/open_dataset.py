@@ -6,6 +6,7 @@ import logging
 import os
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 import torch
@@ -16,8 +17,10 @@ from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
 from hyperslab.data.sampler import Schedule, SplitCounts, samples_in, samples_of
+from hyperslab.data.splits import Splits
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
+from hyperslab.formats.joined import joined
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Driver, source_of
 from hyperslab.formats.selection import selected
@@ -41,11 +44,12 @@ class ShortForms(TypedDict, total=False):
 
 
 def open(
-    path: str | os.PathLike[str] | Source,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source,
     grid: Grid,
     *,
     batch_size: int,
     split: str = "train",
+    splits: Splits | None = None,
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     counts: SplitCounts | None = None,
     folders: bool = False,
@@ -69,7 +73,7 @@ def open(
     missing_chunks: bool = False,
     **short: Unpack[ShortForms],
 ) -> Dataset:
-    """Open a folder of samples (or a `Source`); every rank calls this alike.
+    """Open a folder of samples (or several, or a `Source`); every rank calls this alike.
 
     Universes with their parameters or scans with a class for every voxel, in HDF5, Zarr v3, .npy,
     TFRecord or NIfTI files: names, keys and first bytes tell (docs/formats.md).
@@ -78,6 +82,7 @@ def open(
         batch_size: samples per step over the whole grid.
         split: ``"train"``, ``"validation"``, ``"test"`` (dealt out by ``seed`` and ``fractions``,
             whole volumes at a time) or ``"all"``.
+        splits: which samples those are, `Listed` or `Folds`, in place of what is drawn.
         counts: (train, validation, test) volumes in place of fractions; train may be ``None``, what
             the others leave.
         folders: the splits are the sub-folders ``train``, ``validation`` and ``test``, as MLPerf's
@@ -132,9 +137,13 @@ def open(
         source = path
     else:
         refuse = Refused() if on_error == "skip" else None
-        folder = os.fspath(path)
         allowed = Allowed(outside_files, missing_chunks)
-        source = source_of(folder, grid, channels, format, refuse, driver, allowed)
+        roots = [path] if isinstance(path, str | os.PathLike) else list(path)
+        parts = {
+            Path(root): source_of(Path(root), grid, channels, format, refuse, driver, allowed)
+            for root in roots
+        }
+        source = joined(parts)
         if refuse is not None:
             kept = len(source.names)
             from_main(lambda: refuse.check(kept))
@@ -144,7 +153,7 @@ def open(
     _check_alike(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         batch_size=batch_size,
-        split=(split, tuple(fractions), counts, folders, repeat),
+        split=(split, tuple(fractions), counts, folders, repeat, splits),
         selection=(source.redshifts, source.parameters.names),
         seed=seed,
         shuffle=shuffle,
@@ -155,12 +164,13 @@ def open(
     _check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
     chosen = transform_of(source.classes, transform, window)
-    volumes = [source.volume(sample) for sample in range(len(source.names))]
-    chosen_samples = (
-        samples_in(source.names, split)
-        if folders
-        else samples_of(volumes, split, fractions, seed, counts)
-    )
+    if splits is not None:
+        chosen_samples = splits.samples(source, split, seed)
+    elif folders:
+        chosen_samples = samples_in(source.names, split)
+    else:
+        volumes = [source.volume(sample) for sample in range(len(source.names))]
+        chosen_samples = samples_of(volumes, split, fractions, seed, counts)
     shuffled = split == "train" if shuffle is None else shuffle
     schedule = Schedule(tuple(chosen_samples), batch_size, seed, shuffled, repeat)
     assembler = build_assembler(

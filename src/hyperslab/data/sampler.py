@@ -56,9 +56,7 @@ def samples_of(
         return list(range(len(volumes)))
     if which not in SPLITS:
         raise DataError(f"no split {which!r}; choose from {', '.join(SPLITS)}, all")
-    names = sorted(
-        set(volumes), key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    )
+    names = shuffled_volumes(set(volumes), seed)
     parts = _deal(len(names), fractions) if counts is None else _by_count(len(names), counts)
     chosen = set(names[slice(*parts[which])])
     if not chosen:
@@ -68,6 +66,11 @@ def samples_of(
             'use more volumes, other fractions or counts, or split="all"'
         )
     return [sample for sample, volume in enumerate(volumes) if volume in chosen]
+
+
+def shuffled_volumes(volumes: set[str], seed: int) -> list[str]:
+    """In the order of a hash of seed and name, which adding volumes does not change."""
+    return sorted(volumes, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
 
 
 FOLDERS = {

@@ -140,11 +140,12 @@ def source_of(
     if driver is not None and driver not in get_args(Driver):
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
     options = ScanOptions(channels, format, refuse, allowed)
-    known = None if format is None else named(format)
+    if format is not None:
+        named(format)
 
     def scan() -> tuple[Source, dict[str, str], str]:
-        found, others = find_format(folder) if known is None else (known, "")
-        return found.source.open_folder(folder, options), volumes_of(folder), others
+        source, others = scanned(folder, options)
+        return source, volumes_of(folder), others
 
     source, volumes, others = from_main(scan)
     for words in filter(None, (others, source.remark)):
@@ -153,6 +154,18 @@ def source_of(
         source = source.read_together(driver, grid)
     source.volumes = volumes
     return source
+
+
+def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
+    """The folder as this process sees it, and a word on files that are left out.
+
+    Raises:
+        DataError: see `source_of`.
+    """
+    if options.format is not None:
+        return named(options.format).source.open_folder(folder, options), ""
+    found, others = find_format(folder)
+    return found.source.open_folder(folder, options), others
 
 
 def find_format(folder: Path) -> tuple[Format, str]:

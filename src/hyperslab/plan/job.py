@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.errors import DataError, RecipeError
-from hyperslab.formats.registry import find_format, named
+from hyperslab.formats.joined import joined
+from hyperslab.formats.registry import scanned
 from hyperslab.formats.selection import selected
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.subvolumes import Subvolumes
@@ -102,9 +102,10 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
     data = recipe.data
     if shape is not None:
         return _job(recipe, _made(recipe, shape), f"volumes of {_product(shape)}, as asked for")
-    if data.path is not None and not data.path.exists():
+    if not data.is_here:
         shape = _shape_of_network(recipe)
-        words = f"{data.path} is not here: volumes of {_product(shape)}, as the recipe's width says"
+        where = data.path or data.where
+        words = f"{where} is not here: volumes of {_product(shape)}, as the recipe's width says"
         return _job(recipe, _made(recipe, shape), words)
     source = _source(recipe)
     source = selected(source, data.redshifts, data.targets)
@@ -123,9 +124,20 @@ def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
     return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
 
 
+_DRAWN = {
+    "splits": "drawn",
+    "counts": None,
+    "train": None,
+    "validation": None,
+    "test": None,
+    "fold": None,
+    "folds": None,
+}
+
+
 def _drawn(recipe: Recipe) -> Recipe:
     """The same with splits by fractions."""
-    data = recipe.data.model_copy(update={"splits": "drawn", "counts": None})
+    data = recipe.data.model_copy(update=dict(_DRAWN))
     return recipe.model_copy(update={"data": data})
 
 
@@ -133,10 +145,9 @@ def _source(recipe: Recipe) -> Source:
     data = recipe.data
     if data.synthetic is not None:
         return data.synthetic.source()
-    assert data.path is not None
-    found = find_format(data.path)[0] if data.format is None else named(data.format)
     options = ScanOptions(data.channels, data.format, allowed=data.allowed)
-    return found.source.open_folder(Path(data.path), options)
+    folders = data.lists.folders()
+    return joined({folder: scanned(folder, options)[0] for folder in folders})
 
 
 def _made(recipe: Recipe, shape: VolumeShape) -> Source:
@@ -155,7 +166,7 @@ def _shape_of_network(recipe: Recipe) -> VolumeShape:
         width = model.width
     if width is None:
         raise DataError(
-            f"data.path {recipe.data.path} is not here, so what is to be planned is not known\n"
+            f"{recipe.data.where} is not here, so what is to be planned is not known\n"
             "    say it: --shape C,D,H,W, such as --shape 4,512,512,512"
         )
     if recipe.data.redshifts is not None:

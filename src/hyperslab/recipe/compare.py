@@ -13,8 +13,8 @@ def settings_of(recipe: Recipe, *, but: frozenset[str] = frozenset()) -> dict[st
     ``but`` names sections that are of no interest either.
     """
     values = recipe.model_dump(mode="json", exclude={"output", "timeout", *but})
-    if recipe.data.path is not None and "data" in values:
-        values["data"]["path"] = str(recipe.data.path.absolute())
+    if "data" in values:
+        values["data"] |= recipe.data.absolute_paths()
     return values
 
 
@@ -23,8 +23,7 @@ def launch_facts(recipe: Recipe, **options: Any) -> dict[str, Any]:
     values = recipe.model_dump(mode="json")
     values["output"] = str(recipe.output.absolute())
     values["grid"]["auto"] = recipe.grid.auto
-    if recipe.data.path is not None:
-        values["data"]["path"] = str(recipe.data.path.absolute())
+    values["data"] |= recipe.data.absolute_paths()
     values["data"]["staging"] = recipe.data.staging is not None  # each node may have its own
     return {**{f"--{name}": value for name, value in options.items()}, **values}
 

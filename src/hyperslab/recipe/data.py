@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ByteSize,
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,6 +24,7 @@ from hyperslab.formats import registry
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
+from hyperslab.recipe.lists import Lists, absolute, check_words
 from hyperslab.recipe.section import Section
 from hyperslab.recipe.synthetic import SyntheticSection
 
@@ -43,10 +45,21 @@ def _registered(format: str) -> str:
 FormatName = Annotated[str, AfterValidator(_registered), OneOf(registry.names)]
 
 
+def _as_words(value: object) -> object:
+    """One word for a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
+"""Paths of samples, see `recipe.lists`."""
+
+LISTS = ("train", "validation", "test")
+
+
 class DataSection(Section):
     """The volumes and how they are read."""
 
-    path: Path | None = None  # a folder; or
+    path: Path | None = None  # a folder; without it train, validation, test; or
     synthetic: SyntheticSection | None = None  # made in memory, in place of files
     batch_size: PositiveInt  # samples over all ranks
     redshifts: tuple[NonNegativeFloat, ...] | None = None  # of the channels read; None: all
@@ -58,6 +71,13 @@ class DataSection(Section):
     transform: Literal["auto", "log1p", "mean"] | None = "auto"  # log1p of counts, none of scans
     window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
     augment: bool = False  # flips, and axis permutations where voxels have no classes
+    # each a folder, a file, a pattern, a list *.txt, places 0:800 or several of these; in
+    # data.path, if that is given
+    train: Words | None = None
+    validation: Words | None = None
+    test: Words | None = None
+    fold: NonNegativeInt | None = None  # this one of so many folds validates, the others train
+    folds: PositiveInt | None = None
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     splits: Literal["drawn", "folders"] = "drawn"  # or sub-folders train, validation, test
     # volumes to train, validate and test on, in place of fractions; train null: what is left
@@ -98,6 +118,38 @@ class DataSection(Section):
             raise ValueError("give one at least, or null for all")
         return chosen
 
+    @field_validator(*LISTS)
+    @classmethod
+    def _words(cls, words: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if words is not None:
+            check_words(words)
+        return words
+
+    @model_validator(mode="after")
+    def _one_way_to_split(self) -> DataSection:
+        if (self.fold is None) != (self.folds is None):
+            raise ValueError("data.fold and data.folds go together: fold: 0 of folds: 5, say")
+        if self.fold is not None and self.folds is not None and self.fold >= max(2, self.folds):
+            raise ValueError(
+                f"data.fold={self.fold} of data.folds={self.folds}: folds are 2 or more and "
+                "counted from 0"
+            )
+        trains = [key for key in ("train", "validation") if getattr(self, key) is not None]
+        if self.folds is not None and trains:
+            raise ValueError(f"data.folds and data.{trains[0]} both say what is trained on")
+        if self.folds is None and self.listed and len(trains) < 2:
+            missing = "validation" if trains == ["train"] else "train"
+            raise ValueError(f"data.{missing} is missing: data.{self.listed[0]} is given as a list")
+        if self.listed or self.folds is not None:
+            others = [key for key in ("counts", "splits", "fractions") if self._says(key)]
+            if others:
+                word = self.listed[0] if self.listed else "folds"
+                raise ValueError(f"data.{word} and data.{others[0]} are two ways to split")
+        return self
+
+    def _says(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
     @model_validator(mode="after")
     def _one_transform(self) -> DataSection:
         if self.window is not None and self.transform not in ("auto", None):
@@ -112,18 +164,19 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSection:
-        if (self.path is None) == (self.synthetic is None):
-            found = "neither is given" if self.path is None else "both are; make one of them null"
+        of_files = self.path is not None or bool(self.listed)
+        if of_files == (self.synthetic is not None):
+            found = "both are; make one of them null" if of_files else "neither is given"
             raise ValueError(
                 "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
                 f"needed, and {found}"
             )
         keys = ["format", "channels", "driver", "redshifts", "outside_files", "missing_chunks"]
-        of_files = [key for key in keys if getattr(self, key)]
+        named = [key for key in keys if getattr(self, key)]
         if self.splits == "folders":
-            of_files.append("splits=folders")
-        if self.synthetic is not None and of_files:
-            raise ValueError(f"data.{of_files[0]} is of files, but data.synthetic reads none")
+            named.append("splits=folders")
+        if self.synthetic is not None and named:
+            raise ValueError(f"data.{named[0]} is of files, but data.synthetic reads none")
         return self
 
     @property
@@ -132,14 +185,47 @@ class DataSection(Section):
         return Allowed(self.outside_files, self.missing_chunks)
 
     @property
-    def origin(self) -> Path | Source:
-        """The folder, or the source of synthetic volumes: what `hyperslab.open` takes."""
+    def listed(self) -> list[str]:
+        """The splits that are given as paths or lists."""
+        return [key for key in LISTS if getattr(self, key) is not None]
+
+    @property
+    def lists(self) -> Lists:
+        """What they say."""
+        return Lists(self.path, {key: getattr(self, key) for key in self.listed})
+
+    @property
+    def origin(self) -> Path | list[Path] | Source:
+        """The folder or folders, or the source of synthetic volumes: what `hyperslab.open` takes.
+
+        Raises:
+            DataError: a path of a list does not exist.
+        """
         if self.synthetic is not None:
             return self.synthetic.source()
-        assert self.path is not None
-        return self.path
+        return self.lists.folders() if self.path is None else self.path
+
+    def absolute_paths(self) -> dict[str, object]:
+        """The keys whose paths depend on the working folder, as they are from any other one."""
+        found: dict[str, object] = {}
+        if self.path is not None:
+            found["path"] = str(self.path.absolute())
+        for key in self.listed:
+            found[key] = absolute(getattr(self, key), self.path)
+        return found
+
+    @property
+    def is_here(self) -> bool:
+        """Whether there is something to open."""
+        if self.synthetic is not None:
+            return True
+        if self.path is not None:
+            return self.path.exists()
+        return all(Path(word).exists() for words in self.lists.words.values() for word in words)
 
     @property
     def where(self) -> str:
         """The words by which an error names the volumes."""
-        return "data.synthetic" if self.path is None else f"data.path {self.path}"
+        if self.synthetic is not None:
+            return "data.synthetic"
+        return f"data.train {self.train}" if self.path is None else f"data.path {self.path}"

@@ -47,8 +47,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
     It is there whole, or what was there before still is.
     """
     values = recipe.model_dump(mode="json")
-    if recipe.data.path is not None:
-        values["data"]["path"] = str(recipe.data.path.absolute())
+    values["data"] |= recipe.data.absolute_paths()
     write_text(path, yaml.safe_dump(values, sort_keys=False))
 
 

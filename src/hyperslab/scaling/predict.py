@@ -109,7 +109,7 @@ def _described(recipe: Recipe) -> GridJob:
     try:
         return job_of(recipe)
     except DataError as error:
-        if recipe.data.path is None or recipe.data.path.exists():
+        if recipe.data.is_here:
             raise
         raise DataError(
             f"{recipe.data.where} is not here\n"

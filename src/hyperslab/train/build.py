@@ -14,8 +14,10 @@ from hyperslab import data as volumes
 from hyperslab import models
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
 from hyperslab.data.build import StorePolicy
 from hyperslab.data.sampler import samples_in, samples_of
+from hyperslab.data.splits import Splits
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
 from hyperslab.formats.source import Source
@@ -34,12 +36,32 @@ def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
 
 
 def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
-    """The samples of a split of the recipe's data; raises what `samples_of` and `samples_in` do."""
+    """The samples of a split of the recipe's data.
+
+    Raises:
+        DataError: as `samples_of`, `samples_in` and `Splits`.
+    """
     data = recipe.data
+    splits = said_splits(recipe)
+    if splits is not None:
+        return splits.samples(source, split, data.seed)
     if data.splits == "folders":
         return samples_in(source.names, split)
     volumes = [source.volume(sample) for sample in range(len(source.names))]
     return samples_of(volumes, split, data.fractions, data.seed, data.counts)
+
+
+def said_splits(recipe: Recipe) -> Splits | None:
+    """The lists or folds of a recipe; None where splits are drawn or folders.
+
+    Raises:
+        DataError: a path of a list does not exist, or a list cannot be read.
+    """
+    data = recipe.data
+    words = {split: data.lists.relative(split) for split in data.listed}
+    if data.fold is not None and data.folds is not None:
+        return volumes.Folds(data.fold, data.folds, **words)
+    return volumes.Listed(**words) if words else None
 
 
 def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
@@ -91,6 +113,7 @@ def open_data(
         grid,
         batch_size=data.batch_size,
         split=split,
+        splits=from_main(lambda: said_splits(recipe)),
         seed=data.seed,
         shuffle=shuffle,
         format=data.format,
