@@ -133,9 +133,18 @@ def _about(source: Source, storage: Storage | None) -> dict[str, str]:
     found = {"parameters": ", ".join(_ranges(source))}
     if source.classes:
         found = {"classes": ", ".join(source.classes)}
+    if source.channel_names:
+        found["channels"] = ", ".join(source.channel_names)
+    if (spacing := source.voxel_size(0)) is not None:
+        found["voxel"] = f"{' x '.join(f'{size:.4g}' for size in spacing)} mm (D x H x W)"
+    volume = f"{_product(source.shape)} (C x D x H x W) {source.dtype.name}"
+    if source.shapes:
+        least = min(source.shapes, key=math.prod)
+        count = len(set(source.shapes))
+        volume = f"{count} shapes, {_product(least)} to {volume}; data.batch_size=1"
     return {
         "first": source.where(0),
-        "volume": f"{_product(source.shape)} (C x D x H x W) {source.dtype.name}",
+        "volume": volume,
         "stored": "not said by its format" if storage is None else _stored(storage),
         **found,
     }

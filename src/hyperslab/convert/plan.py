@@ -29,6 +29,11 @@ class Plan:
     """
 
     def __init__(self, root: Path, source: Source, request: Request) -> None:
+        if source.shapes:
+            raise DataError(
+                f"{root}: holds volumes of different shapes, and a converted folder has one\n"
+                "    `hyperslab convert lits` brings scans to one shape"
+            )
         self.root = root
         self.source = source
         self.request = request

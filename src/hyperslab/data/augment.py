@@ -61,15 +61,14 @@ IDENTITY = Symmetry((0, 1, 2), (False, False, False))
 
 @dataclass(frozen=True, slots=True)
 class Augmenter:
-    """Draws the symmetry of each sample (C, D, H, W) in each epoch; every rank draws the same.
+    """Draws the symmetry of each sample in each epoch; every rank draws the same.
 
     Without ``turns`` axes are flipped only.
     """
 
-    shape: tuple[int, ...]
     seed: int
     turns: bool
 
-    def of(self, epoch: int, sample: int) -> Symmetry:
-        """The symmetry of a sample in an epoch."""
-        return Symmetry.draw(self.shape, self.seed, epoch, sample, turns=self.turns)
+    def of(self, epoch: int, sample: int, shape: tuple[int, ...]) -> Symmetry:
+        """The symmetry of a sample of ``shape`` (C, D, H, W) in an epoch."""
+        return Symmetry.draw(shape, self.seed, epoch, sample, turns=self.turns)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hyperslab.comm import Grid
 from hyperslab.data.sample_assembly import TargetKind
 from hyperslab.data.store.boxes import SampleBox
+from hyperslab.data.store.plan import SampleBoxes
 from hyperslab.formats.source import Source
-from hyperslab.geometry import Box, Partition
+from hyperslab.geometry import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +32,26 @@ class LocalBatch:
 
 
 class BatchAllocator:
-    """Makes room for the local batches of a data set; on CUDA, page-locked."""
+    """Makes room for the local batches of a data set; on CUDA, page-locked.
 
-    def __init__(self, source: Source, grid: Grid, own: Box, kind: TargetKind) -> None:
+    The samples of a mini-batch are of one shape.
+    """
+
+    def __init__(self, source: Source, boxes: SampleBoxes, kind: TargetKind) -> None:
         self.source = source
-        self.grid = grid
-        self.value_shape = own.shape
-        self.target_shape = kind.shape(own.shape[1:])
-        self.whole_target = kind.shape(source.shape[1:])
+        self.boxes = boxes
+        self.grid = boxes.grid
+        self.kind = kind
         self.value_dtype = _torch_dtype(source.dtype)
         self.target_dtype = _torch_dtype(kind.dtype)
-        self.pinned = grid.device.type == "cuda"
+        self.pinned = self.grid.device.type == "cuda"
 
     def empty(self, samples: list[int], count: int) -> LocalBatch:
         """Room for the ``count`` samples of a mini-batch that this rank computes."""
-        values = torch.empty(
-            (count, *self.value_shape), dtype=self.value_dtype, pin_memory=self.pinned
-        )
+        shape = self.boxes.of(samples[0]).own.shape
+        values = torch.empty((count, *shape), dtype=self.value_dtype, pin_memory=self.pinned)
         targets = torch.empty(
-            (count, *self.target_shape),
+            (count, *self.kind.shape(shape[1:])),
             dtype=self.target_dtype,
             pin_memory=self.pinned and self.source.classes != (),
         )
@@ -65,9 +66,10 @@ class BatchAllocator:
         self, values: torch.Tensor, targets: torch.Tensor, samples: list[int], *, kept: bool
     ) -> LocalBatch:
         count = len(samples)
-        partition = self.grid.partition((count, *self.source.shape))
+        shape = self.source.shape_of(samples[0])
+        partition = self.grid.partition((count, *shape))
         channels = not self.source.classes
-        cut = self.grid.partition((count, *self.whole_target), channels=channels)
+        cut = self.grid.partition((count, *self.kind.shape(shape[1:])), channels=channels)
         return LocalBatch(values, targets, partition, cut, tuple(samples), kept)
 
 

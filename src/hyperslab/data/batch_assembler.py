@@ -50,7 +50,6 @@ class BatchAssembler:
         self.store_room = store_room
         self.transport = transport
         self.skipped = skipped
-        self._own = planner.boxes.own
         self._on_cpu = planner.boxes.grid.device.type == "cpu"
         self._failed: Exception | None = None
         self._batches: tuple[int, list[list[int]]] = (-1, [])
@@ -151,7 +150,8 @@ class BatchAssembler:
 
     def _keep(self, sample: int) -> SampleBox:
         """This rank's own box of a sample that its replica keeps; read if it is not here yet."""
-        return self.store.keep(sample, functools.partial(self.reader.read, sample, self._own))
+        own = self.planner.boxes.of(sample).own
+        return self.store.keep(sample, functools.partial(self.reader.read, sample, own))
 
     def _read(self, plan: SlotPlan) -> SampleBox:
         assert plan.transfer.wanted is not None
@@ -187,7 +187,8 @@ class BatchAssembler:
         kept = self._keep(plan.sample)
         for part in plan.transfer.sends:
             assert self.transport is not None
-            box = part_of(kept, self._own, part.box, self.kind)
+            own = self.planner.boxes.of(plan.sample).own
+            box = part_of(kept, own, part.box, self.kind)
             send(box, part.rank, self.transport, (epoch, step, plan.slot), plan.sample)
         return kept
 
@@ -205,7 +206,8 @@ class BatchAssembler:
             return
         part = plan.transfer.kept
         if kept is not None and part is not None:
-            assembly.put(part, part_of(kept, self._own, part, self.kind))
+            own = self.planner.boxes.of(plan.sample).own
+            assembly.put(part, part_of(kept, own, part, self.kind))
 
 
 def _reasons(samples: Sequence[int], attempt: Callable[[int], object]) -> Reasons:

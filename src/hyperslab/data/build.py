@@ -25,7 +25,7 @@ from hyperslab.data.skip import Skipped
 from hyperslab.data.store.boxes import Store
 from hyperslab.data.store.budget import disk_budget, memory_budget, stores
 from hyperslab.data.store.ownership import Ownership
-from hyperslab.data.store.plan import BatchPlanner, BoxMap
+from hyperslab.data.store.plan import BatchPlanner, SampleBoxes
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Source
@@ -83,7 +83,7 @@ def build_assembler(
         DataError: the staging folder is no good, or a file cannot be read.
     """
     kind = target_kind(source)
-    boxes = BoxMap(grid, source.shape)
+    boxes = SampleBoxes(grid, source)
     size = sample_bytes(source, grid)
     ownership, in_memory = _ownership(grid, schedule, policy, size)
     mine = ownership.kept[grid.coords["data"]]
@@ -91,13 +91,13 @@ def build_assembler(
     stores(grid).add(store)
     travels = policy.mode != "direct" and (grid.data > 1 or augment)
     transport = BoxTransport(grid) if grid.size > 1 and (travels or skip) else None
-    augmenter = Augmenter(source.shape, schedule.seed, turns=not source.classes)
+    augmenter = Augmenter(schedule.seed, turns=not source.classes)
     assembler = BatchAssembler(
         schedule,
         BatchPlanner(boxes, ownership.replica, augmenter if augment else None),
         Reader(source, transform),
         kind=kind,
-        allocator=BatchAllocator(source, grid, boxes.own, kind),
+        allocator=BatchAllocator(source, boxes, kind),
         store=store,
         store_room=min(ownership.most, in_memory) * size,
         transport=transport,
@@ -111,7 +111,7 @@ def build_assembler(
 def sample_bytes(source: Source, grid: Grid) -> int:
     """Of one sample the most that a rank holds, its target included [B]."""
     kind = target_kind(source)
-    box = BoxMap(grid, source.shape).largest
+    box = SampleBoxes(grid, source).largest
     values = box.size * np.dtype(source.dtype).itemsize
     return values + math.prod(kind.shape(box.shape[1:])) * kind.dtype.itemsize
 

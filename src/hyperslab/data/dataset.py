@@ -95,7 +95,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape (C, D, H, W) of a sample."""
+        """The shape (C, D, H, W) of a sample; where they differ, that of the largest."""
         return self.source.shape
 
     @property
@@ -178,7 +178,8 @@ class Dataset:
 
     def _finish(self, copy: InFlight) -> tuple[Sharded, Sharded]:
         batch = self._copy.finish(copy)
-        x = self.decode(batch.values)
+        shape = batch.partition.shape[1:]
+        x = decode(batch.values, self._transform, self.dtype, shape, self.grid)
         if batch.kept and x.data_ptr() == batch.values.data_ptr():
             x = x.clone()  # nobody must change what the store keeps
         y = batch.targets.to(self._target_dtype, copy=batch.kept)

@@ -16,7 +16,7 @@ from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
-from hyperslab.data.sampler import Schedule, SplitCounts, samples_in, samples_of
+from hyperslab.data.sampler import Schedule, SplitCounts, samples_in, samples_listed, samples_of
 from hyperslab.data.splits import Splits
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
@@ -81,7 +81,7 @@ def open(
     Args:
         batch_size: samples per step over the whole grid.
         split: ``"train"``, ``"validation"``, ``"test"`` (dealt out by ``seed`` and ``fractions``,
-            whole volumes at a time) or ``"all"``.
+            whole volumes at a time, or as a list of the data has it) or ``"all"``.
         splits: which samples those are, `Listed` or `Folds`, in place of what is drawn.
         counts: (train, validation, test) volumes in place of fractions; train may be ``None``, what
             the others leave.
@@ -152,6 +152,7 @@ def open(
         source = Subvolumes(source, subvolume)
     _check_alike(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
+        shapes=tuple(map(tuple, source.shapes)),
         batch_size=batch_size,
         split=(split, tuple(fractions), counts, folders, repeat, splits),
         selection=(source.redshifts, source.parameters.names),
@@ -168,6 +169,8 @@ def open(
         chosen_samples = splits.samples(source, split, seed)
     elif folders:
         chosen_samples = samples_in(source.names, split)
+    elif source.splits and counts is None:
+        chosen_samples = samples_listed(source.names, source.splits, split)
     else:
         volumes = [source.volume(sample) for sample in range(len(source.names))]
         chosen_samples = samples_of(volumes, split, fractions, seed, counts)
@@ -260,10 +263,29 @@ def _check_alike(**arguments: object) -> None:
 
 def _check_cut(source: Source, grid: Grid, batch_size: int) -> None:
     """Fail now and not in the background."""
-    try:
-        grid.partition((batch_size, *source.shape))
-    except LayoutError as error:
-        raise LayoutError(f"{source.where(0)}: {error}") from error
+    if source.shapes and batch_size > 1:
+        odd = next(i for i, shape in enumerate(source.shapes) if shape != source.shapes[0])
+        raise DataError(
+            f"{source.where(odd)}: has {_extents(source.shapes[odd])} voxels but "
+            f"{source.where(0)} has {_extents(source.shapes[0])}, and the volumes of a mini-batch "
+            f"have one shape, but {batch_size=}\n"
+            "    use batch_size 1 (data.batch_size=1, and optimizer.accumulate=N for N a step), or "
+            "bring them to one shape: hyperslab convert lits"
+        )
+    seen = set()
+    for sample in range(len(source.shapes) or 1):
+        shape = tuple(source.shape_of(sample))
+        if shape in seen:
+            continue
+        seen.add(shape)
+        try:
+            grid.partition((batch_size, *shape))
+        except LayoutError as error:
+            raise LayoutError(f"{source.where(sample)}: {error}") from error
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape[1:]))
 
 
 def _check_line(parameters: Parameters, grid: Grid) -> None:

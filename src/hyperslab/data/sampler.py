@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,24 @@ def samples_in(names: Sequence[str], which: str) -> list[int]:
             f"no sample for split {which!r}: it would be in the sub-folder "
             f"{' or '.join(FOLDERS[which])}, but there are: {there}"
         )
+    return found
+
+
+def samples_listed(names: Sequence[str], splits: Mapping[str, str], which: str) -> list[int]:
+    """The samples of one split where a list has dealt them out, by name.
+
+    Raises:
+        DataError: there is no such split, or it has no sample.
+    """
+    if which == "all":
+        return list(range(len(names)))
+    if which not in SPLITS:
+        raise DataError(f"no split {which!r}; choose from {', '.join(SPLITS)}, all")
+    found = [sample for sample, name in enumerate(names) if splits.get(name) == which]
+    if not found:
+        there = {split: sum(splits.get(name) == split for name in names) for split in SPLITS}
+        words = ", ".join(f"{split} {count}" for split, count in there.items())
+        raise DataError(f"no sample for split {which!r}: the data's own list has {words}")
     return found
 
 

@@ -73,9 +73,11 @@ class ClassEvaluation:
         rows = ([n, *row] for n, row in zip(classes, self.confusion.tolist(), strict=True))
         write_csv(folder / "confusion.csv", ["true \\ predicted", *classes], rows)
         write_csv(folder / "samples.csv", *self._by_sample())
-        masks = np.stack(list(self.masks.values()))
+        arrays: dict[str, Any] = {f"mask_{i}": mask for i, mask in enumerate(self.masks.values())}
+        if len({mask.shape for mask in self.masks.values()}) == 1:
+            arrays = {"masks": np.stack(list(self.masks.values()))}
         with created_aside(folder / "masks.npz") as file:
-            np.savez_compressed(file, samples=np.array(list(self.masks)), masks=masks)
+            np.savez_compressed(file, samples=np.array(list(self.masks)), **arrays)
         content = {"classes": scores, "confusion": self.confusion.tolist(), **self.facts}
         write_json(folder / "metrics.json", content)
 

@@ -82,7 +82,7 @@ register(
     suffixes=NiftiFolder.suffixes,
     source=NiftiFolder,
     writer=NiftiWriter(),
-    help="CTs with labels, named as LiTS or MSD",
+    help="scans with labels: dataset.json, CSV, or named as LiTS or MSD",
 )
 register(
     "sc18",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from hyperslab.geometry import Box
 SAME_LINE = 1e-6
 """The share of a parameter's range by which its line may differ: each folder has fitted one."""
 
-_ALIKE = ("shape", "dtype", "classes", "label_bytes", "redshifts", "collective")
+_ALIKE = ("dtype", "classes", "label_bytes", "redshifts", "collective")
 
 
 class Joined(Source):
@@ -37,7 +38,7 @@ class Joined(Source):
         (first, one), *others = parts.items()
         for folder, part in others:
             _check_alike(first, one, folder, part)
-        self.shape = one.shape
+        self.channel_names = one.channel_names
         self.dtype = one.dtype
         self.parameters = one.parameters
         self.classes = one.classes
@@ -54,6 +55,14 @@ class Joined(Source):
         ]
         names = zip(self.prefixes, self.places, strict=True)
         self.names = [prefix + part.names[i] for prefix, (part, i) in names]
+        shapes = tuple(part.shape_of(i) for part, i in self.places)
+        self.shape = max(shapes, key=math.prod)
+        self.shapes = shapes if len(set(shapes)) > 1 else ()
+        self.splits = {
+            name: part.splits[part.names[i]]
+            for name, (part, i) in zip(self.names, self.places, strict=True)
+            if part.names[i] in part.splits
+        }
 
     def read(self, sample: int, box: Box) -> Array:
         part, own = self.places[sample]
@@ -73,7 +82,7 @@ class Joined(Source):
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        return self.places[0][0].whole_shape
+        return self.shape if self.shapes else self.places[0][0].whole_shape
 
     def part(self, sample: int) -> VolumePart | None:
         part, own = self.places[sample]
@@ -133,7 +142,8 @@ def _prefix(folder: Path, root: Path) -> str:
 
 
 def _check_alike(first: Path, one: Source, folder: Path, other: Source) -> None:
-    for word in _ALIKE:
+    scans = bool(one.classes) and one.shape[0] == other.shape[0]  # shown one by one
+    for word in _ALIKE if scans else ("shape", *_ALIKE):
         ours = getattr(one, word)
         theirs = getattr(other, word)
         if ours != theirs:

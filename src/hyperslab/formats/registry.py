@@ -171,9 +171,15 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
 def find_format(folder: Path) -> tuple[Format, str]:
     """The format, and a word on files of others that lie deeper and are left out.
 
+    A file may be a list of samples, whose suffix decides.
+
     Raises:
         DataError: see `source_of`.
     """
+    if folder.is_file():
+        lister = next((one for one in formats() if folder.name.endswith(one.source.lists)), None)
+        if lister is not None:
+            return lister, ""
     check_folder(folder)
     found = Counter((name.count("/"), kind) for name in walk(folder) if (kind := _kind(name)))
     if not found:

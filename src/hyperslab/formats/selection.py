@@ -51,6 +51,8 @@ class Selected(Source):
         if targets is not None:
             self.chosen = _targets_of(source, targets)
         self.shape = (len(self.channels), *source.shape[1:])
+        self.shapes = tuple((len(self.channels), *shape[1:]) for shape in source.shapes)
+        self.splits = source.splits
         self.parameters = source.parameters.only(self.chosen)
         self.names = source.names
         self.dtype = source.dtype

@@ -55,7 +55,7 @@ def values(source: Source, sample: int, step: int, tally: Tally, read: Read | No
     Raises:
         DataError: they cannot be read, or are NaN or infinite.
     """
-    channels, depth, height, width = source.shape
+    channels, depth, height, width = source.shape_of(sample)
     for lo in range(0, depth, step):
         box = Box((0, lo, 0, 0), (channels, min(lo + step, depth), height, width))
         slab = read(box) if read else _values(source, sample, box)
@@ -70,7 +70,7 @@ def labels(source: Source, sample: int, step: int, tally: Tally, read: Read | No
     Raises:
         DataError: they cannot be read, or are no classes.
     """
-    _, depth, height, width = source.shape
+    _, depth, height, width = source.shape_of(sample)
     for lo in range(0, depth, step):
         box = Box((lo, 0, 0), (min(lo + step, depth), height, width))
         slab = read(box) if read else _labels(source, sample, box)

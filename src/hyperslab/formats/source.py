@@ -60,7 +60,8 @@ class Source(ABC):
     every rank must set them alike. An instance can be given to `hyperslab.open` in place of a path;
     a class whose constructor takes a folder can be registered, see `hyperslab.formats.register`.
 
-    ``names``: one per sample, unique. ``shape``: (C, D, H, W) of every volume. ``dtype``: of the
+    ``names``: one per sample, unique. ``shape``: (C, D, H, W) of every volume; where they differ,
+    that of the largest, and ``shapes`` has one per sample, of as many channels. ``dtype``: of the
     storage, kept until the data is on the device. ``parameters``: what the P targets are, none
     where voxels have classes; by default ``y0``, ``y1``, ... ``classes``: their names, the
     background's first. ``label_bytes``: stored for the label of one voxel [B]. ``order``: of the
@@ -69,12 +70,15 @@ class Source(ABC):
     one, by name. ``remark``: what a user should know of how the folder was read. ``redshifts``: of
     the channels, where they are known; ``stored_redshifts``: of all channels of the files, where
     only some are shown. ``summed_whole``: a sum is over all of a volume, and compared where all
-    of it is read.
+    of it is read. ``lists``: suffixes of files that list samples and may be opened in
+    place of a folder. ``channel_names``: what the channels are, where that is known. ``splits``: by
+    name, the split of each sample, where who made the data set has dealt them out.
     """
 
     names: Sequence[str]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    shapes: Sequence[tuple[int, ...]] = ()
     classes: tuple[str, ...] = ()
     label_bytes: int = 1
     order: StorageOrder | None = None
@@ -84,6 +88,9 @@ class Source(ABC):
     redshifts: tuple[float, ...] = ()
     stored_redshifts: tuple[float, ...] = ()
     summed_whole: bool = False
+    lists: tuple[str, ...] = ()
+    channel_names: tuple[str, ...] = ()
+    splits: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
@@ -126,6 +133,10 @@ class Source(ABC):
         name = self.names[sample]
         return self.volumes.get(name, name)
 
+    def shape_of(self, sample: int) -> tuple[int, ...]:
+        """The shape (C, D, H, W) of a sample."""
+        return self.shapes[sample] if self.shapes else self.shape
+
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """(C, D, H, W) of the volumes from which the samples are cut."""
@@ -156,6 +167,18 @@ class Source(ABC):
         if self.classes:
             return Extras()
         return Extras(names=self.parameters.names, target=self.target(sample))
+
+    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
+        """Of a scan, along D, H and W [mm]; None where nobody says so.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        affine = self.extras(sample).affine if self.classes else None
+        if affine is None:
+            return None
+        sizes = np.linalg.norm(np.asarray(affine)[:3, :3], axis=0)
+        return tuple(sizes.tolist()) if np.isfinite(sizes).all() and (sizes > 0).all() else None
 
     def files(self, sample: int) -> Sequence[Path]:
         """The files whose change means that the sample may have changed; none if not known.
@@ -190,8 +213,9 @@ class SingleSample(Source):
         self.source = source
         self.sample = sample
         self.names = (source.names[sample],)
-        self.shape = source.shape
+        self.shape = source.shape_of(sample)
         self.dtype = source.dtype
+        self.channel_names = source.channel_names
         self.parameters = source.parameters
         self.classes = source.classes
         self.label_bytes = source.label_bytes

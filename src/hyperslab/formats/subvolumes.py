@@ -21,11 +21,16 @@ class Subvolumes(Source):
     are those of the voxels.
 
     Raises:
-        LayoutError: an extent is not a multiple of ``width``.
+        LayoutError: volumes differ in shape, or an extent is not a multiple of ``width``.
     """
 
     def __init__(self, source: Source, width: int) -> None:
         channels, *extents = source.shape
+        if source.shapes:
+            raise LayoutError(
+                f"cannot cut volumes of different shapes into sub-volumes of {width}: bring them "
+                "to one shape first"
+            )
         if width < 1 or any(extent % width for extent in extents):
             raise LayoutError(
                 f"cannot cut {source.where(0)} of {' x '.join(map(str, extents))} voxels into "
@@ -38,6 +43,7 @@ class Subvolumes(Source):
         self.classes = source.classes
         self.label_bytes = source.label_bytes
         self.collective = source.collective
+        self.channel_names = source.channel_names
         self.redshifts = source.redshifts
         self.stored_redshifts = source.stored_redshifts
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))

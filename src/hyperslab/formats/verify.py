@@ -46,8 +46,9 @@ def verify_samples(source: Source, folder: Path | None) -> Iterator[Verified]:
 
 def _verify(source: Source, sample: int, entry: Entry | None) -> None:
     # In one slab, where a sum is over all of it.
-    thin = slabs.thickness(source.shape, source.dtype.itemsize)
-    step = source.shape[1] if source.summed_whole else thin
+    shape = source.shape_of(sample)
+    thin = slabs.thickness(shape, source.dtype.itemsize)
+    step = shape[1] if source.summed_whole else thin
     tally = slabs.Tally()
     slabs.pass_by(slabs.values(source, sample, step, tally))
     found = {"crc32c": str(tally)}

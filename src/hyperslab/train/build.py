@@ -16,7 +16,7 @@ from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.data.build import StorePolicy
-from hyperslab.data.sampler import samples_in, samples_of
+from hyperslab.data.sampler import samples_in, samples_listed, samples_of
 from hyperslab.data.splits import Splits
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.errors import RecipeError
@@ -47,6 +47,8 @@ def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
         return splits.samples(source, split, data.seed)
     if data.splits == "folders":
         return samples_in(source.names, split)
+    if source.splits and data.counts is None:
+        return samples_listed(source.names, source.splits, split)
     volumes = [source.volume(sample) for sample in range(len(source.names))]
     return samples_of(volumes, split, data.fractions, data.seed, data.counts)
 

@@ -186,6 +186,7 @@ def build(
     from_main(lambda: reporters.append(_reporter(recipe, objective, at, steps, stack)))
     reporter = reporters[0] if reporters else None
     progress = Progress(recipe, grid, state, at, reporter=reporter, events=events)
+    progress.flops.wanted = not data.source.shapes  # those of the first step are not of all
     return Trainer(
         recipe,
         grid,

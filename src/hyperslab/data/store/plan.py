@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hyperslab.comm import AXES, Grid
 from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
 from hyperslab.data.store.ownership import consumers
+from hyperslab.formats.source import Source
 from hyperslab.geometry import Box
 from hyperslab.geometry.transfer import TransferPlan, plan_transfers
 
@@ -58,6 +59,29 @@ class BoxMap:
         return max((self.of(rank) for rank in self.ranks(0)), key=lambda box: box.size)
 
 
+class SampleBoxes:
+    """The `BoxMap` of each sample of a source: one for every shape that its samples have."""
+
+    def __init__(self, grid: Grid, source: Source) -> None:
+        self.grid = grid
+        self.source = source
+        shapes = dict.fromkeys(source.shapes or (source.shape,))
+        self._maps = {tuple(shape): BoxMap(grid, tuple(shape)) for shape in shapes}
+
+    def of(self, sample: int) -> BoxMap:
+        """That of a sample."""
+        return self._maps[tuple(self.source.shape_of(sample))]
+
+    def of_shape(self, shape: tuple[int, ...]) -> BoxMap:
+        """That of the samples of ``shape``."""
+        return self._maps[shape]
+
+    @property
+    def largest(self) -> Box:
+        """A box of the most voxels that a rank holds of a sample."""
+        return max((boxes.largest for boxes in self._maps.values()), key=lambda box: box.size)
+
+
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
     """What this rank does for one slot of a mini-batch.
@@ -82,7 +106,7 @@ class BatchPlanner:
     """
 
     def __init__(
-        self, boxes: BoxMap, owner: Mapping[int, int], augmenter: Augmenter | None
+        self, boxes: SampleBoxes, owner: Mapping[int, int], augmenter: Augmenter | None
     ) -> None:
         self.boxes = boxes
         self.owner = owner
@@ -103,44 +127,53 @@ class BatchPlanner:
             keeps = owner == self._replica
             if not keeps and self._replica not in replicas:
                 continue
+            shape = self.boxes.of(sample).shape
             augmentation = IDENTITY
             if self.augmenter is not None:
-                augmentation = self.augmenter.of(turn, sample)
-            transfer = self._transfer(owner, replicas, augmentation)
+                augmentation = self.augmenter.of(turn, sample, shape)
+            transfer = self._transfer(shape, owner, replicas, augmentation)
             plans.append(SlotPlan(slot, sample, augmentation, keeps, owner is None, transfer))
         return plans
 
     def _plan(
-        self, owner: int | None, replicas: tuple[int, ...], augmentation: Symmetry
+        self,
+        shape: tuple[int, ...],
+        owner: int | None,
+        replicas: tuple[int, ...],
+        augmentation: Symmetry,
     ) -> TransferPlan:
-        """From the ranks of the owner to those of the replicas that compute the sample.
+        """From the ranks of the owner of a sample of ``shape`` to those that compute it.
 
         Only the ranks are named of which this one may hear: where it owns nothing nobody asks it,
         and where it computes nothing nobody sends to it.
         """
-        rank = self.boxes.grid.rank
+        boxes = self.boxes.of_shape(shape)
+        rank = boxes.grid.rank
         computes = self._replica in replicas
-        wanted = self._wanted(replicas, augmentation) if owner == self._replica else {}
+        wanted = _wanted(boxes, replicas, augmentation) if owner == self._replica else {}
         if computes and rank not in wanted:
-            wanted = {rank: self._stored(rank, augmentation)}
+            wanted = {rank: _stored(boxes, rank, augmentation)}
         owned: dict[int, Box] = {}
         if owner is not None and computes:
-            owned = {peer: self.boxes.of(peer) for peer in self._holders(owner, augmentation)}
+            owned = {peer: boxes.of(peer) for peer in _holders(boxes, owner, augmentation)}
         elif owner is not None:
-            owned = {rank: self.boxes.own}
+            owned = {rank: boxes.own}
         return plan_transfers(rank, owned, wanted)
 
-    def _wanted(self, replicas: tuple[int, ...], augmentation: Symmetry) -> dict[int, Box]:
-        peers = (peer for replica in replicas for peer in self._holders(replica, augmentation))
-        return {peer: self._stored(peer, augmentation) for peer in peers}
 
-    def _stored(self, rank: int, augmentation: Symmetry) -> Box:
-        box = self.boxes.of(rank)
-        return box if augmentation == IDENTITY else augmentation.stored(box, self.boxes.shape)
+def _wanted(boxes: BoxMap, replicas: tuple[int, ...], augmentation: Symmetry) -> dict[int, Box]:
+    peers = (peer for replica in replicas for peer in _holders(boxes, replica, augmentation))
+    return {peer: _stored(boxes, peer, augmentation) for peer in peers}
 
-    def _holders(self, replica: int, augmentation: Symmetry) -> Iterator[int]:
-        """The ranks of a replica that may have, or want, a part of this rank's box."""
-        if augmentation == IDENTITY:
-            yield self.boxes.peer(replica)
-        else:
-            yield from self.boxes.ranks(replica)
+
+def _stored(boxes: BoxMap, rank: int, augmentation: Symmetry) -> Box:
+    box = boxes.of(rank)
+    return box if augmentation == IDENTITY else augmentation.stored(box, boxes.shape)
+
+
+def _holders(boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterator[int]:
+    """The ranks of a replica that may have, or want, a part of this rank's box."""
+    if augmentation == IDENTITY:
+        yield boxes.peer(replica)
+    else:
+        yield from boxes.ranks(replica)

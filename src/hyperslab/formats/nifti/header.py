@@ -19,7 +19,7 @@ from hyperslab.formats.shared.packed_file import check_packed, opened_to_end
 from hyperslab.formats.shared.storage_order import StorageOrder
 
 NiftiHeader = tuple[tuple[int, ...], np.dtype[Any], int]
-"""Shape (D, H, W) and type of a volume, and the bytes of a label."""
+"""Shape (C, D, H, W) and type of a volume, and the bytes of a label."""
 
 NIFTI = "NIfTI"
 
@@ -80,14 +80,16 @@ def dtype_of(image: Any) -> np.dtype[Any]:
     return np.dtype(np.int16 if exact else np.float32)
 
 
-def orientation(path: Path, image: Any) -> NDArray[Any]:
+def orientation(path: Path, image: Any, *, channels: bool = False) -> NDArray[Any]:
     """How the file's axes become RAS+, once it is clear that the file says so.
+
+    With ``channels`` it may have a fourth dim, which they are along.
 
     Raises:
         DataError: it does not, is not 3-D, has no voxels or is oblique.
     """
     extents = " x ".join(map(str, image.shape))
-    if len(image.shape) != 3:
+    if len(image.shape) != 3 and not (channels and len(image.shape) == 4):
         raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
     if 0 in image.shape:
         raise DataError(f"{path}: is empty: {extents} voxels")
@@ -108,51 +110,73 @@ def orientation(path: Path, image: Any) -> NDArray[Any]:
     )
 
 
-def order_of(turn: NDArray[Any]) -> StorageOrder:
-    """The order of a file's dims (i, j, k), given how they become RAS+.
+def order_of(turn: NDArray[Any], ndim: int = 3) -> StorageOrder:
+    """The order of a file's dims (i, j, k), given how they become RAS+; a fourth is the channels'.
 
     >>> order_of(np.array([[0, 1], [1, 1], [2, 1]]))  # x, y and z are W, H and D
     StorageOrder(dims='WHD', flipped='')
     """
     dims = "".join("WHD"[int(axis)] for axis, _ in turn)
-    return StorageOrder(dims, "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0))
+    flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
+    return StorageOrder(dims + "C" * (ndim - 3), flipped)
 
 
 def shape_of(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
-    """The shape (D, H, W) of the volume."""
-    return order_of(turn).volume_shape(image.shape)[1:]
+    """The shape (C, D, H, W) of the volume."""
+    return order_of(turn, len(image.shape)).volume_shape(image.shape)
 
 
 def affine_of(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
     """From (x, y, z, 1) of the turned file to [mm]."""
-    return image.affine @ optional.nibabel().orientations.inv_ornt_aff(turn, image.shape)
+    return image.affine @ optional.nibabel().orientations.inv_ornt_aff(turn, image.shape[:3])
 
 
 def read_pair_header(pair: Pair) -> NiftiHeader:
     """What a source needs to know of a volume and its labels.
 
     Raises:
-        DataError: one of the two is not what it should be, or they do not belong together.
+        DataError: a file is not what it should be, or they do not belong together.
     """
-    with naming(pair.image, NIFTI, ANY):
-        image = load_image(pair.image)
-        turn = orientation(pair.image, image)
-        shape = shape_of(image, turn)
-        dtype = dtype_of(image)
+    shape, dtype, affine, _ = _read_header(pair.image)
+    for path in pair.channels:
+        other, kind, place, _ = _read_header(path)
+        if (shape[0], other[0]) != (1, 1):
+            raise DataError(f"{path}: a channel of {pair.image.name} has its own file and is 3-D")
+        _check_place(path, other, place, pair.image, shape, affine)
+        dtype = np.promote_types(dtype, kind)
+    labels, _, place, label_bytes = _read_header(pair.labels)
+    if labels[0] != 1:
+        raise DataError(f"{pair.labels}: has {labels[0]} channels; needs one label a voxel")
+    _check_place(pair.labels, labels, place, pair.image, shape, affine)
+    return (max(shape[0], len(pair.images)), *shape[1:]), dtype, label_bytes
+
+
+def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], int]:
+    """Shape (C, D, H, W), type, affine of (x, y, z, 1), and the bytes of a stored voxel."""
+    with naming(path, NIFTI, ANY):
+        image = load_image(path)
+        turn = orientation(path, image, channels=True)
         affine = affine_of(image, turn)
-    with naming(pair.labels, NIFTI, ANY):
-        labels = load_image(pair.labels)
-        turn = orientation(pair.labels, labels)
-        if shape_of(labels, turn) != shape:
-            raise DataError(
-                f"{pair.labels}: has {shape_of(labels, turn)} voxels (D, H, W) but "
-                f"{pair.image.name} has {shape}"
-            )
-        corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape[::-1]) - 1)
-        indices = np.c_[corners, np.ones(8)].T
-        off = np.abs(np.linalg.inv(affine) @ affine_of(labels, turn) @ indices - indices).max()
-        if not off <= 0.5:
-            raise DataError(
-                f"{pair.labels}: its affine is off by {off:.3g} voxels from {pair.image.name}'s"
-            )
-    return shape, dtype, labels.get_data_dtype().itemsize
+        return shape_of(image, turn), dtype_of(image), affine, image.get_data_dtype().itemsize
+
+
+def _check_place(
+    path: Path,
+    found: tuple[int, ...],
+    place: NDArray[Any],
+    like: Path,
+    shape: tuple[int, ...],
+    affine: NDArray[Any],
+) -> None:
+    """Nothing, if the voxels of ``path`` are where those of the file ``like`` are.
+
+    Raises:
+        DataError: they are others, or half a voxel away.
+    """
+    if found[1:] != shape[1:]:
+        raise DataError(f"{path}: has {found[1:]} voxels (D, H, W) but {like.name} has {shape[1:]}")
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape[:0:-1]) - 1)
+    indices = np.c_[corners, np.ones(8)].T
+    off = np.abs(np.linalg.inv(affine) @ place @ indices - indices).max()
+    if not off <= 0.5:
+        raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.name}'s")

@@ -28,7 +28,8 @@ LITS_ROLES = {"volume": "image", "segmentation": "labels", "test-volume": "test"
 class Pair:
     """One volume with its labels, or the ``problem`` why there is none.
 
-    ``test``: it was published without labels.
+    ``test``: it was published without labels. ``channels``: the files of the channels after the
+    first, where each has its own.
     """
 
     name: str
@@ -36,6 +37,12 @@ class Pair:
     labels: Path
     problem: str = ""
     test: bool = False
+    channels: tuple[Path, ...] = ()
+
+    @property
+    def images(self) -> tuple[Path, ...]:
+        """The files of all channels."""
+        return self.image, *self.channels
 
 
 def find(folder: Path) -> list[Pair]:

@@ -1,16 +1,17 @@
-"""A folder of NIfTI files as a `Source` (the extra `medical`): CTs with labels, as published.
+"""NIfTI files as a `Source` (the extra `medical`): scans with labels, as published.
 
-A volume is (1, D, H, W): D grows from inferior to superior, H from posterior to anterior, W from
+A volume is (C, D, H, W): D grows from inferior to superior, H from posterior to anterior, W from
 left to right, which are NIfTI's RAS+ axes in the order z, y, x. A file's own axes are permuted and
-flipped to the closest of these, and so is the box that is read. Labels are found by LiTS's and the
-Medical Segmentation Decathlon's names, see `pairs`. A ``.nii.gz`` has no random access: each box
-unpacks all that lies before its end.
+flipped to the closest of these, and so is the box that is read. Channels are along a file's fourth
+dim, or each has a file. Which files belong together a list says, dataset.json or a CSV file, and
+without one the names, as LiTS and the Medical Segmentation Decathlon have them (see `pairs`). A
+``.nii.gz`` has no random access: each box unpacks all that lies before its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.extras import Extras
 from hyperslab.formats.io_cost import BUFFER, Storage
+from hyperslab.formats.nifti.csv_list import read_csv_list
+from hyperslab.formats.nifti.dataset_json import DATASET_JSON, read_dataset_json
 from hyperslab.formats.nifti.header import (
     NIFTI,
     NiftiHeader,
@@ -32,47 +35,56 @@ from hyperslab.formats.nifti.header import (
     read_pair_header,
     voxels,
 )
-from hyperslab.formats.nifti.pairs import Pair, find
+from hyperslab.formats.nifti.pairs import Pair
+from hyperslab.formats.nifti.scan_list import ScanList, named_scans
 from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.labels import LIVER, SCAN_KEYS, as_classes
 from hyperslab.formats.shared.listing import Refuse, sift
+from hyperslab.formats.shared.reach import Allowed, Reach
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
 
 
 @dataclass(frozen=True, slots=True)
 class Scans:
-    """N volumes of ``shape`` (D, H, W) read as ``dtype``, each with the file of its labels.
+    """N volumes of ``shapes`` (C, D, H, W) read as ``dtype``, each with the file of its labels.
 
-    ``stamps``: of the two files of each, by its name.
+    ``stamps``: of the files of each, the labels' last, by its name. The rest: see `ScanList`.
     """
 
     folder: Path
     pairs: tuple[Pair, ...]
-    shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     dtype: np.dtype[Any]
     label_bytes: int
-    stamps: Mapping[str, tuple[Stamp, Stamp]]
+    stamps: Mapping[str, tuple[Stamp, ...]]
+    classes: tuple[str, ...] = LIVER
+    channels: tuple[str, ...] = ()
+    splits: Mapping[str, str] = field(default_factory=dict)
 
 
 class NiftiFolder(Source):
-    """Scans with a class for every voxel, all of one shape; volumes published without are left out.
+    """Scans with a class for every voxel; volumes published without are left out.
 
-    Values have slope and intercept applied (HU for a CT): int16 where the file's numbers are such
-    and need none, else float32.
+    Values have slope and intercept applied (HU for a CT): int16 where the numbers of all files are
+    such and need none, else float32.
     """
 
     suffixes = (".nii", ".nii.gz")
+    lists = (".json", ".csv")
     summed_whole = True
 
     def __init__(self, scans: Scans) -> None:
         self.scans = scans
         self.names = [pair.name for pair in scans.pairs]
-        self.shape = (1, *scans.shape)
+        self.shape = max(scans.shapes, key=lambda shape: int(np.prod(shape)))
+        self.shapes = scans.shapes if len(set(scans.shapes)) > 1 else ()
         self.dtype = scans.dtype
-        self.classes = LIVER
+        self.classes = scans.classes
         self.label_bytes = scans.label_bytes
+        self.channel_names = scans.channels
+        self.splits = scans.splits
 
     @classmethod
     def scan(cls, path: str | Path, grid: Grid, refuse: Refuse | None = None) -> NiftiFolder:
@@ -81,16 +93,18 @@ class NiftiFolder(Source):
         With ``refuse`` files that are not what they should be are left out.
 
         Raises:
-            DataError: the folder is missing or holds no scan with labels; a file is damaged, not
-                3-D, oblique or does not say how it is oriented; labels are missing or lie
-                elsewhere than their volume; or volumes differ in shape or type.
+            DataError: the folder is missing or holds no scan with labels; a file is damaged,
+                oblique or does not say how it is oriented; labels are missing or lie elsewhere
+                than their volume; volumes differ in their channels; or its list is no good.
             HyperslabError: the extra ``medical`` is not installed.
         """
         return from_main(lambda: cls.open_folder(Path(path), ScanOptions(refuse=refuse)))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
-        return cls(_scan(folder, options.refuse))
+        """``folder`` may also be a list itself, a .json or .csv file."""
+        found = _listed(folder, options.allowed)
+        return cls(_scan(folder, found, options.refuse))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NiftiFolder, (self.scans,)
@@ -104,30 +118,44 @@ class NiftiFolder(Source):
         Raises:
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
-        path = self.scans.pairs[sample].image
+        pair = self.scans.pairs[sample]
+        shape = self.shape_of(sample)
+        if not pair.channels:
+            return self._values(sample, 0, shape, box)
+        inner = Box((0, *box.lo[1:]), (1, *box.hi[1:]))
+        one = (1, *shape[1:])
+        parts = [self._values(sample, c, one, inner) for c in range(box.lo[0], box.hi[0])]
+        return np.concatenate(parts)
+
+    def _values(self, sample: int, file: int, shape: tuple[int, ...], box: Box) -> Array:
+        """A box of the ``file``-th of the sample's files, which has ``shape``."""
+        path = self.scans.pairs[sample].images[file]
         name = self.names[sample]
-        with unchanged(path, name, self.scans.stamps[name][0]):
-            values = _read(path, self.scans.shape, box)
-        if values.dtype != self.dtype:
+        with unchanged(path, name, self.scans.stamps[name][file]):
+            values = _read(path, shape, box)
+        if not np.can_cast(values.dtype, self.dtype):
             raise DataError(
-                f"{self.where(sample)}: is read as {values.dtype} but was {self.dtype} when the "
-                "folder was scanned"
+                f"{path}: is read as {values.dtype} but was {self.dtype} when the folder was "
+                "scanned"
             )
-        return values
+        return values.astype(self.dtype, copy=False)
 
     def labels(self, sample: int, box: Box) -> Array:
         """The classes of one box; errors as `read`, and labels that are no classes."""
         path = self.scans.pairs[sample].labels
         name = self.names[sample]
-        with unchanged(path, name, self.scans.stamps[name][1]):
-            values = _read(path, self.scans.shape, Box((0, *box.lo), (1, *box.hi)))
+        shape = (1, *self.shape_of(sample)[1:])
+        with unchanged(path, name, self.scans.stamps[name][-1]):
+            values = _read(path, shape, Box((0, *box.lo), (1, *box.hi)))
         return as_classes(values, f"{path}: {box}")
 
     def storage(self, sample: int) -> Storage:
+        """That of the first channel's file, where each has its own."""
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
             image = load_image(path)
-            order = order_of(orientation(path, image)).reversed  # the file's first index is fastest
+            turn = orientation(path, image, channels=True)
+            order = order_of(turn, len(image.shape)).reversed  # the file's first index is fastest
             itemsize = image.get_data_dtype().itemsize
         size = path.stat().st_size
         packed = path.suffix == ".gz"
@@ -138,25 +166,29 @@ class NiftiFolder(Source):
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
             image = load_image(path)
-            affine = affine_of(image, orientation(path, image))[:, [2, 1, 0, 3]]
+            turn = orientation(path, image, channels=True)
+            affine = affine_of(image, turn)[:, [2, 1, 0, 3]]
         return Extras(SCAN_KEYS, affine=affine)
 
     def files(self, sample: int) -> tuple[Path, ...]:
-        return self.scans.pairs[sample].image, self.scans.pairs[sample].labels
+        pair = self.scans.pairs[sample]
+        return *pair.images, pair.labels
 
     def alone(self, sample: int) -> NiftiFolder:
-        return NiftiFolder(replace(self.scans, pairs=self.scans.pairs[sample : sample + 1]))
+        one = slice(sample, sample + 1)
+        shapes = self.scans.shapes[one]
+        return NiftiFolder(replace(self.scans, pairs=self.scans.pairs[one], shapes=shapes))
 
 
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
-    """The box (1, d, h, w) of a file, along the patient's axes."""
+    """The box (c, d, h, w) of a file, along the patient's axes."""
     with naming(path, NIFTI, ANY):
         image = load_image(path)
-        order = order_of(orientation(path, image))
-        if order.volume_shape(image.shape)[1:] != shape:
+        order = order_of(orientation(path, image, channels=True), len(image.shape))
+        found = order.volume_shape(image.shape)
+        if found != shape:
             raise DataError(
-                f"{path}: has {order.volume_shape(image.shape)[1:]} voxels but had {shape} when "
-                "the folder was scanned"
+                f"{path}: has {found[1:]} voxels but had {shape[1:]} when the folder was scanned"
             )
         stored = order.to_file(box, image.shape)
         if stored == Box.whole(image.shape):
@@ -165,31 +197,49 @@ def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
         return order.to_volume(np.asarray(image.dataobj[stored.slices()], dtype_of(image)))
 
 
-def _scan(folder: Path, refuse: Refuse | None = None) -> Scans:
-    pairs = [pair for pair in find(folder) if not pair.test]
+def _listed(folder: Path, allowed: Allowed) -> ScanList:
+    """The scans of a list, or of a folder with or without one."""
+    path = folder / DATASET_JSON if folder.is_dir() else folder
+    if folder.is_dir() and not path.is_file():
+        return named_scans(folder)
+    read = read_csv_list if path.suffix == ".csv" else read_dataset_json
+    return read(path, Reach(path.parent, allowed))
+
+
+def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> Scans:
+    pairs = [pair for pair in listed.pairs if not pair.test]
     if not pairs:
         raise DataError(f"{folder}: holds test volumes only, which have no labels")
-    stamps: dict[str, tuple[Stamp, Stamp]] = {}
+    stamps: dict[str, tuple[Stamp, ...]] = {}
 
     def header(pair: Pair) -> NiftiHeader:
         if pair.problem:
             raise DataError(pair.problem)
-        stamps[pair.name] = (_stamp(pair.image), _stamp(pair.labels))  # later changes are noticed
+        # before they are read, so that later changes are noticed
+        stamps[pair.name] = tuple(_stamp(path) for path in (*pair.images, pair.labels))
         return read_pair_header(pair)
 
     found = sift(pairs, header, refuse)
-    one, (shape, dtype, label_bytes) = found[0]
+    channels = len(listed.channels) or found[0][1][0][0]
 
     def alike(entry: tuple[Pair, NiftiHeader]) -> None:
-        pair, header = entry
-        if header[:2] != (shape, dtype):
-            raise DataError(
-                f"{pair.image}: is {header[1]} {header[0]} but {one.image.name} is {dtype} "
-                f"{shape}; `hyperslab convert lits` brings volumes to one shape and type"
-            )
+        pair, (shape, _, _) = entry
+        if shape[0] != channels:
+            words = ", ".join(listed.channels) or f"{found[0][0].image.name} has {channels}"
+            raise DataError(f"{pair.image}: has {shape[0]} channels, not {channels}: {words}")
 
-    good = tuple(pair for (pair, _), _ in sift(found, alike, refuse))
-    return Scans(folder, good, shape, dtype, label_bytes, stamps)
+    good = [entry for entry, _ in sift(found, alike, refuse)]
+    return Scans(
+        folder,
+        tuple(pair for pair, _ in good),
+        tuple(shape for _, (shape, _, _) in good),
+        np.result_type(*(dtype for _, (_, dtype, _) in good)),
+        max(size for _, (_, _, size) in good),
+        stamps,
+        listed.classes,
+        listed.channels,
+        {pair.name: listed.splits[pair.name] for pair, _ in good if pair.name in listed.splits},
+    )
 
 
 def _stamp(path: Path) -> Stamp:

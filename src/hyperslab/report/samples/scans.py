@@ -16,7 +16,12 @@ from hyperslab.data import Source
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 from hyperslab.report.run_folder import Run
-from hyperslab.report.samples.volumes import open_volume, synthetic_volumes, volume_files
+from hyperslab.report.samples.volumes import (
+    open_volume,
+    other_volumes,
+    synthetic_volumes,
+    volume_files,
+)
 
 Slice = NDArray[Any]
 
@@ -49,7 +54,11 @@ def scans(run: Run) -> list[Scan]:
     try:
         with np.load(path) as file:
             samples: list[str] = file["samples"].tolist()
-            masks: list[NDArray[np.uint8]] = list(file["masks"])
+            masks: list[NDArray[np.uint8]] = (
+                list(file["masks"])
+                if "masks" in file
+                else [file[f"mask_{number}"] for number in range(len(samples))]
+            )
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise DataError(f"{path} holds no masks: {error}") from error
     return [_scan(run, sample, mask) for sample, mask in zip(samples, masks, strict=False)]
@@ -58,8 +67,10 @@ def scans(run: Run) -> list[Scan]:
 def _scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
     source = _find(run, sample)
     try:
+        if sample not in source.names:
+            raise DataError(f"{run.setting('data.path')} has no {sample} (any more)")
         index = list(source.names).index(sample)
-        extents = source.shape[1:]
+        extents = source.shape_of(index)[1:]
         true = source.labels(index, Box.whole(extents))
         if true.shape != predicted.shape:
             raise DataError(f"{source.where(index)}: {true.shape} voxels, a mask {predicted.shape}")
@@ -82,7 +93,8 @@ def _planes(classes: Slice, at: Mapping[str, int]) -> dict[str, Slice]:
 
 def _find(run: Run, sample: str) -> Source:
     """The file that the sample is or is a part of, or the source that makes it."""
-    if (source := synthetic_volumes(run)) is not None:
+    source = synthetic_volumes(run) or other_volumes(run)
+    if source is not None:
         return source
     folder = Path(str(run.setting("data.path")))
     parts = run.setting("data.subvolume") is not None

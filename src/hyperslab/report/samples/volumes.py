@@ -11,8 +11,10 @@ from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, stamps_of
 from hyperslab.formats.keyed.header import lbann_of, read_header
+from hyperslab.formats.registry import find_format, named
 from hyperslab.formats.selection import selected
 from hyperslab.formats.shared.reach import Allowed, Reach
+from hyperslab.formats.source import ScanOptions
 from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.report.run_folder import Run
 
@@ -23,7 +25,8 @@ def first_volume(run: Run) -> Source:
     Raises:
         DataError: the folder of volumes is not there, holds none, or the file is broken.
     """
-    return synthetic_volumes(run) or open_volume(run, min(volume_files(run)))
+    found = synthetic_volumes(run) or other_volumes(run)
+    return found or open_volume(run, min(volume_files(run)))
 
 
 def synthetic_volumes(run: Run) -> Source | None:
@@ -40,6 +43,23 @@ def synthetic_volumes(run: Run) -> Source | None:
     except ValidationError as error:
         raise DataError(f"{run.path / 'recipe.yaml'}: data.synthetic: {error}") from None
     return _parts(run, source)
+
+
+def other_volumes(run: Run) -> Source | None:
+    """The samples of a run whose volumes are in files of another format than HDF5.
+
+    Raises:
+        DataError: one of the files is broken.
+    """
+    path = Path(str(run.setting("data.path")))
+    if not path.exists():
+        return None
+    name = run.setting("data.format")
+    found = named(str(name)) if name else find_format(path)[0]
+    if found.source is Hdf5Folder:
+        return None
+    options = ScanOptions(run.setting("data.channels"), name, allowed=_allowed(run))
+    return _parts(run, found.source.open_folder(path, options))
 
 
 def volume_files(run: Run) -> list[Path]:
@@ -64,10 +84,7 @@ def open_volume(run: Run, file: Path) -> Source:
     folder = Path(str(run.setting("data.path")))
     name = file.relative_to(folder).as_posix()
     stamps = stamps_of(folder, name)
-    allowed = Allowed(
-        outside_files=bool(run.setting("data.outside_files")),
-        missing_chunks=bool(run.setting("data.missing_chunks")),
-    )
+    allowed = _allowed(run)
     lbann = lbann_of(run.setting("data.format"))
     header = read_header(file, run.setting("data.channels"), lbann, Reach(folder, allowed))
     names = header.layout.names
@@ -82,6 +99,13 @@ def open_volume(run: Run, file: Path) -> Source:
         allowed,
     )
     return _parts(run, Hdf5Folder(catalog))
+
+
+def _allowed(run: Run) -> Allowed:
+    return Allowed(
+        outside_files=bool(run.setting("data.outside_files")),
+        missing_chunks=bool(run.setting("data.missing_chunks")),
+    )
 
 
 def _parts(run: Run, source: Source) -> Source:
