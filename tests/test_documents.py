@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,14 @@ def test_deep_json() -> None:
     with pytest.raises(ValueError, match="deep"):
         value_of_json("[" * 100_000)
     assert value_of_json(b'{"a": [1]}') == {"a": [1]}
+
+
+@pytest.mark.parametrize("load", [load_recipe, load_sweep, lambda path: load_machine(str(path))])
+def test_of_a_file_without_an_end_only_the_beginning_is_read(
+    tmp_path: Path, load: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "endless.yaml"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises((RecipeError, MachineError), match=r"it has more than [0-9]+ characters"):
+        load(path)

@@ -96,6 +96,17 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
+def read_text(path: Path, most: int = MOST_YAML) -> str:
+    """The text of a file, but of one that is longer only a little more than ``most`` characters.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is no text.
+    """
+    with path.open(encoding="utf-8") as file:
+        return file.read(most + 1)
+
+
 def parse_yaml(text: str) -> Any:
     """The value of a YAML document.
 
@@ -103,7 +114,7 @@ def parse_yaml(text: str) -> Any:
         yaml.YAMLError: it is none, or larger or deeper than it may be.
     """
     if len(text) > MOST_YAML:
-        raise TooMuch(f"it has {len(text)} characters; {MOST_YAML} are read at most")
+        raise TooMuch(f"it has more than {MOST_YAML} characters")
     return _loaded(text, _Bounded)
 
 
@@ -114,7 +125,7 @@ def parse_long_yaml(text: str) -> Any:
     which it makes without going down, are looked at first.
     """
     if len(text) > MOST_LONG_YAML:
-        raise TooMuch(f"it has {len(text)} characters; {MOST_LONG_YAML} are read at most")
+        raise TooMuch(f"it has more than {MOST_LONG_YAML} characters")
     loader = getattr(yaml, "CSafeLoader", _Bounded)
     depth = 0
     for event in yaml.parse(text, loader):

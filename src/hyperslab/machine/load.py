@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from hyperslab.atomic_files import write_text
-from hyperslab.documents import parse_long_yaml
+from hyperslab.documents import MOST_LONG_YAML, parse_long_yaml, read_text
 from hyperslab.errors import MachineError
 from hyperslab.machine.schema import FORMAT, Machine
 
@@ -88,7 +88,8 @@ class _OneLine(yaml.SafeDumper):
 def _values(where: str) -> dict[str, Any]:
     shipped = where in shipped_machines()
     try:
-        text = (_SHIPPED / f"{where}.yaml" if shipped else Path(where)).read_text()
+        own = _SHIPPED / f"{where}.yaml"
+        text = own.read_text() if shipped else read_text(Path(where), MOST_LONG_YAML)
         values = parse_long_yaml(text)
     except FileNotFoundError:
         raise MachineError(

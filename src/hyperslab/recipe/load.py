@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from hyperslab.atomic_files import write_text
-from hyperslab.documents import parse_yaml
+from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.explain import DEFAULT_NAMES, explain
 from hyperslab.recipe.schema import Recipe
@@ -58,7 +58,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         RecipeError: it cannot be read, or holds something else.
     """
     try:
-        values = parse_yaml(path.read_text())
+        values = parse_yaml(read_text(path))
     except OSError as error:
         raise RecipeError(f"cannot read the {what} {path}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:

@@ -16,7 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from hyperslab.comm.grid import AXES
-from hyperslab.documents import parse_yaml, read_json
+from hyperslab.documents import parse_yaml, read_json, read_text
 from hyperslab.errors import DataError
 from hyperslab.train.profile.schema import Profile, predicted_path, read_profile, read_profiles
 
@@ -129,7 +129,7 @@ def read_run(path: str | Path) -> Run:
 def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe as plain nested dictionaries."""
     try:
-        recipe = parse_yaml(path.read_text())
+        recipe = parse_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(recipe, dict):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from hyperslab.atomic_files import write_text
-from hyperslab.documents import parse_yaml
+from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import differences
 from hyperslab.sweep.execute import do_run, finished
@@ -118,7 +118,7 @@ def _claim(sweep: Sweep) -> None:
         write_text(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         return
     try:
-        before = parse_yaml(path.read_text())
+        before = parse_yaml(read_text(path))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} is no YAML: {error}") from None
     others = differences(before, settings)
