@@ -18,7 +18,7 @@ def load_plugins(modules: Sequence[str]) -> None:
         DataError: one cannot be imported; says why.
     """
     if modules:
-        _look_in_current_folder()
+        look_in_current_folder()
     for module in modules:
         try:
             importlib.import_module(module)
@@ -29,7 +29,7 @@ def load_plugins(modules: Sequence[str]) -> None:
             ) from error
 
 
-def _look_in_current_folder() -> None:
+def look_in_current_folder() -> None:
     """As `python -m` does; the command `hyperslab` does not."""
     with suppress(FileNotFoundError):  # the folder is gone: nothing is to be found there
         here = os.getcwd()

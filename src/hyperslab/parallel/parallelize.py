@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,9 @@ from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_homes import GradientHomes
 from hyperslab.tensor.policy import Policy, Scope
 
+Module = TypeVar("Module", bound=nn.Module)
+"""What `parallelize` takes and gives back; type checkers go on to know its own attributes."""
+
 STATISTICS = ("grid", "replica")
 # torch 2.13 renamed the option; the old name warns.
 _NEW_NAME = "forward_sync_buffers"
@@ -37,7 +40,7 @@ _KEEP_BUFFERS: dict[str, Any] = {
 
 
 def parallelize(
-    module: nn.Module,
+    module: Module,
     grid: Grid,
     *,
     until: Submodule | Sequence[Submodule] = (),
@@ -46,7 +49,7 @@ def parallelize(
     find_unused_parameters: bool = False,
     ordinary_inputs: Ordinary = "check",
     random_states: RandomStates = "replica",
-) -> nn.Module:
+) -> Module:
     """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
 
     Parameters, buffers and torch's random state become equal to those of rank 0; the states of

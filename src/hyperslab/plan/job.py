@@ -143,8 +143,9 @@ def _drawn(recipe: Recipe) -> Recipe:
 
 def _source(recipe: Recipe) -> Source:
     data = recipe.data
-    if data.synthetic is not None:
-        return data.synthetic.source()
+    origin = data.origin
+    if isinstance(origin, Source):
+        return origin
     options = ScanOptions(data.channels, data.format, allowed=data.allowed)
     folders = data.lists.folders()
     return joined({folder: scanned(folder, options)[0] for folder in folders})

@@ -24,9 +24,10 @@ from hyperslab.formats import registry
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
+from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.lists import Lists, absolute, check_words
-from hyperslab.recipe.section import Section
 from hyperslab.recipe.synthetic import SyntheticSection
+from hyperslab.recipe.target import TargetSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
 LISTS = ("train", "validation", "test")
 
 
-class DataSection(Section):
-    """The volumes and how they are read."""
+class DataSection(TargetSection):
+    """The volumes and how they are read; a ``target`` is a class derived from `Source`."""
 
     path: Path | None = None  # a folder; without it train, validation, test; or
     synthetic: SyntheticSection | None = None  # made in memory, in place of files
@@ -164,19 +165,22 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSection:
-        of_files = self.path is not None or bool(self.listed)
-        if of_files == (self.synthetic is not None):
-            found = "both are; make one of them null" if of_files else "neither is given"
+        of_files = self.path is not None or (bool(self.listed) and self.target is None)
+        count = of_files + (self.synthetic is not None) + (self.target is not None)
+        if count != 1:
+            found = "both are; make one of them null" if count else "neither is given"
             raise ValueError(
                 "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
                 f"needed, and {found}"
+                + ("" if self.target is None else "; data.target takes the place of both")
             )
         keys = ["format", "channels", "driver", "redshifts", "outside_files", "missing_chunks"]
         named = [key for key in keys if getattr(self, key)]
         if self.splits == "folders":
             named.append("splits=folders")
-        if self.synthetic is not None and named:
-            raise ValueError(f"data.{named[0]} is of files, but data.synthetic reads none")
+        if not of_files and named:
+            other = "data.synthetic" if self.target is None else "data.target"
+            raise ValueError(f"data.{named[0]} is of files, but {other} reads none")
         return self
 
     @property
@@ -196,13 +200,17 @@ class DataSection(Section):
 
     @property
     def origin(self) -> Path | list[Path] | Source:
-        """The folder or folders, or the source of synthetic volumes: what `hyperslab.open` takes.
+        """The folder or folders, or the source of other volumes: what `hyperslab.open` takes.
 
         Raises:
             DataError: a path of a list does not exist.
+            RecipeError: the target is no source, or does not take its arguments.
         """
         if self.synthetic is not None:
             return self.synthetic.source()
+        if self.target is not None:
+            source: Source = Maker("data", A_SOURCE)(self)
+            return source
         return self.lists.folders() if self.path is None else self.path
 
     def absolute_paths(self) -> dict[str, object]:
@@ -217,7 +225,7 @@ class DataSection(Section):
     @property
     def is_here(self) -> bool:
         """Whether there is something to open."""
-        if self.synthetic is not None:
+        if self.synthetic is not None or self.target is not None:
             return True
         if self.path is not None:
             return self.path.exists()
@@ -226,6 +234,8 @@ class DataSection(Section):
     @property
     def where(self) -> str:
         """The words by which an error names the volumes."""
+        if self.target is not None:
+            return f"data.target {self.target}"
         if self.synthetic is not None:
             return "data.synthetic"
         return f"data.train {self.train}" if self.path is None else f"data.path {self.path}"
