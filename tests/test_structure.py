@@ -14,6 +14,7 @@ FULLEST = 15  # modules in a folder
 
 # Names that mean the same thing in every module that defines them.
 SAME_MEANING = {
+    "boxes": "those that ranks hold of a sample (hs.boxes), of all ranks in formats.io_cost",
     "log": "the logger of the module",
     "reference": "the plain version of a kernel, one in each of its modules",
     "register": "an operator's rule (hs.register), a format (hs.formats.register)",

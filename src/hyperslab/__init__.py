@@ -17,7 +17,7 @@ from hyperslab.errors import (
     UnsupportedOp,
 )
 from hyperslab.parallel import parallelize
-from hyperslab.tensor import Sharded, gather, register, scatter, shard
+from hyperslab.tensor import LoadedBoxes, Sharded, boxes, gather, register, scatter, shard
 
 __all__ = [
     "CommError",
@@ -25,10 +25,12 @@ __all__ = [
     "Grid",
     "HyperslabError",
     "LayoutError",
+    "LoadedBoxes",
     "RecipeError",
     "Sharded",
     "Source",
     "UnsupportedOp",
+    "boxes",
     "formats",
     "gather",
     "load",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Sequence, Sized
 
 import torch.distributed as dist
 
@@ -18,6 +19,7 @@ from hyperslab.comm.shared_memory.channels import connect_ranks
 from hyperslab.comm.world import communicator_of_part, communicators_of_world
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
+from hyperslab.replica_sampler import ReplicaSampler
 
 AXES = ("data", "depth", "height", "width")
 """Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
@@ -146,6 +148,35 @@ class Grid:
         raise LayoutError(
             f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
             f"shards along {axis}\n    grid {self}\n    use {axis}<={shape[dim]}"
+        )
+
+    def sampler(
+        self, dataset: Sized, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
+    ) -> ReplicaSampler:
+        """A sampler for a `DataLoader`: this replica's samples, the same on all of its ranks.
+
+        All ranks call it. Its order depends on ``seed`` and on the epoch that `set_epoch` was told
+        and on nothing else, and is that of torch's DistributedSampler. Every sample is shown once
+        an epoch, by one replica. A loader's ``batch_size`` is then of one replica.
+
+        Raises:
+            LayoutError: the samples cannot be dealt out evenly and ``drop_last`` is not set; the
+                ranks ask for different things.
+        """
+        asked = (len(dataset), shuffle, seed, drop_last)
+        if not same_on_all(zlib.crc32(repr(asked).encode())):
+            raise LayoutError(
+                f"the ranks ask for different samplers, this one for {asked[0]} samples, "
+                f"{shuffle=}, {seed=}, {drop_last=}\n    give every rank the same data set and "
+                "the same arguments"
+            )
+        return ReplicaSampler(
+            dataset,
+            self.data,
+            self.coords["data"],
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
         )
 
     @property
