@@ -13,8 +13,8 @@ from hyperslab.report.chapters.overview import key_numbers, lede
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import read_comparison
 from hyperslab.report.comparison.page import write_comparison
-from hyperslab.report.page import html
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import Chapter, Page
+from hyperslab.report.page.render import render_page
 from hyperslab.report.run_folder import Run, read_run
 
 __all__ = ["render", "write_comparison", "write_report"]
@@ -56,10 +56,11 @@ def _compared(run: Run) -> list[Chapter]:
 def render(run: Run) -> str:
     """The page of a run, as text."""
     made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
-    return html.page(
+    page = Page(
         title=run.path.resolve().name,
         lede=lede(run),
         tiles=key_numbers(run),
         chapters=[*(chapter(run) for chapter in CHAPTERS), *_compared(run)],
         made=made,
     )
+    return render_page(page)

@@ -67,7 +67,7 @@ class Run:
     @property
     def grid(self) -> dict[str, int]:
         """Ranks along each axis of the grid."""
-        return {axis: int(self.setting(f"grid.{axis}") or 1) for axis in AXES}
+        return {axis: self._whole(f"grid.{axis}") or 1 for axis in AXES}
 
     @property
     def started(self) -> datetime.datetime | None:
@@ -81,18 +81,34 @@ class Run:
     @property
     def epochs_wanted(self) -> int | None:
         """How many epochs the recipe asks for."""
-        wanted = self.setting("epochs")
-        return int(wanted) if wanted is not None else None
+        return self._whole("epochs")
 
     @property
     def errors(self) -> dict[str, dict[str, float | None]]:
         """The errors of each parameter that an evaluation measured; None where not defined."""
-        return dict(self.evaluation.get("parameters", {}))
+        return _measured(self.evaluation.get("parameters", {}))
 
     @property
     def scores(self) -> dict[str, dict[str, float | None]]:
         """The scores of each class that an evaluation measured, the background's first."""
-        return dict(self.evaluation.get("classes", {}))
+        return _measured(self.evaluation.get("classes", {}))
+
+    def _whole(self, key: str) -> int | None:
+        """A number of the recipe that is 1 or more; None where it is not set."""
+        value = self.setting(key)
+        if value is None or (isinstance(value, int) and value >= 1):
+            return value
+        raise DataError(
+            f"{self.path / 'recipe.yaml'}: {key} is {value!r}, which is no number of any"
+        )
+
+
+def _measured(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """What of an evaluation's rows is a number, or is not defined."""
+    return {
+        name: {k: v for k, v in row.items() if v is None or isinstance(v, (int, float))}
+        for name, row in rows.items()
+    }
 
 
 def read_run(path: str | Path) -> Run:
@@ -147,7 +163,11 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     found = value if isinstance(value, dict) else {}
     rows = found.get("parameters", found.get("classes"))
-    if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
+    if (
+        not rows
+        or not isinstance(rows, dict)
+        or not all(isinstance(row, dict) for row in rows.values())
+    ):
         raise DataError(f"{path} holds no errors of parameters and no scores of classes")
     return dict(value)
 

@@ -11,7 +11,7 @@ from hyperslab.report.chapters.provenance import provenance
 from hyperslab.report.chapters.speed import speed
 from hyperslab.report.chapters.timelines import timelines
 from hyperslab.report.chapters.volumes import volumes
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import Chapter
 from hyperslab.report.run_folder import Run
 
 CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (

@@ -5,8 +5,17 @@ from __future__ import annotations
 from hyperslab.report.chapters.segmentation import class_scores
 from hyperslab.report.figures.learning import reach_of, residuals, scatter_plot
 from hyperslab.report.number_format import DASH, MINUS, UNITS, label, number
-from hyperslab.report.page import html
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import (
+    Block,
+    CellTable,
+    Chapter,
+    Figures,
+    Heading,
+    Notice,
+    Paragraph,
+    TableCell,
+    bar,
+)
 from hyperslab.report.run_folder import Run
 
 NORMALISED = {
@@ -33,15 +42,15 @@ Errors = dict[str, float | None]
 def accuracy(run: Run) -> Chapter:
     """Tables and figures of the evaluation, or how to make it."""
     if not run.evaluation:
-        body = html.missing(
+        notice = Notice(
             "This run has not been evaluated yet. The evaluation predicts the test split, which "
             "the network never saw:",
             f"hyperslab evaluate {run.path}",
         )
-        return Chapter("accuracy", "Accuracy", body)
+        return Chapter("accuracy", "Accuracy", [notice])
     if run.scores:
         return class_scores(run)
-    return Chapter("accuracy", "Accuracy", "\n".join([_tables(run), *_pictures(run)]))
+    return Chapter("accuracy", "Accuracy", [*_tables(run), *_pictures(run)])
 
 
 def best_ratio(run: Run) -> tuple[str, float] | None:
@@ -52,7 +61,7 @@ def best_ratio(run: Run) -> tuple[str, float] | None:
     return min(ratios, key=lambda pair: pair[1], default=None)
 
 
-def _tables(run: Run) -> str:
+def _tables(run: Run) -> list[Block]:
     errors = run.errors
     of = run.evaluation
     about = (
@@ -60,12 +69,12 @@ def _tables(run: Run) -> str:
         f"{of.get('checkpoint', DASH)}. The ratio is the mean squared error over that of always "
         "predicting the mean of the training split: 1 means nothing was learnt, 0 is perfect."
     )
-    normalised = html.table(
+    normalised = CellTable(
         f"Normalised parameters, in [{MINUS}1, 1]",
         ["parameter", *NORMALISED.values()],
         [[_name(name), *(_cell(key, row) for key in NORMALISED)] for name, row in errors.items()],
     )
-    physical = html.table(
+    physical = CellTable(
         "Physical parameters, each in its own unit",
         ["parameter", *PHYSICAL.values(), *RELATIVE.values()],
         [
@@ -77,42 +86,40 @@ def _tables(run: Run) -> str:
             for name, row in errors.items()
         ],
     )
-    return "\n".join([html.paragraph(about), normalised, physical])
+    return [Paragraph(about), normalised, physical]
 
 
-def _pictures(run: Run) -> list[str]:
+def _pictures(run: Run) -> list[Block]:
     errors = run.errors
     if not run.predictions:
         return [
-            html.missing(
+            Notice(
                 "evaluation/predictions.csv is not there, so predictions cannot be drawn:",
                 f"hyperslab evaluate {run.path}",
             )
         ]
     reach = reach_of(errors, run.predictions)
     return [
-        html.heading("True against predicted"),
-        html.paragraph(
+        Heading("True against predicted"),
+        Paragraph(
             "Normalised parameters of the test samples; a point on the dashed line is exact."
         ),
-        html.figures((scatter_plot(n, run.predictions, errors[n]) for n in errors), size="small"),
-        html.heading("Residuals"),
-        html.figures(
-            (residuals(n, run.predictions, errors[n], reach=reach) for n in errors), size="small"
-        ),
+        Figures([scatter_plot(n, run.predictions, errors[n]) for n in errors], "small"),
+        Heading("Residuals"),
+        Figures([residuals(n, run.predictions, errors[n], reach=reach) for n in errors], "small"),
     ]
 
 
-def _name(name: str, *, unit: bool = False) -> str:
+def _name(name: str, *, unit: bool = False) -> TableCell:
     symbol = label(name)
     remark = UNITS.get(name, "") if unit else name if symbol != name else ""
-    return html.row_name(symbol, f"[{remark}]" if unit and remark else remark)
+    return TableCell(symbol, f"[{remark}]" if unit and remark else remark)
 
 
-def _cell(key: str, row: Errors) -> str:
+def _cell(key: str, row: Errors) -> TableCell | str:
     value = row.get(key)
     if key == "ratio" and value is not None:
-        return html.bar(value, number(value))
+        return bar(value, number(value))
     return number(value)
 
 

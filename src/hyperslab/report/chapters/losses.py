@@ -6,8 +6,7 @@ import numpy as np
 
 from hyperslab.report.figures.dice import dice_by_epoch
 from hyperslab.report.figures.learning import loss_by_epoch, loss_by_step
-from hyperslab.report.page import html
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import Block, Chapter, Figures, Notice, Paragraph
 from hyperslab.report.run_folder import Run
 
 MEASURES = {
@@ -23,12 +22,12 @@ MEASURES = {
 
 def losses(run: Run) -> Chapter:
     """Loss curves, and what is left to train."""
-    parts = []
+    blocks: list[Block] = []
     wanted = run.epochs_wanted
     done = len(run.epochs.get("epoch", ()))
     if wanted is not None and done < wanted:
-        parts.append(
-            html.missing(
+        blocks.append(
+            Notice(
                 f"This run is not finished: {done} of {wanted} epochs are done. To go on:",
                 f"hyperslab train {run.path / 'recipe.yaml'} --resume --output {run.path}",
             )
@@ -40,8 +39,8 @@ def losses(run: Run) -> Chapter:
         pictures += dice_by_epoch(run)
     if run.steps:
         pictures.append(loss_by_step(run.steps, measure=measure))
-    parts.append(html.figures(pictures) if pictures else html.paragraph("No step is done yet."))
-    return Chapter("losses", "Losses", "\n".join(parts))
+    blocks.append(Figures(pictures) if pictures else Paragraph("No step is done yet."))
+    return Chapter("losses", "Losses", blocks)
 
 
 def _of_mean(run: Run) -> float | None:

@@ -8,7 +8,7 @@ from hyperslab.report.chapters.accuracy import best_ratio
 from hyperslab.report.chapters.segmentation import dice_of
 from hyperslab.report.figures import timeline
 from hyperslab.report.number_format import TIMES, duration, label, number, size, times
-from hyperslab.report.page import html
+from hyperslab.report.page.blocks import Tile
 from hyperslab.report.run_folder import Run
 
 Fact = tuple[str, str]
@@ -40,9 +40,9 @@ def lede(run: Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def key_numbers(run: Run) -> str:
+def key_numbers(run: Run) -> list[Tile]:
     """The numbers one looks for first; those that are not there yet are left out."""
-    return html.tiles([*_learnt(run), *_measured(run)])
+    return [Tile(*words) for words in (*_learnt(run), *_measured(run))]
 
 
 def facts_of(run: Run) -> list[Fact]:
@@ -66,13 +66,14 @@ def _evaluated(run: Run) -> list[tuple[str, object]]:
     of = run.evaluation
     weights = of.get("weights")
     seconds = of.get("seconds")
-    versions = of.get("versions", {})
+    versions = of.get("versions")
+    named = versions.items() if isinstance(versions, dict) else ()
     return [
         ("weights", f"{weights:,}" if isinstance(weights, int) else None),
         ("evaluated", str(of["date"])[:16].replace("T", " ") + " UTC" if "date" in of else None),
         ("evaluation took", duration(seconds) if isinstance(seconds, float) else None),
         ("evaluated on", of.get("device")),
-        ("versions", ", ".join(f"{k} {v}" for k, v in versions.items()) or None),
+        ("versions", ", ".join(f"{k} {v}" for k, v in named) or None),
     ]
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hyperslab.errors import HyperslabError
 from hyperslab.report.figures.masks import colour, planes
 from hyperslab.report.figures.slices import cuts_of
 from hyperslab.report.number_format import DASH, number
-from hyperslab.report.page import html
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import (
+    Block,
+    CellTable,
+    Chapter,
+    Figures,
+    Heading,
+    Legend,
+    Notice,
+    Paragraph,
+    TableCell,
+    TableRow,
+    bar,
+)
 from hyperslab.report.run_folder import Run
 from hyperslab.report.samples.scans import scans
 
@@ -20,6 +33,8 @@ SCORES = {
     "precision": "precision",
     "recall": "recall",
 }
+VOXEL_COUNTS = ("true_positives", "false_positives", "false_negatives")
+"""Of voxels; what is a score of a class and not one of these is shown."""
 
 
 def class_scores(run: Run) -> Chapter:
@@ -31,21 +46,18 @@ def class_scores(run: Run) -> Chapter:
         f"{of.get('checkpoint', DASH)}. Scores are of all their voxels together, 1 is perfect; the "
         "mean Dice is of the samples that have the class, each counted alike."
     )
-    table = html.table(
-        "Overlap of predicted and true masks",
-        ["class", *SCORES.values(), "true voxels"],
+    measured = {**SCORES, **_further(scores)}
+    rows: list[TableRow] = [
         [
-            [
-                html.row_name(name, ""),
-                *(_cell(key, row.get(key)) for key in SCORES),
-                f"{_sum(row, 'true_positives', 'false_negatives'):,}",
-            ]
-            for name, row in scores.items()
-        ],
-    )
-    return Chapter(
-        "accuracy", "Accuracy", "\n".join([html.paragraph(about), table, _confusion(run)])
-    )
+            name,
+            *(_cell(key, row.get(key)) for key in measured),
+            f"{_sum(row, 'true_positives', 'false_negatives'):,}",
+        ]
+        for name, row in scores.items()
+    ]
+    head = ["class", *measured.values(), "true voxels"]
+    table = CellTable("Overlap of predicted and true masks", head, rows)
+    return Chapter("accuracy", "Accuracy", [Paragraph(about), table, *_confusion(run)])
 
 
 def masks(run: Run) -> Chapter:
@@ -53,31 +65,44 @@ def masks(run: Run) -> Chapter:
     return Chapter("masks", "Scans, true and predicted", _masks(run))
 
 
-def _confusion(run: Run) -> str:
-    matrix = np.array(run.evaluation.get("confusion", []))
+def _further(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, str]:
+    """Whatever else an evaluation measured of its classes, such as distances of surfaces."""
+    keys = dict.fromkeys(key for row in scores.values() for key in row)
+    return {key: _words(key) for key in keys if key not in SCORES and key not in VOXEL_COUNTS}
+
+
+def _words(key: str) -> str:
+    """``mean_surface_distance_mm`` as ``mean surface distance [mm]``."""
+    words, underscore, unit = key.rpartition("_")
+    named = f"{words} [{unit}]" if underscore and unit == "mm" else key
+    return named.replace("_", " ")
+
+
+def _confusion(run: Run) -> list[Block]:
     names = list(run.scores)
+    try:
+        matrix = np.array(run.evaluation.get("confusion", []), np.float64)
+    except (ValueError, TypeError):  # ragged, or of words
+        return []
     if matrix.shape != (len(names), len(names)):
-        return ""
+        return []
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    return html.table(
-        "Where the voxels of each class went [% of the true ones]",
-        ["true class", *(f"as {name}" for name in names)],
-        [
-            [html.row_name(name, ""), *(html.bar(s, f"{number(100 * s)} %") for s in row)]
-            for name, row in zip(names, shares.tolist(), strict=True)
-        ],
-    )
+    rows: list[TableRow] = [
+        [name, *(bar(share, f"{number(100 * share)} %") for share in row)]
+        for name, row in zip(names, shares.tolist(), strict=True)
+    ]
+    head = ["true class", *(f"as {name}" for name in names)]
+    return [CellTable("Where the voxels of each class went [% of the true ones]", head, rows)]
 
 
-def _masks(run: Run) -> str:
+def _masks(run: Run) -> list[Block]:
     try:
         found = scans(run)
     except HyperslabError as error:
-        return html.missing(f"No scan of this run can be shown: {error}")
+        return [Notice(f"No scan of this run can be shown: {error}")]
     if not found:
-        return html.missing(
-            "The masks are those of an evaluation:", f"hyperslab evaluate {run.path}"
-        )
+        command = f"hyperslab evaluate {run.path}"
+        return [Notice("The masks are those of an evaluation:", command)]
     window = run.setting("data.window")
     classes = list(run.scores)
     text = (
@@ -87,17 +112,17 @@ def _masks(run: Run) -> str:
     )
     if any(cut.parts > 1 for cut in cuts_of(found[0].shape, run.grid).values()):
         text += " Straight lines: where the grid cuts the volume."
-    parts = [html.paragraph(text)]
-    parts.append(html.legend((colour(i), name) for i, name in enumerate(classes) if i))
+    legend = Legend([(colour(i), name) for i, name in enumerate(classes) if i])
+    blocks: list[Block] = [Paragraph(text), legend]
     for place, scan in enumerate(found):
         cuts = cuts_of(scan.shape, run.grid)
         pictures = planes(scan, classes, tuple(window) if window else None, cuts, place)
-        parts += [html.heading(scan.sample), html.figures(pictures, size="medium")]
-    return "\n".join(parts)
+        blocks += [Heading(scan.sample), Figures(pictures, "medium")]
+    return blocks
 
 
-def _cell(key: str, value: float | None) -> str:
-    return html.bar(value, number(value)) if key == "dice" and value is not None else number(value)
+def _cell(key: str, value: float | None) -> TableCell | str:
+    return bar(value, number(value)) if key == "dice" and value is not None else number(value)
 
 
 def _sum(row: dict[str, float | None], *keys: str) -> int:

@@ -6,8 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hyperslab.report.figures.step_rows import timeline_of
 from hyperslab.report.number_format import DASH, number, times
-from hyperslab.report.page import html
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import (
+    Block,
+    CellTable,
+    Chapter,
+    Figures,
+    Notice,
+    Paragraph,
+    TableCell,
+    bar,
+)
 from hyperslab.report.run_folder import Run
 from hyperslab.trace.records import Stage
 from hyperslab.train.profile.schema import LayerTime, Profile, StepTimes, TimelineRow
@@ -27,10 +35,10 @@ CATEGORIES: dict[str, tuple[TimelineRow, ...]] = {
 
 def timelines(run: Run) -> Chapter:
     """A profiled step of the main rank; with the other run's where there is one."""
-    return Chapter("timelines", "Timeline of a step", "\n".join(_parts(run)))
+    return Chapter("timelines", "Timeline of a step", list(_parts(run)))
 
 
-def _parts(run: Run) -> Iterator[str]:
+def _parts(run: Run) -> Iterator[Block]:
     runs = [run, *([run.beside] if run.beside is not None else [])]
     shown = []
     for one in runs:
@@ -42,9 +50,9 @@ def _parts(run: Run) -> Iterator[str]:
     if not shown:
         return
     titles = [(_title(one, main, step), step) for one, main, step in shown]
-    yield html.figures([timeline_of(titles)], size="wide")
+    yield Figures([timeline_of(titles)], "wide")
     for one, main, step in shown:
-        yield html.paragraph(_words(one, main, step))
+        yield Paragraph(_words(one, main, step))
     yield _categories([(one.path.resolve().name, main) for one, main, _ in shown])
     if len(run.profiles) > 1 and run.profiles[0].steps:
         yield _ranks(run.profiles)
@@ -52,13 +60,13 @@ def _parts(run: Run) -> Iterator[str]:
         yield _layers(one.path.resolve().name, main, one.predicted)
 
 
-def _missing(run: Run) -> str:
+def _missing(run: Run) -> Notice:
     name = run.path.resolve().name
     if run.profiles and run.profiles[0].ended:
         why = f"{name}: no step was profiled before the run ended: {run.profiles[0].ended}."
     else:
         why = f"{name}: no step was profiled."
-    return html.missing(why, "hyperslab train RECIPE --resume --profile")
+    return Notice(why, "hyperslab train RECIPE --resume --profile")
 
 
 def _title(run: Run, main: Profile, step: StepTimes) -> str:
@@ -80,7 +88,7 @@ def _words(run: Run, main: Profile, step: StepTimes) -> str:
     )
 
 
-def _categories(runs: Sequence[tuple[str, Profile]]) -> str:
+def _categories(runs: Sequence[tuple[str, Profile]]) -> CellTable:
     rows = []
     left = [1.0 for _ in runs]
     for category, kinds in CATEGORIES.items():
@@ -90,21 +98,21 @@ def _categories(runs: Sequence[tuple[str, Profile]]) -> str:
             spent = sum(step.rows.get(k, 0.0) for step in profile.steps for k in kinds)
             left[i] -= spent / whole
             cells += _share(spent / len(profile.steps), spent / whole)
-        rows.append([html.row_name(category, ""), *cells])
+        rows.append([category, *cells])
     rest = []
     for share, (_, profile) in zip(left, runs, strict=True):
         mean = sum(step.seconds for step in profile.steps) / len(profile.steps)
         rest += _share(max(share, 0.0) * mean, max(share, 0.0))
-    rows.append([html.row_name("not covered", ""), *rest])
+    rows.append(["not covered", *rest])
     head = ["", *(cell for name, _ in runs for cell in (f"{name} [ms]", "share"))]
-    return html.table("Time by category, the mean of the profiled steps of rank 0", head, rows)
+    return CellTable("Time by category, the mean of the profiled steps of rank 0", head, rows)
 
 
-def _share(seconds: float, share: float) -> list[str]:
-    return [number(1e3 * seconds), html.bar(share, f"{100 * share:.1f} %")]
+def _share(seconds: float, share: float) -> list[TableCell | str]:
+    return [number(1e3 * seconds), bar(share, f"{100 * share:.1f} %")]
 
 
-def _ranks(profiles: Sequence[Profile]) -> str:
+def _ranks(profiles: Sequence[Profile]) -> Paragraph:
     """The ranks that work longest and shortest; the others wait for the first."""
     working = {
         p.rank: sum(s.rows[k] for s in p.steps for k in ("convolutions", "operators", "framework"))
@@ -114,14 +122,14 @@ def _ranks(profiles: Sequence[Profile]) -> str:
     }
     slowest = max(working, key=lambda rank: working[rank])
     fastest = min(working, key=lambda rank: working[rank])
-    return html.paragraph(
+    return Paragraph(
         f"Of {profiles[0].ranks} ranks, rank {slowest} works longest "
         f"({number(1e3 * working[slowest])} ms of a step), rank {fastest} shortest "
         f"({number(1e3 * working[fastest])} ms); who works shorter waits for the others."
     )
 
 
-def _layers(name: str, main: Profile, predicted: Profile | None) -> str:
+def _layers(name: str, main: Profile, predicted: Profile | None) -> CellTable:
     """Measured against predicted, layer by layer."""
     measured = {(time.layer, time.stage): time for time in main.layers}
     expected = {} if predicted is None else {(t.layer, t.stage): t for t in predicted.layers}
@@ -133,10 +141,10 @@ def _layers(name: str, main: Profile, predicted: Profile | None) -> str:
         if (layer, stage) in measured or (layer, stage) in expected
     ]
     whole = _cells(_sum(main.layers), _sum(expected.values()), predicted)
-    rows.append([html.row_name("all", ""), *whole])
+    rows.append(["all", *whole])
     head = ["layer", "compute [ms]", "held up [ms]", "together [ms]"]
     head += [] if predicted is None else ["predicted [ms]", "measured / predicted"]
-    return html.table(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
+    return CellTable(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
 
 
 def _last(layer: str) -> bool:
@@ -160,8 +168,8 @@ def _layer(
     measured: LayerTime | None,
     expected: LayerTime | None,
     predicted: Profile | None,
-) -> list[str]:
-    name = html.row_name(layer or "outside of layers", stage)
+) -> list[TableCell | str]:
+    name = TableCell(layer or "outside of layers", stage)
     return [name, *_cells(measured, expected, predicted)]
 
 

@@ -8,8 +8,7 @@ from hyperslab.models.cosmoflow_variants import variant_of
 from hyperslab.report.chapters import segmentation
 from hyperslab.report.figures.slices import cuts_of, halo_words, universe
 from hyperslab.report.number_format import times
-from hyperslab.report.page import html
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import Block, Chapter, Figures, Notice, Paragraph
 from hyperslab.report.run_folder import Run
 from hyperslab.report.samples.universe import middle_planes
 
@@ -21,11 +20,11 @@ def volumes(run: Run) -> Chapter:
     return Chapter("universe", "A universe, and how it is cut", _slices(run))
 
 
-def _slices(run: Run) -> str:
+def _slices(run: Run) -> list[Block]:
     try:
         planes = middle_planes(run)
     except HyperslabError as error:
-        return html.missing(f"No universe of this run can be shown: {error}")
+        return [Notice(f"No universe of this run can be shown: {error}")]
     window = first_window(run, planes.shape)
     cuts = cuts_of(planes.shape, run.grid)
     text = (
@@ -41,7 +40,7 @@ def _slices(run: Run) -> str:
     if window is not None and (halo := halo_words(cuts, window)):
         text += f" For the first convolution neighbours exchange a halo of {halo} (shaded)."
     pictures = universe(planes, cuts, window)
-    return html.paragraph(text) + html.figures(pictures, size="small")
+    return [Paragraph(text), Figures(pictures, "small")]
 
 
 def first_window(run: Run, shape: tuple[int, int, int]) -> Window | None:

@@ -7,8 +7,7 @@ from hyperslab.report.comparison.curves import loss_curves
 from hyperslab.report.comparison.residuals import residual_distributions, scatters
 from hyperslab.report.comparison.tables import comparison_numbers, errors_table, reference_table
 from hyperslab.report.number_format import label
-from hyperslab.report.page import html
-from hyperslab.report.page.html import Chapter
+from hyperslab.report.page.blocks import Block, Chapter, Figures, Heading, Paragraph
 
 
 def comparison_chapters(comparison: Comparison) -> list[Chapter]:
@@ -20,7 +19,7 @@ def comparison_chapters(comparison: Comparison) -> list[Chapter]:
     ]
 
 
-def _tables(comparison: Comparison) -> str:
+def _tables(comparison: Comparison) -> list[Block]:
     numbers = comparison_numbers(comparison)
     words = (
         f"{numbers['test_volumes']} test volumes, the same for all. A network that sees parts of "
@@ -32,32 +31,32 @@ def _tables(comparison: Comparison) -> str:
     tables = [errors_table(numbers)]
     if len(numbers["rows"]) > 1:
         tables.append(reference_table(numbers))
-    return "\n".join([html.paragraph(words), *tables])
+    return [Paragraph(words), *tables]
 
 
-def _losses(comparison: Comparison) -> str:
+def _losses(comparison: Comparison) -> list[Block]:
     words = (
         "Mean squared error of the normalised parameters (Oyama et al. 2020, figure 9). The level "
         "lines are controls: always predicting the mean of the training split, and what else was "
         "given."
     )
-    return html.paragraph(words) + html.figures(loss_curves(comparison))
+    return [Paragraph(words), Figures(loss_curves(comparison))]
 
 
-def _predictions(comparison: Comparison) -> str:
+def _predictions(comparison: Comparison) -> list[Block]:
     words = (
         "Normalised parameters of the test samples, by the seed with the median error (Oyama et "
         "al. 2020, figure 10). A point on the dashed line is exact; a cloud that lies flat is a "
         "network that answers with the mean."
     )
-    parts = [html.paragraph(words)]
+    blocks: list[Block] = [Paragraph(words)]
     for name in comparison.parameters:
-        parts += [
-            html.heading(f"{label(name)}: predicted against true"),
-            html.figures(scatters(comparison, name), size="tiny"),
+        blocks += [
+            Heading(f"{label(name)}: predicted against true"),
+            Figures(scatters(comparison, name), "tiny"),
         ]
-    parts += [
-        html.heading("Residuals"),
-        html.figures(residual_distributions(comparison), size="large"),
+    blocks += [
+        Heading("Residuals"),
+        Figures(residual_distributions(comparison)),
     ]
-    return "\n".join(parts)
+    return blocks

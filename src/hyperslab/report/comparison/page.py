@@ -12,7 +12,8 @@ from hyperslab.errors import DataError, reason
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import Comparison, read_comparison
 from hyperslab.report.comparison.tables import comparison_numbers
-from hyperslab.report.page import html
+from hyperslab.report.page.blocks import Page
+from hyperslab.report.page.render import render_page
 
 
 def write_comparison(
@@ -35,16 +36,15 @@ def write_comparison(
         output = paths[0] / "report.html"
     elif output is None:
         output = Path(os.path.commonpath([path.absolute() for path in paths])) / "comparison.html"
-    page = html.page(
+    page = Page(
         title=output.resolve().parent.name,
         lede=_lede(comparison),
-        tiles="",
         chapters=comparison_chapters(comparison),
         made=f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}.",
         kind="comparison of runs",
     )
     try:
-        write_text(output, page, concurrent=True)
+        write_text(output, render_page(page), concurrent=True)
         if numbers is not None:
             write_json(numbers, comparison_numbers(comparison))
     except OSError as error:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hyperslab.errors import printable
 from hyperslab.report.comparison.configurations import Comparison
 from hyperslab.report.comparison.scored import Scored
 from hyperslab.report.figures.svg import FIRST, INK, MUTED, SECOND, Canvas, Picture
@@ -74,7 +75,7 @@ def _residuals(rows: Sequence[Scored], at: int) -> Picture:
     axes.boxplot(
         list(off.values()),
         orientation="horizontal",
-        tick_labels=list(off),
+        tick_labels=list(map(printable, off)),
         whis=(2.5, 97.5),
         widths=0.6,
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": MUTED},

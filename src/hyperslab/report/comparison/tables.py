@@ -11,7 +11,7 @@ from hyperslab.metrics.bootstrap import CONFIDENCE, ConfidenceInterval
 from hyperslab.report.comparison.configurations import Comparison
 from hyperslab.report.comparison.scored import MEAN
 from hyperslab.report.number_format import DASH, label, number
-from hyperslab.report.page import html
+from hyperslab.report.page.blocks import CellTable, TableCell, TableRow
 
 
 def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
@@ -41,12 +41,12 @@ def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def errors_table(numbers: dict[str, Any]) -> str:
+def errors_table(numbers: dict[str, Any]) -> CellTable:
     """Mean squared error over that of predicting the mean: median over seeds, interval."""
     keys = (MEAN, *numbers["parameters"])
-    rows = [
+    rows: list[TableRow] = [
         [
-            f"{html.row_name(row['name'], '')}<br>{html.row_name('', _seeds(row))}",
+            TableCell(row["name"], below=_seeds(row)),
             *(
                 _cell(float(np.median(row["ratio_by_seed"][key])), row["ratio"][key])
                 for key in keys
@@ -54,8 +54,8 @@ def errors_table(numbers: dict[str, Any]) -> str:
         ]
         for row in numbers["rows"]
     ]
-    rows.append([html.row_name("predicting the mean", ""), *["1"] * len(keys)])
-    return html.table(
+    rows.append(["predicting the mean", *["1"] * len(keys)])
+    return CellTable(
         "Mean squared error over that of predicting the mean: median over seeds, and the 95 % "
         "interval of the mean over seeds",
         ["configuration", "mean", *map(label, numbers["parameters"])],
@@ -63,7 +63,7 @@ def errors_table(numbers: dict[str, Any]) -> str:
     )
 
 
-def reference_table(numbers: dict[str, Any]) -> str:
+def reference_table(numbers: dict[str, Any]) -> CellTable:
     """How many times the error of the reference the others have."""
     keys = (MEAN, *numbers["parameters"])
     rows = []
@@ -72,18 +72,18 @@ def reference_table(numbers: dict[str, Any]) -> str:
         if found[0] is None:
             continue
         cells = [_cell(one["value"], one) for one in found]
-        rows.append([html.row_name(row["name"], ""), *cells])
-    return html.table(
+        rows.append([row["name"], *cells])
+    return CellTable(
         f"Mean squared error over that of {numbers['reference']}, and its 95 % interval",
         ["configuration", "mean", *map(label, numbers["parameters"])],
         rows,
     )
 
 
-def _cell(value: float, interval: dict[str, float]) -> str:
+def _cell(value: float, interval: dict[str, float]) -> TableCell:
     found = ConfidenceInterval(**interval)
     ends = f"{number(found.lower)} {DASH} {number(found.upper)}"
-    return f"{number(value)}<br><small>{ends}</small>"
+    return TableCell(number(value), below=ends)
 
 
 def _seeds(row: dict[str, Any]) -> str:

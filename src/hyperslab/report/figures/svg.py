@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from hyperslab.errors import printable
 
 INK = "#0a0b01"
 MUTED = "#0a0b02"
@@ -60,6 +64,7 @@ STYLE = {
     "legend.frameon": False,
     "legend.labelcolor": INK,
     "text.color": INK,
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "path.simplify": True,
 }
 
@@ -68,7 +73,7 @@ STYLE = {
 class Picture:
     """One figure of the page: its SVG, what it shows in words, and the text below it."""
 
-    svg: str
+    svg: Markup
     alt: str
     title: str
     caption: str = ""
@@ -105,12 +110,20 @@ class Canvas:
     def picture(self, *, title: str, alt: str, caption: str = "") -> Picture:
         """The finished Picture; ``alt`` says in words what a reader would see."""
         text = io.StringIO()
-        with mpl.rc_context({**STYLE, "svg.hashsalt": self.name}):
+        self._tame_texts()
+        with mpl.rc_context({**STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             self.figure.savefig(text, format="svg", transparent=True)
         return Picture(inline(text.getvalue(), self.name, alt), alt, title, caption)
 
+    def _tame_texts(self) -> None:
+        """Names come from a run's files: no formulas in them, and no control characters."""
+        for text in self.figure.findobj(Text):
+            text.set_parse_math(False)
+            text.set_text(printable(text.get_text()))
 
-def inline(svg: str, name: str, alt: str) -> str:
+
+def inline(svg: str, name: str, alt: str) -> Markup:
     """An SVG document as an element of an HTML page: own ids, page's colours and fonts."""
     body = re.search(r"<svg[^>]*>(.*)</svg>", svg, re.S)
     box = re.search(r'viewBox="([^"]*)"', svg)
@@ -127,4 +140,5 @@ def inline(svg: str, name: str, alt: str) -> str:
     for marker, variable in COLOUR_VARIABLES.items():
         inner = inner.replace(marker, variable)
     inner = re.sub(r"\n\s*", "\n", inner)
-    return f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(alt)}">{inner}</svg>'
+    head = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box[1], printable(alt))
+    return head + Markup(inner) + Markup("</svg>")

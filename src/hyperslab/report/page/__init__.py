@@ -1,1 +1,1 @@
-"""The page: HTML and its style sheet."""
+"""The page: what it is made of, and the templates that draw it."""
