@@ -14,6 +14,9 @@ class DataCard:
 
     Voxels have ``classes``, or volumes have ``parameters``. ``redshifts``: of the channels, where
     they are known; ``stored_redshifts``: of those of the files, where only some were shown.
+    ``dtype``: of stored values. ``varied``: volumes differ in shape, which is then that of the
+    largest. ``voxel``: the size along D, H and W [mm] that all of them have, where they have one.
+    ``channels``: what these are, where that is known.
     """
 
     shape: tuple[int, ...]
@@ -22,13 +25,19 @@ class DataCard:
     parameters: Parameters
     redshifts: tuple[float, ...] = ()
     stored_redshifts: tuple[float, ...] = ()
+    dtype: str = "int16"
+    varied: bool = False
+    voxel: tuple[float, ...] = ()
+    channels: tuple[str, ...] = ()
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> DataCard:
         """The same from what `state` gave."""
         parameters = {key: _tuple(value) for key, value in state["parameters"].items()}
-        rest = {key: tuple(state[key]) for key in ("shape", "whole", "classes")}
-        known = {key: tuple(state.get(key, ())) for key in ("redshifts", "stored_redshifts")}
+        rest: dict[str, Any] = {key: tuple(state[key]) for key in ("shape", "whole", "classes")}
+        named = ("redshifts", "stored_redshifts", "voxel", "channels")
+        known: dict[str, Any] = {key: tuple(state.get(key, ())) for key in named}
+        known |= {key: state[key] for key in ("dtype", "varied") if key in state}
         return cls(**rest, parameters=Parameters(**parameters), **known)
 
     @property

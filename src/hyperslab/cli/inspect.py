@@ -14,6 +14,7 @@ from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source, Subvolumes
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
 from hyperslab.formats.joined import joined
+from hyperslab.formats.padded import padded
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
@@ -116,6 +117,7 @@ def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
     source = selected(source, data.redshifts, data.targets)
     if data.subvolume is not None:
         source = Subvolumes(source, data.subvolume)
+    source = padded(source, data.multiple)
     return source, found, recipe.grid.model_dump()
 
 

@@ -28,6 +28,7 @@ from hyperslab.cli.rank import (
 from hyperslab.errors import DataError, printable
 from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.run import recipe_of
+from hyperslab.predict.windows import WindowPolicy
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
@@ -52,22 +53,44 @@ def predict_command(
     native: Annotated[
         bool, typer.Option("--native", help="At the files' resolution, not the training's.")
     ] = False,
+    window: Annotated[
+        str | None, typer.Option(help="In parts of so many voxels, D,H,W: 96,96,96.")
+    ] = None,
+    overlap: Annotated[
+        float | None, typer.Option(help="Of neighbouring parts, a share. Default: 0.5.")
+    ] = None,
+    blend: Annotated[
+        str | None, typer.Option(help="Where parts overlap: gaussian (the default) or constant.")
+    ] = None,
 ) -> None:
     """Predict whole volumes, each cut over all ranks; also under torchrun and srun.
 
     A network of classes writes OUT/NAME-mask.nii.gz on the lattice of its input, one of numbers a
     row of OUT/parameters.csv. What cannot be read is named, the others are predicted, and the
-    command exits with 1. Run it again to go on after a stop.
+    command exits with 1. Run it again to go on after a stop. With --window volumes are predicted in
+    parts that overlap, each cut over all ranks, as MONAI's sliding_window_inference does in serial.
     """
+    windows = _windows(window, overlap, blend)
     adopt_rank()
     files, overrides = _split(inputs)
     with telling_ranks():
         recipe = recipe_of(run, overrides, ranks=ranks)
         check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
+    if windows is not None:
+        size = ",".join(map(str, windows.size))
+        options += ["--window", size, "--overlap", str(windows.overlap), "--blend", windows.blend]
     with exit_when_stopped():
         if is_rank(recipe):
-            predict_as_rank(run, files, overrides, out=out, checkpoint=checkpoint, native=native)
+            predict_as_rank(
+                run,
+                files,
+                overrides,
+                out=out,
+                checkpoint=checkpoint,
+                native=native,
+                windows=windows,
+            )
             return
         arguments = ["predict", *options, "--", str(run), *files, *overrides]
         launch_command(recipe, arguments, out / "logs")
@@ -82,6 +105,7 @@ def predict_as_rank(
     out: Path,
     checkpoint: str,
     native: bool,
+    windows: WindowPolicy | None = None,
 ) -> None:
     """Predict as one rank; the main one shows how far it is.
 
@@ -99,6 +123,7 @@ def predict_as_rank(
             out,
             checkpoint=checkpoint,
             native=native,
+            windows=windows,
             overrides=overrides,
             done=lambda _, total: bar.update(task, advance=1, total=total),
         )
@@ -108,6 +133,22 @@ def predict_as_rank(
     if failed:
         reasons = "\n".join(f"    {outcome.reason}" for outcome in failed)
         raise DataError(f"{len(failed)} of {len(outcomes)} inputs failed\n{reasons}")
+
+
+def _windows(window: str | None, overlap: float | None, blend: str | None) -> WindowPolicy | None:
+    if window is None:
+        if overlap is not None or blend is not None:
+            raise typer.BadParameter("--overlap and --blend are of windows: give --window D,H,W")
+        return None
+    try:
+        numbers = [int(number) for number in window.split(",")]
+        depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
+        chosen = 0.5 if overlap is None else overlap
+        return WindowPolicy((depth, height, width), chosen, blend or "gaussian")  # type: ignore[arg-type]
+    except DataError as error:
+        raise typer.BadParameter(str(error)) from None
+    except ValueError:
+        raise typer.BadParameter(f"--window {window}: give one number or three, D,H,W") from None
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

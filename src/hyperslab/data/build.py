@@ -27,7 +27,7 @@ from hyperslab.data.store.budget import disk_budget, memory_budget, stores
 from hyperslab.data.store.ownership import Ownership
 from hyperslab.data.store.plan import BatchPlanner, SampleBoxes
 from hyperslab.data.transforms import Transform
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.source import Source
 
 Mode = Literal["direct", "store", "preload"]
@@ -106,6 +106,38 @@ def build_assembler(
     if policy.mode == "preload":
         _preload(assembler, grid)
     return assembler
+
+
+def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
+    """Fail now and not in the background.
+
+    Raises:
+        DataError: mini-batches of several volumes that differ in shape.
+        LayoutError: a volume has fewer voxels along a side than the grid has ranks.
+    """
+    if source.shapes and batch_size > 1:
+        odd = next(i for i, shape in enumerate(source.shapes) if shape != source.shapes[0])
+        raise DataError(
+            f"{source.where(odd)}: has {_extents(source.shapes[odd])} voxels but "
+            f"{source.where(0)} has {_extents(source.shapes[0])}, and the volumes of a mini-batch "
+            f"have one shape, but {batch_size=}\n"
+            "    use batch_size 1 (data.batch_size=1, and optimizer.accumulate=N for N a step), or "
+            "bring them to one shape: hyperslab convert lits"
+        )
+    seen = set()
+    for sample in range(len(source.shapes) or 1):
+        shape = tuple(source.shape_of(sample))
+        if shape in seen:
+            continue
+        seen.add(shape)
+        try:
+            grid.partition((batch_size, *shape))
+        except LayoutError as error:
+            raise LayoutError(f"{source.where(sample)}: {error}") from error
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape[1:]))
 
 
 def sample_bytes(source: Source, grid: Grid) -> int:

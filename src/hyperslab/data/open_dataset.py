@@ -13,14 +13,15 @@ import torch
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main, same_on_all
-from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler
+from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler, check_cut
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
 from hyperslab.data.sampler import Schedule, SplitCounts, samples_in, samples_listed, samples_of
 from hyperslab.data.splits import Splits
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
-from hyperslab.errors import DataError, LayoutError
+from hyperslab.errors import DataError
 from hyperslab.formats.joined import joined
+from hyperslab.formats.padded import padded
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Driver, source_of
 from hyperslab.formats.selection import selected
@@ -62,6 +63,7 @@ def open(
     redshifts: Sequence[float] | None = None,
     targets: Sequence[str] | None = None,
     subvolume: int | None = None,
+    multiple: int | None = None,
     transform: str | None = "auto",
     window: LowHigh | None = None,
     augment: bool = False,
@@ -98,6 +100,8 @@ def open(
         redshifts: of the channels that are read, in this order, see `Selected`; by default all.
         targets: the names of those that are given, in this order; by default all.
         subvolume: cut each volume into cubes of this width, see `Subvolumes`.
+        multiple: round the extents of every volume up to multiples of it, see `Padded`; what is
+            added holds 0, or the lower end of the window, and is background.
         transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``. ``"auto"`` is ``"log1p"`` of
             counts, and ``None`` where voxels have classes or a window is given.
         window: (low, high) in the unit of the volumes (HU): clip to it, then scale it to [0, 1].
@@ -150,6 +154,9 @@ def open(
     source = selected(source, redshifts, targets)
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
+    source = padded(source, multiple, transform_of(source.classes, transform, window).lowest)
+    if multiple is not None and transform == "mean":
+        raise DataError(f'{multiple=} changes the mean by which transform="mean" divides')
     _check_alike(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         shapes=tuple(map(tuple, source.shapes)),
@@ -162,7 +169,7 @@ def open(
         augment=augment,
         mode=(store_policy.mode, store_policy.budget, store_policy.staging is None, on_error),
     )
-    _check_cut(source, grid, batch_size)
+    check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
     chosen = transform_of(source.classes, transform, window)
     if splits is not None:
@@ -259,33 +266,6 @@ def _check_alike(**arguments: object) -> None:
             f"the ranks open this data set with different {', '.join(differ)}; give every rank the "
             "same arguments"
         )
-
-
-def _check_cut(source: Source, grid: Grid, batch_size: int) -> None:
-    """Fail now and not in the background."""
-    if source.shapes and batch_size > 1:
-        odd = next(i for i, shape in enumerate(source.shapes) if shape != source.shapes[0])
-        raise DataError(
-            f"{source.where(odd)}: has {_extents(source.shapes[odd])} voxels but "
-            f"{source.where(0)} has {_extents(source.shapes[0])}, and the volumes of a mini-batch "
-            f"have one shape, but {batch_size=}\n"
-            "    use batch_size 1 (data.batch_size=1, and optimizer.accumulate=N for N a step), or "
-            "bring them to one shape: hyperslab convert lits"
-        )
-    seen = set()
-    for sample in range(len(source.shapes) or 1):
-        shape = tuple(source.shape_of(sample))
-        if shape in seen:
-            continue
-        seen.add(shape)
-        try:
-            grid.partition((batch_size, *shape))
-        except LayoutError as error:
-            raise LayoutError(f"{source.where(sample)}: {error}") from error
-
-
-def _extents(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape[1:]))
 
 
 def _check_line(parameters: Parameters, grid: Grid) -> None:

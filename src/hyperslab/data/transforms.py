@@ -20,10 +20,11 @@ class Transform(ABC):
     """What is done to the values (b, C, d, h, w) of this rank's part of a mini-batch.
 
     ``signed``: whether whole numbers below zero can be right; otherwise they are counts. Values
-    must lie ``above`` a bound, for the reason ``why``.
+    must lie ``above`` a bound, for the reason ``why``. ``lowest`` becomes 0.
     """
 
     signed: bool = False
+    lowest: float = 0.0
     above: float = -math.inf
     why: str = ""
 
@@ -102,6 +103,10 @@ class IntensityWindow(Transform):
     low: float
     high: float
     signed = True
+
+    @property
+    def lowest(self) -> float:  # type: ignore[override]
+        return self.low
 
     @classmethod
     def of(cls, window: LowHigh) -> IntensityWindow:

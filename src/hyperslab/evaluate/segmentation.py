@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from hyperslab.metrics.confusion import (
     sum_over_ranks,
 )
 from hyperslab.recipe.schema import Recipe
+from hyperslab.tensor import Sharded
 from hyperslab.tensor.main_rank import gather_to_main
 from hyperslab.train.precision import autocast
 
@@ -121,6 +122,11 @@ def evaluate_segmentation(model: torch.nn.Module, data: Dataset, recipe: Recipe)
     for x, y in data.epoch(0):
         with autocast(grid.device, recipe.precision):
             predicted = predicted_classes(model(x))
+        stored = data.source.unpadded(data.shown[0])
+        if stored != tuple(predicted.shape[1:]):  # what was added counts for nothing
+            inside = (slice(None), *(slice(extent) for extent in stored))
+            predicted = cast(Sharded, predicted[inside])
+            y = cast(Sharded, y[inside])
         counts.append(count(predicted, y, size))
         if len(names) < SHOWN:
             whole = gather_to_main(predicted)

@@ -100,6 +100,10 @@ class Joined(Source):
         part, own = self.places[sample]
         return part.extras(own)
 
+    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
+        part, own = self.places[sample]
+        return part.voxel_size(own)
+
     def files(self, sample: int) -> Sequence[Path]:
         part, own = self.places[sample]
         return part.files(own)

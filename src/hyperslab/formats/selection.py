@@ -105,6 +105,9 @@ class Selected(Source):
         }
         return Extras(whole.keys, self.parameters.names, self.target(sample), arrays)
 
+    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
+        return self.source.voxel_size(sample)
+
     def files(self, sample: int) -> Sequence[Path]:
         return self.source.files(sample)
 

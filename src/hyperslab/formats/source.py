@@ -133,6 +133,10 @@ class Source(ABC):
         name = self.names[sample]
         return self.volumes.get(name, name)
 
+    def unpadded(self, sample: int) -> tuple[int, ...]:
+        """The extents (D, H, W) of what is stored of a sample; what is beyond was added."""
+        return self.shape_of(sample)[1:]
+
     def shape_of(self, sample: int) -> tuple[int, ...]:
         """The shape (C, D, H, W) of a sample."""
         return self.shapes[sample] if self.shapes else self.shape

@@ -51,6 +51,9 @@ class Subvolumes(Source):
             f"{name}_{ix}_{iy}_{iz}" for name in source.names for ix, iy, iz in self.places
         ]
 
+    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
+        return self.source.voxel_size(sample // len(self.places))
+
     def read(self, sample: int, box: Box) -> Array:
         volume, offset = self._place(sample)
         return self.source.read(volume, box.shift((0, *offset)))

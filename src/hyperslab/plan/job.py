@@ -11,6 +11,7 @@ import torch
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.formats.joined import joined
+from hyperslab.formats.padded import padded
 from hyperslab.formats.registry import scanned
 from hyperslab.formats.selection import selected
 from hyperslab.formats.source import ScanOptions, Source
@@ -111,6 +112,7 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
     source = selected(source, data.redshifts, data.targets)
     if data.subvolume is not None:
         source = Subvolumes(source, data.subvolume)
+    source = padded(source, data.multiple)
     return _job(recipe, source, "")
 
 
@@ -119,7 +121,13 @@ def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
         recipe = _drawn(recipe)
     count = len(samples_of_split(recipe, source, "train"))
     shown = count + len(samples_of_split(recipe, source, "validation"))
-    about = DataCard(source.shape, source.whole_shape, source.classes, source.parameters)
+    about = DataCard(
+        source.shape,
+        source.whole_shape,
+        source.classes,
+        source.parameters,
+        varied=bool(source.shapes),
+    )
     target = 1 if source.classes else 8 * len(source.parameters.names)
     return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
 

@@ -53,6 +53,8 @@ def plan_remarks(plan: GridPlan, changes: list[Change], least: Candidate | None)
     """All that the table does not say, line by line."""
     if plan.job.assumed:
         yield f"assumed    {plan.job.assumed}"
+    if plan.job.about.varied:
+        yield "shapes     the volumes differ in shape; times and memory are those of the largest"
     yield from _doubts(plan)
     if plan.best is not None:
         yield from _about(plan, plan.best)

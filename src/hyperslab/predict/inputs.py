@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 
 MASK = "-mask.nii.gz"
 
+CHANNEL = re.compile(r"(.+)_(\d{4})(\.nii(?:\.gz)?)")
+"""The name of a file of one channel, as nnU-Net has them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -19,6 +23,12 @@ class Input:
 
     path: Path
     name: str
+    channels: tuple[Path, ...] = ()  # the files of those after the first
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Those of all channels."""
+        return self.path, *self.channels
 
     @property
     def mask(self) -> str:
@@ -26,8 +36,11 @@ class Input:
         return f"{self.name}{MASK}"
 
 
-def list_inputs(arguments: Sequence[Path]) -> list[Input]:
+def list_inputs(arguments: Sequence[Path], channels: int = 1) -> list[Input]:
     """The files given and those in the folders given and below; labels and masks are left out.
+
+    Of several ``channels`` in files of their own, as nnU-Net has them, the first one stands for
+    all: ``case_0000.nii.gz``, ``case_0001.nii.gz`` become the input ``case``.
 
     Raises:
         DataError: a folder has no such file, or two files would be written to one place.
@@ -37,7 +50,7 @@ def list_inputs(arguments: Sequence[Path]) -> list[Input]:
         inputs = (
             _below(argument) if argument.is_dir() else [Input(argument, input_name(argument.name))]
         )
-        for entry in inputs:
+        for entry in _grouped(inputs, channels):
             other = found.setdefault(entry.name, entry)
             if other.path.absolute() != entry.path.absolute():
                 raise DataError(
@@ -51,6 +64,23 @@ def input_name(name: str) -> str:
     """A file's name without a suffix that says what it is."""
     known = next((s for s in sorted((*NIFTI, *HDF5), key=len)[::-1] if name.endswith(s)), "")
     return name.removesuffix(known)
+
+
+def _grouped(inputs: Sequence[Input], channels: int) -> list[Input]:
+    if channels == 1:
+        return list(inputs)
+    found: dict[Path, Input] = {}
+    for entry in inputs:
+        match = CHANNEL.fullmatch(entry.path.name)
+        if match is None:
+            found[entry.path] = entry
+            continue
+        first, *others = (
+            entry.path.with_name(f"{match[1]}_{number:04}{match[3]}") for number in range(channels)
+        )
+        name = f"{entry.name.removesuffix(match[1] + '_' + match[2])}{match[1]}"
+        found[first] = Input(first, name, tuple(others))
+    return list(found.values())
 
 
 def _below(folder: Path) -> list[Input]:

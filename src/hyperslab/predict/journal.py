@@ -43,7 +43,7 @@ class Journal:
     def done(self, entry: Input) -> bool:
         """Whether this very file is done."""
         row = self.rows.get(entry.name)
-        if row is None or not entry.path.exists():
+        if row is None or not all(path.exists() for path in entry.paths):
             return False
         return all(row.get(key) == value for key, value in _of(entry).items())
 
@@ -62,7 +62,11 @@ def digest(checkpoint: Path) -> str:
 def _of(entry: Input) -> Row:
     status = entry.path.stat()
     path = str(entry.path.absolute())
-    return {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns}
+    found = {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns}
+    others = [file.stat() for file in entry.channels if file.exists()]
+    if others:
+        found["channels"] = [[other.st_size, other.st_mtime_ns] for other in others]
+    return found
 
 
 def _lines(path: Path) -> list[Row]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hyperslab.atomic_files import write_csv
 from hyperslab.comm.agreement import from_main
@@ -17,11 +18,14 @@ from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.keyed.header import lbann_of
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
+from hyperslab.formats.padded import fill_as, rounded_up
+from hyperslab.geometry import Box
 from hyperslab.metrics.confusion import predicted_classes
 from hyperslab.predict.inputs import Input
 from hyperslab.predict.journal import Journal, digest
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
+from hyperslab.predict.windows import WindowPolicy, predict_windows
 from hyperslab.tensor.main_rank import gather_to_main
 
 PARAMETERS_FILE = "parameters.csv"
@@ -39,8 +43,17 @@ class InputOutcome:
 class ResultFolder:
     """One run's network and the folder that it fills."""
 
-    def __init__(self, network: Network, folder: Path, *, native: bool) -> None:
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        *,
+        native: bool,
+        windows: WindowPolicy | None = None,
+    ) -> None:
         """Every rank makes one; only the main rank keeps the journal.
+
+        With ``windows`` volumes are predicted in parts, see `predict_windows`.
 
         Raises:
             DataError: the folder cannot be written.
@@ -48,6 +61,8 @@ class ResultFolder:
         self.network = network
         self.folder = folder
         self.native = native
+        self.windows = windows
+        self.fill = fill_as(network.transform.lowest, np.dtype(network.about.dtype))
         self.grid = network.grid
         self.about = network.about
         self.journal: Journal | None = None
@@ -60,6 +75,7 @@ class ResultFolder:
             "native": self.native,
             "precision": of.recipe.precision,
             "transform": of.transform.name,
+            **({} if self.windows is None else self.windows.facts),
         }
         self.journal = Journal(self.folder, json.loads(json.dumps(by)))
 
@@ -83,23 +99,36 @@ class ResultFolder:
 
     def _classes(self, entry: Input) -> None:
         volume = self._open_volume(entry)
-        logits = self.network(volume.block(self.grid), volume.shape, str(entry.path))
-        mask = gather_to_main(predicted_classes(logits))
+        if self.windows is None:
+            mask = self._whole(volume, str(entry.path))
+        else:
+            mask = predict_windows(self.network, volume, self.windows, str(entry.path))
         path = self.folder / entry.mask
 
         def write() -> None:
             assert mask is not None
             path.parent.mkdir(parents=True, exist_ok=True)
-            volume.write(mask[0], path)
+            volume.write(mask, path)
             self._note(entry)
 
         from_main(write, failing=f"cannot write {path}", error=DataError)
+
+    def _whole(self, volume: Volume, where: str) -> NDArray[np.uint8] | None:
+        """The mask (D, H, W) of a volume in one piece, on the main rank."""
+        multiple = self.network.recipe.data.multiple or 1
+        box = Box.whole(rounded_up(volume.shape, multiple))
+        logits = self.network(volume.block(self.grid, box), box.shape, where)
+        mask = gather_to_main(predicted_classes(logits))
+        if mask is None:
+            return None
+        depth, height, width = volume.shape[1:]
+        return mask[0, :depth, :height, :width]
 
     def _open_volume(self, entry: Input) -> Volume:
         name = entry.path.name
         native = self.native
         if name.endswith(NIFTI):
-            return Nifti(entry.path, self.about, native=native)
+            return Nifti(entry.paths, self.about, native=native, fill=self.fill)
         return self._open_hdf5(entry, native=native)
 
     def _open_hdf5(self, entry: Input, *, native: bool) -> Hdf5:
@@ -115,6 +144,7 @@ class ResultFolder:
             channels=data.channels,
             lbann=lbann,
             allowed=data.allowed,
+            fill=self.fill,
         )
 
     def _numbers(self, entry: Input) -> None:
@@ -124,8 +154,9 @@ class ResultFolder:
         source = source if width is None else Subvolumes(source, width)
         unit = []
         for sample in range(len(source.names)):
-            block = read_block(source, sample, self.grid)
-            prediction = self.network(block, source.shape, source.where(sample))
+            box = Box.whole(rounded_up(source.shape, self.network.recipe.data.multiple or 1))
+            block = read_block(source, sample, self.grid, box, self.fill)
+            prediction = self.network(block, box.shape, source.where(sample))
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
         from_main(

@@ -15,6 +15,7 @@ from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
 from hyperslab.predict.inputs import list_inputs
 from hyperslab.predict.network import Network
 from hyperslab.predict.result_folder import InputOutcome, ResultFolder
+from hyperslab.predict.windows import WindowPolicy, check_goes_with_windows
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
 
@@ -26,6 +27,7 @@ def predict(
     *,
     checkpoint: str = "best",
     native: bool = False,
+    windows: WindowPolicy | None = None,
     overrides: Sequence[str] = (),
     done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
 ) -> list[InputOutcome]:
@@ -38,6 +40,7 @@ def predict(
     Args:
         checkpoint: see `hyperslab.evaluate.evaluate.evaluate`.
         native: predict at the file's own resolution, not at that of the training.
+        windows: predict volumes in parts that overlap, each cut over all ranks.
         overrides: see `recipe_for`.
         done: called after every input, with the number of all.
 
@@ -50,19 +53,27 @@ def predict(
     """
     recipe = recipe_of(Path(run), overrides)
     folder = Path(out)
-    options = {"checkpoint": checkpoint, "native": native, "inputs": [str(i) for i in inputs]}
+    options = {
+        "checkpoint": checkpoint,
+        "native": native,
+        "inputs": [str(i) for i in inputs],
+        **({} if windows is None else windows.facts),
+    }
     where = {"run": str(Path(run).absolute()), "out": str(folder.absolute())}
     facts = launch_facts(recipe, command="predict", **where, **options)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
         with last_words():
             grid = Grid(**recipe.grid.model_dump())
+            network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
+            channels = network.about.whole[0] if network.about.classes else 1
             entries = from_main(
-                lambda: list_inputs([Path(path) for path in inputs]),
+                lambda: list_inputs([Path(path) for path in inputs], channels),
                 failing="cannot list the inputs",
             )
-            network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
-            results = ResultFolder(network, folder, native=native)
+            if windows is not None:
+                check_goes_with_windows(network)
+            results = ResultFolder(network, folder, native=native, windows=windows)
             outcomes = []
             for entry in entries:
                 outcomes.append(results.predict(entry))

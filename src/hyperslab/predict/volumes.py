@@ -5,6 +5,7 @@ Legend: C channels, (D, H, W) voxels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import linear
+from hyperslab.formats.padded import read_filled
 from hyperslab.formats.selection import Selected
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.reach import STRICT, Allowed
@@ -31,12 +33,15 @@ Mask = NDArray[np.uint8]
 
 
 class Volume(Protocol):
-    """``shape`` (C, D, H, W) as the network will see it."""
+    """``shape`` (C, D, H, W) on the lattice that the network sees."""
 
     shape: tuple[int, ...]
 
-    def block(self, grid: Grid) -> Array:
-        """This rank's box (1, C, d, h, w), as stored; every rank calls it."""
+    def block(self, grid: Grid, wanted: Box) -> Array:
+        """This rank's box (1, C, d, h, w) of the box ``wanted``, as stored; every rank calls it.
+
+        Beyond the volume, where ``wanted`` may reach, it holds the fill value.
+        """
         ...
 
     def write(self, mask: Mask, path: Path) -> None:
@@ -45,32 +50,54 @@ class Volume(Protocol):
 
 
 class Nifti:
-    """A NIfTI file: the main rank reads it, resamples it to the network's lattice and scatters it.
+    """A scan in NIfTI files: the main rank reads it, resamples it to the network's lattice and
+    scatters it.
 
     A compressed file can be read from its beginning only, so the others would gain nothing.
+    ``paths``: one, or one for each channel.
 
     Raises:
-        DataError: on every rank; see `image.read`.
+        DataError: on every rank; see `image.read_channels`.
     """
 
-    def __init__(self, path: Path, about: DataCard, *, native: bool) -> None:
-        self.values: NDArray[np.int16] | None = None
+    def __init__(
+        self, paths: Sequence[Path], about: DataCard, *, native: bool, fill: float = 0
+    ) -> None:
+        self.values: Array | None = None
         self.scan: image.CtVolume | None = None
-        lattice = None if native else about.whole[1:]
+        self.about = about
+        self.fill = fill
         self.shape = from_main(
-            lambda: self._read(path, lattice), failing=f"{path}: cannot be read", error=DataError
+            lambda: self._read(paths, native),
+            failing=f"{paths[0]}: cannot be read",
+            error=DataError,
         )
-        _check(path, self.shape[:1], about.whole[:1], "channels")
+        if self.shape[0] != about.whole[0]:
+            words = "is 4-D and has" if len(paths) == 1 and self.shape[0] > 1 else "has"
+            raise DataError(
+                f"{paths[0]}: {words} {self.shape[0]} channels but the network was trained on "
+                f"{', '.join(about.channels) or about.whole[0]}"
+            )
 
-    def _read(self, path: Path, lattice: tuple[int, ...] | None) -> tuple[int, ...]:
-        """As `hyperslab convert` does it, so that the network sees what it was trained on."""
-        self.scan = image.read(path)
-        values = self.scan.values if lattice is None else linear(self.scan.values, lattice)
-        self.values = as_hu(values)[None, None]
-        return self.values.shape[1:]
+    def _read(self, paths: Sequence[Path], native: bool) -> tuple[int, ...]:
+        """As training reads it, so that the network sees what it was trained on."""
+        self.scan = image.read_channels(paths)
+        values = self.scan.values
+        lattice = None if native else _lattice(self.scan, self.about)
+        if lattice is not None and lattice != values.shape[1:]:
+            values = np.stack([linear(channel, lattice) for channel in values])
+        stored = np.dtype(self.about.dtype)
+        self.values = as_hu(values) if stored == np.int16 else values.astype(stored, copy=False)
+        return self.values.shape
 
-    def block(self, grid: Grid) -> Array:
-        return scatter_from_main(self.values, partition(self.shape, grid), np.dtype(np.int16), grid)
+    def block(self, grid: Grid, wanted: Box) -> Array:
+        part = None
+        if self.values is not None:
+            whole = self.values
+            read = lambda box: whole[box.slices()]  # noqa: E731
+            part = read_filled(read, Box.whole(whole.shape), wanted, self.fill, whole.dtype)[None]
+        dtype = np.dtype(self.about.dtype)
+        return scatter_from_main(part, partition(wanted.shape, grid), dtype, grid)
 
     def write(self, mask: Mask, path: Path) -> None:
         assert self.scan is not None
@@ -95,7 +122,9 @@ class Hdf5:
         channels: Channels | None,
         lbann: bool | None = None,
         allowed: Allowed = STRICT,
+        fill: float = 0,
     ) -> None:
+        self.fill = fill
         found, self.affine = from_main(
             lambda: Hdf5Folder.of_volume(path, about.file_shape, channels, lbann, allowed),
             failing=f"{path}: cannot be read",
@@ -107,12 +136,12 @@ class Hdf5:
             found.redshifts = found.redshifts or about.stored_redshifts
             self.source = Selected(found, redshifts=about.redshifts)
         self.shape = self.source.shape
-        if not native:
+        if not native and not about.varied:
             _check(path, self.shape[1:], about.whole[1:], "voxels")
 
-    def block(self, grid: Grid) -> Array:
+    def block(self, grid: Grid, wanted: Box) -> Array:
         try:
-            return read_block(self.source, 0, grid)
+            return read_block(self.source, 0, grid, wanted, self.fill)
         finally:
             self.source.close()
 
@@ -122,17 +151,22 @@ class Hdf5:
         image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
 
 
-def read_block(source: Source, sample: int, grid: Grid) -> Array:
-    """This rank's box (1, C, d, h, w) of a sample; every rank calls it.
+def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float = 0) -> Array:
+    """This rank's box (1, C, d, h, w) of the box ``wanted`` of a sample; every rank calls it.
+
+    Beyond the sample it holds ``fill``.
 
     Raises:
         DataError: on every rank, if one cannot read its box.
     """
-    box = partition(source.shape, grid).box(grid.coords)
-    wanted = Box(box.lo[1:], box.hi[1:])
+    box = partition(wanted.shape, grid).box(grid.coords)
+    mine = Box(box.lo[1:], box.hi[1:]).shift(wanted.lo)
+    whole = Box.whole(source.shape)
     where = source.where(sample)
     return all_or_raise(
-        lambda: source.read(sample, wanted)[None],
+        lambda: read_filled(
+            lambda inside: source.read(sample, inside), whole, mine, fill, source.dtype
+        )[None],
         failing=f"{where}: cannot be read",
         error=DataError,
     )
@@ -145,6 +179,19 @@ def partition(shape: tuple[int, ...], grid: Grid) -> Partition:
         LayoutError: it has fewer voxels along a side than the grid has ranks.
     """
     return grid.partition((1, *shape))
+
+
+def _lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] | None:
+    """The voxels (D, H, W) of a scan as the network was trained to see it; None: its own.
+
+    Volumes of one shape have that; those of one size of a voxel have as many as that makes.
+    """
+    if not about.varied:
+        return about.whole[1:]
+    if not about.voxel or np.allclose(scan.spacing, about.voxel, rtol=1e-2):
+        return None
+    extents = np.array(scan.values.shape[1:]) * scan.spacing / np.array(about.voxel)
+    return tuple(max(1, round(float(extent))) for extent in extents)
 
 
 def _check(path: Path, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:

@@ -66,6 +66,7 @@ class DataSection(TargetSection):
     redshifts: tuple[NonNegativeFloat, ...] | None = None  # of the channels read; None: all
     targets: tuple[str, ...] | None = None  # the parameters to train, by name; None: all
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
+    multiple: PositiveInt | None = None  # round extents up to multiples, with background
     plugins: tuple[str, ...] = ()  # modules to import, which register formats
     format: FormatName | None = None  # None: found out
     channels: Literal["first", "last"] | None = None  # None: found out

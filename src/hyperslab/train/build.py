@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from hyperslab import data as volumes
@@ -128,6 +129,7 @@ def open_data(
         redshifts=data.redshifts,
         targets=data.targets,
         subvolume=data.subvolume,
+        multiple=data.multiple,
         driver=data.driver,
         store=store,
         prefetch=volumes.PrefetchPolicy(data.prefetch, data.prefetch_bytes),
@@ -149,7 +151,24 @@ def data_card(data: volumes.Dataset) -> DataCard:
         data.parameters,
         source.redshifts,
         source.stored_redshifts,
+        np.dtype(source.dtype).name,
+        bool(source.shapes),
+        _voxel_of_all(source),
+        source.channel_names,
     )
+
+
+def _voxel_of_all(source: Source) -> tuple[float, ...]:
+    """The size of a voxel [mm] where volumes of different shapes have one; else nothing.
+
+    Those of one shape are told by that.
+    """
+    first = source.voxel_size(0) if source.shapes else None
+    if first is None:
+        return ()
+    others = (source.voxel_size(sample) for sample in range(1, len(source.names)))
+    alike = all(size is not None and np.allclose(size, first, rtol=1e-2) for size in others)
+    return first if alike else ()
 
 
 def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.packed_file import check_packed, opened_to_end
 from hyperslab.formats.shared.storage_order import StorageOrder
 
-NiftiHeader = tuple[tuple[int, ...], np.dtype[Any], int]
-"""Shape (C, D, H, W) and type of a volume, and the bytes of a label."""
+
+@dataclass(frozen=True, slots=True)
+class NiftiHeader:
+    """Shape (C, D, H, W), type and voxels' size (D, H, W) [mm] of a scan; the bytes of a label."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    voxel: tuple[float, ...]
+    label_bytes: int
+
 
 NIFTI = "NIfTI"
 
@@ -148,7 +157,8 @@ def read_pair_header(pair: Pair) -> NiftiHeader:
     if labels[0] != 1:
         raise DataError(f"{pair.labels}: has {labels[0]} channels; needs one label a voxel")
     _check_place(pair.labels, labels, place, pair.image, shape, affine)
-    return (max(shape[0], len(pair.images)), *shape[1:]), dtype, label_bytes
+    voxel = tuple(np.linalg.norm(affine[:3, 2::-1], axis=0).tolist())
+    return NiftiHeader((max(shape[0], len(pair.images)), *shape[1:]), dtype, voxel, label_bytes)
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], int]:

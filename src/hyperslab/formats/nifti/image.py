@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gzip
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,15 @@ from numpy.typing import NDArray
 from hyperslab.atomic_files import created_aside
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import lattice
-from hyperslab.formats.nifti.header import NIFTI, dtype_of, load_image, orientation, voxels
+from hyperslab.formats.nifti.header import (
+    NIFTI,
+    affine_of,
+    dtype_of,
+    load_image,
+    order_of,
+    orientation,
+    voxels,
+)
 from hyperslab.formats.parameters import Floats
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
@@ -37,9 +46,10 @@ CANONICAL = ((0, 1), (1, 1), (2, 1))
 class CtVolume:
     """One volume of a NIfTI file.
 
-    ``values`` (D, H, W): int16 where the file's numbers are such, else float32, slope and
-    intercept applied (HU for a CT). ``affine`` (4, 4) maps (d, h, w, 1) to (x, y, z, 1) [mm] in
-    RAS+. The file's own are ``header``, ``stored_shape`` and ``stored_affine`` (of i, j, k).
+    ``values`` (D, H, W), of `read_channels` (C, D, H, W): int16 where the file's numbers are such,
+    else float32, slope and intercept applied (HU for a CT). ``affine`` (4, 4) maps (d, h, w, 1) to
+    (x, y, z, 1) [mm] in RAS+. The file's own are ``header``, ``stored_shape`` and ``stored_affine``
+    (of i, j, k).
     """
 
     path: Path
@@ -69,13 +79,29 @@ def read(path: Path) -> CtVolume:
         HyperslabError: the extra ``medical`` is not installed.
     """
     volume = _load(path)
-    low = volume.values.min()
-    high = volume.values.max()
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise DataError(f"{path}: holds NaN or infinite values")
-    if low == high:
-        raise DataError(f"{path}: is empty: every voxel is {low:g}")
+    _check_values(volume)
     return volume
+
+
+def read_channels(paths: Sequence[Path]) -> CtVolume:
+    """Read a volume (C, D, H, W): channels along a file's fourth dim, or each in a file.
+
+    Raises:
+        DataError: as `read`, but a file may be 4-D; or the files differ in shape, or have several
+            channels each.
+    """
+    first, *others = [_load(path, channels=True) for path in paths]
+    for path, other in zip(paths[1:], others, strict=True):
+        if other.values.shape != first.values.shape or len(other.values) != 1:
+            raise DataError(
+                f"{path}: is {other.values.shape} (C, D, H, W) but {paths[0].name} is "
+                f"{first.values.shape}; each channel has a file, and all have one shape"
+            )
+    if others:
+        values = np.concatenate([volume.values for volume in (first, *others)])
+        first = replace(first, values=values)
+    _check_values(first)
+    return first
 
 
 def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
@@ -112,7 +138,7 @@ def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
         DataError: the name does not end in .nii or .nii.gz, or the file cannot be written.
     """
     orientations = optional.nibabel().orientations
-    mask = lattice.nearest(mask.astype(np.uint8), like.values.shape).transpose(2, 1, 0)
+    mask = lattice.nearest(mask.astype(np.uint8), like.values.shape[-3:]).transpose(2, 1, 0)
     back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
     header = like.header.copy()
     header["cal_min"] = header["cal_max"] = 0  # the window in which a viewer shows the CT
@@ -148,18 +174,32 @@ def save_image(
         raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _load(path: Path) -> CtVolume:
-    nibabel = optional.nibabel()
+def _load(path: Path, *, channels: bool = False) -> CtVolume:
+    """A volume (D, H, W), or with ``channels`` (C, D, H, W)."""
     with naming(path, NIFTI, ANY):
         image = load_image(path)
-        turned = orientation(path, image)
+        turned = orientation(path, image, channels=channels)
+        order = order_of(turned, len(image.shape))
         with voxels(path, image) as proxy:
-            values = nibabel.orientations.apply_orientation(_values(image, proxy), turned)
-    turn = nibabel.orientations.inv_ornt_aff(turned, image.shape)
-    affine = (image.affine @ turn)[:, [2, 1, 0, 3]]
-    return CtVolume(
-        path, values.transpose(2, 1, 0), affine, image.header, image.shape, image.affine
-    )
+            values = order.to_volume(_values(image, proxy))
+        affine = affine_of(image, turned)[:, [2, 1, 0, 3]]
+    if not channels:
+        (values,) = values
+    return CtVolume(path, values, affine, image.header, image.shape, image.affine)
+
+
+def _check_values(volume: CtVolume) -> None:
+    """Refuse a volume that cannot be one.
+
+    Raises:
+        DataError: NaN or infinite values, or one and the same everywhere.
+    """
+    low = volume.values.min()
+    high = volume.values.max()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise DataError(f"{volume.path}: holds NaN or infinite values")
+    if low == high:
+        raise DataError(f"{volume.path}: is empty: every voxel is {low:g}")
 
 
 def _values(image: Any, proxy: Any) -> NDArray[Any]:

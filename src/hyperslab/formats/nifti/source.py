@@ -50,12 +50,14 @@ from hyperslab.geometry import Box
 class Scans:
     """N volumes of ``shapes`` (C, D, H, W) read as ``dtype``, each with the file of its labels.
 
-    ``stamps``: of the files of each, the labels' last, by its name. The rest: see `ScanList`.
+    ``voxels``: their sizes along D, H, W [mm]. ``stamps``: of the files of each, the labels' last,
+    by its name. The rest: see `ScanList`.
     """
 
     folder: Path
     pairs: tuple[Pair, ...]
     shapes: tuple[tuple[int, ...], ...]
+    voxels: tuple[tuple[float, ...], ...]
     dtype: np.dtype[Any]
     label_bytes: int
     stamps: Mapping[str, tuple[Stamp, ...]]
@@ -170,14 +172,20 @@ class NiftiFolder(Source):
             affine = affine_of(image, turn)[:, [2, 1, 0, 3]]
         return Extras(SCAN_KEYS, affine=affine)
 
+    def voxel_size(self, sample: int) -> tuple[float, ...]:
+        return self.scans.voxels[sample]
+
     def files(self, sample: int) -> tuple[Path, ...]:
         pair = self.scans.pairs[sample]
         return *pair.images, pair.labels
 
     def alone(self, sample: int) -> NiftiFolder:
         one = slice(sample, sample + 1)
-        shapes = self.scans.shapes[one]
-        return NiftiFolder(replace(self.scans, pairs=self.scans.pairs[one], shapes=shapes))
+        scans = self.scans
+        voxels = scans.voxels[one]
+        return NiftiFolder(
+            replace(scans, pairs=scans.pairs[one], shapes=scans.shapes[one], voxels=voxels)
+        )
 
 
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
@@ -220,21 +228,24 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> Scans:
         return read_pair_header(pair)
 
     found = sift(pairs, header, refuse)
-    channels = len(listed.channels) or found[0][1][0][0]
+    channels = len(listed.channels) or found[0][1].shape[0]
 
     def alike(entry: tuple[Pair, NiftiHeader]) -> None:
-        pair, (shape, _, _) = entry
-        if shape[0] != channels:
+        pair, header = entry
+        if header.shape[0] != channels:
             words = ", ".join(listed.channels) or f"{found[0][0].image.name} has {channels}"
-            raise DataError(f"{pair.image}: has {shape[0]} channels, not {channels}: {words}")
+            raise DataError(
+                f"{pair.image}: has {header.shape[0]} channels, not {channels}: {words}"
+            )
 
     good = [entry for entry, _ in sift(found, alike, refuse)]
     return Scans(
         folder,
         tuple(pair for pair, _ in good),
-        tuple(shape for _, (shape, _, _) in good),
-        np.result_type(*(dtype for _, (_, dtype, _) in good)),
-        max(size for _, (_, _, size) in good),
+        tuple(header.shape for _, header in good),
+        tuple(header.voxel for _, header in good),
+        np.result_type(*(header.dtype for _, header in good)),
+        max(header.label_bytes for _, header in good),
         stamps,
         listed.classes,
         listed.channels,

@@ -38,6 +38,21 @@ def nibabel() -> ModuleType:
     return nibabel
 
 
+def monai_data() -> ModuleType:
+    """The module ``monai.data.utils``.
+
+    Raises:
+        HyperslabError: the extra ``medical`` is not installed.
+    """
+    try:
+        import monai.data.utils
+    except ImportError as error:
+        raise HyperslabError(
+            f"sliding windows need another library ({error}): pip install hyperslab[medical]"
+        ) from error
+    return monai.data.utils
+
+
 def mpi() -> Any:
     """The module ``mpi4py.MPI``, which starts MPI when it is imported.
 
