@@ -18,7 +18,7 @@ static void combine_rows(float *restrict dx, const float *restrict du, const flo
 }
 
 /* One row of a run. */
-static void write_gradient(const chain *k, const cursor *at, const gradient_rooms *r, const float *g,
+static void write_gradient(const chain *k, const cursor *at, const gradient_rooms *r, const source *g,
                            int64_t row, const float *b, const float *c, float *out, uint16_t *halves)
 {
     int64_t n = elements_here(k, at), from = row_of(k, at, row);
@@ -76,9 +76,9 @@ int hyperslab_chain_backward(const chain *k)
         block = at.block;
         if (spread_cubes(k, &at))
             continue;
-        const float *g = spread_gradient(k, &at, &r);
+        source g = spread_gradient(k, &at, &r);
         for (int64_t row = 0; row < rows_of(k, &at); row++)
-            write_gradient(k, &at, &r, g, row, b, c, out, halves);
+            write_gradient(k, &at, &r, &g, row, b, c, out, halves);
     }
     finish_stream(k->stream);
     free(all.all);

@@ -49,12 +49,24 @@ typedef struct {
     int whole;                          /* lines */
     int64_t left;                       /* runs that this part still has */
     int64_t step;                       /* a multiple of the channels */
+    int64_t period;                     /* elements that have numbers and sums of their own */
     int64_t room;                       /* elements of the longest row */
 } cursor;
 
 INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t ratio_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+/* Elements whose numbers and sums stay in registers, see `wide.h`; 0 for too many channels. */
+INLINE int64_t in_registers(int64_t channels)
+{
+#if WIDE
+    return 16 * VECTORS % channels == 0 ? 16 * VECTORS : 0;
+#else
+    (void)channels;
+    return 0;
+#endif
+}
 
 /* The runs of this part. Parts that write bits must not meet in a byte; where they would the first
  * one does everything. */
@@ -73,8 +85,10 @@ static cursor begin(const chain *k)
     int64_t vectors = 16; /* a step is of whole vectors */
     while (vectors > 1 && k->channels * vectors / 2 % 16 == 0)
         vectors /= 2;
-    int64_t step = k->norm || k->sums ? SHORT_STEP : STEP;
+    int64_t few = in_registers(k->channels);
+    int64_t step = (k->norm || k->sums) && !few ? SHORT_STEP : STEP;
     at.step = ratio_up(ratio_up(step, k->channels), vectors) * vectors * k->channels;
+    at.period = few ? few : at.step;
 
     int64_t runs_of_plane = ratio_up(at.lines, at.lines_of_run) * ratio_up(at.tiles, at.tiles_of_run);
     int64_t runs_of_line = ratio_up(at.tiles, at.tiles_of_run);

@@ -52,6 +52,7 @@ typedef struct {
     void *target;
     int64_t y_type, stream, first_y;
     const float *m, *s, *t;
+    int64_t period;
     float *loaded, *a;
     uint16_t *halves;
 } step;
@@ -62,8 +63,9 @@ INLINE void activate_step(const step *p, int activation, int scaled, int add)
     float slope = (float)k->slope;
     int64_t done = 0;
 #if WIDE
-    done = activate_wide(p->target, p->y_type, p->stream, p->first_y, k->x, k->x_type, p->first,
-                         p->m, p->s, p->t, p->n, slope, k->bits, activation, scaled, add);
+    forward_step w = {p->target, p->y_type, p->stream, p->first_y, k->x, k->x_type, p->first,
+                      p->m, p->s, p->t, p->period, slope, k->bits};
+    done = activate_wide(&w, p->n, activation, scaled, add);
 #endif
     if (done == p->n)
         return;
@@ -178,7 +180,7 @@ static void run_pointwise(const chain *k, const cursor *at, const forward_rooms 
     int64_t n = elements_here(k, at), from = row_of(k, at, 0);
     for (int64_t i = 0; i < n; i += at->step) {
         step p = {k, from + i, min_of(at->step, n - i), k->y, k->y_type, k->stream, from + i,
-                  r->m, r->s, r->t, r->loaded, r->a, r->halves};
+                  r->m, r->s, r->t, at->period, r->loaded, r->a, r->halves};
         activate_any(&p, 0);
     }
 }
@@ -193,7 +195,7 @@ static void run_pooled(const chain *k, const cursor *at, const forward_rooms *r)
             int64_t here = min_of(at->step, n - i);
             int later = k->maximum && row;
             step p = {k, from + i, here, later ? r->a : r->rows + i, FLOAT32, 0, 0,
-                      r->m, r->s, r->t, r->loaded, r->a, r->halves};
+                      r->m, r->s, r->t, at->period, r->loaded, r->a, r->halves};
             activate_any(&p, row && !k->maximum);
             if (later)
                 challenge(r->rows + i, r->who + i, r->a, (int32_t)row, here);

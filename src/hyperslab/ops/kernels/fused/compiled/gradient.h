@@ -67,14 +67,14 @@ static void award(float *restrict da, const float *restrict g, const int32_t *re
 typedef struct {
     float *spread, *part, *lines; /* of a run */
     int32_t *winner, *number;
-    float *loaded, *da, *du, *m, *s, *t; /* of a step */
+    float *loaded, *given, *da, *du, *m, *s, *t; /* of a step */
     uint32_t *mask;
     double *sum, *product; /* of a step, for sums */
 } gradient_rooms;
 
 static int prepare(store *all, gradient_rooms *r, const chain *k, const cursor *at, int64_t more)
 {
-    if (rooms(all, at, 5, 7 + more))
+    if (rooms(all, at, 5, 8 + more))
         return 1;
     r->spread = take_room(all, at->room);
     r->part = take_room(all, at->room);
@@ -82,6 +82,7 @@ static int prepare(store *all, gradient_rooms *r, const chain *k, const cursor *
     r->winner = take_room(all, at->room);
     r->number = take_room(all, at->room);
     r->loaded = take_room(all, at->step);
+    r->given = take_room(all, at->step);
     r->da = take_room(all, at->step);
     r->du = take_room(all, at->step);
     r->m = take_room(all, at->step);
@@ -115,13 +116,20 @@ static void spread_run(const chain *k, const cursor *at, const float *results, f
         spread(lines, k->pool_height, k->width * k->channels, lines_here(at), row);
 }
 
+/* Numbers of some type in memory, from element `first` on. */
+typedef struct {
+    const void *values;
+    int64_t type, first;
+} source;
+
 /* The gradients at every element of a row, and the winners but for the number of the row. */
-static const float *spread_gradient(const chain *k, const cursor *at, const gradient_rooms *r)
+static source spread_gradient(const chain *k, const cursor *at, const gradient_rooms *r)
 {
     int64_t results = results_here(k, at), first = result_of(k, at), n = elements_here(k, at);
     int64_t elements = k->pool_depth * k->pool_height * k->pool_width;
-    if (elements == 1 && !k->maximum && k->g_type == FLOAT32)
-        return (const float *)k->g + first;
+    source given = {k->g, k->g_type, first}, made = {r->spread, FLOAT32, 0};
+    if (elements == 1 && !k->maximum)
+        return given;
     const float *g = read_row(k->g, k->g_type, first, results, r->part);
     if (!k->maximum) {
         float inverse = 1.0f / (float)elements;
@@ -129,8 +137,6 @@ static const float *spread_gradient(const chain *k, const cursor *at, const grad
             r->part[i] = g[i] * inverse;
         g = r->part;
     }
-    if (elements == 1 && !k->maximum)
-        return g;
     spread_run(k, at, g, r->lines, r->spread);
     if (k->maximum) {
         int32_t *winner = (int32_t *)r->part;
@@ -140,13 +146,13 @@ static const float *spread_gradient(const chain *k, const cursor *at, const grad
         for (int64_t i = 0; i < n; i++)
             r->winner[i] -= r->number[i];
     }
-    return r->spread;
+    return made;
 }
 
 /* A step: `i` elements after the beginning of a row's elements, `from` after that of the block. */
 typedef struct {
     int64_t row, i, from, n;
-    const float *g; /* at the first element of the row */
+    const source *g; /* at the first element of the row; NULL: there is none */
 } place;
 
 INLINE int known_by(const chain *k)
@@ -160,14 +166,16 @@ static gradient_step wide_step(const chain *k, const cursor *at, const gradient_
                                const place *p)
 {
     gradient_step w = {
-        .g = p->g ? p->g + p->i : NULL,
+        .g = p->g ? p->g->values : NULL,
+        .g_type = p->g ? p->g->type : FLOAT32,
+        .first_g = p->g ? p->g->first + p->i : 0,
         .winner = k->maximum ? r->winner + p->i : NULL,
         .number = (int32_t)(p->row * tile_in_row(k, at)),
         .x = k->x,
         .x_type = k->x_type,
         .first_x = p->from,
         .m = r->m,
-        .period = at->step,
+        .period = at->period,
         .s = r->s,
         .t = r->t,
         .bits = k->bits,
@@ -183,8 +191,8 @@ static gradient_step wide_step(const chain *k, const cursor *at, const gradient_
 static const float *gradient_from(const chain *k, const cursor *at, const gradient_rooms *r,
                                   const place *p, int64_t skip, const float *x)
 {
-    const float *g = p->g + p->i + skip;
     int64_t n = p->n - skip;
+    const float *g = read_row(p->g->values, p->g->type, p->g->first + p->i + skip, n, r->given);
     if (k->maximum) {
         int32_t number = (int32_t)(p->row * tile_in_row(k, at));
         award(r->da + skip, g, r->winner + p->i + skip, number, n);

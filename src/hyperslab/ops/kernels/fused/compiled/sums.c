@@ -37,7 +37,7 @@ static void sum_rest(const chain *k, const cursor *at, const gradient_rooms *r, 
     accumulate(sum, product, du, x, r->m + lane, n);
 }
 
-static void sum_row(const chain *k, const cursor *at, const gradient_rooms *r, const float *g,
+static void sum_row(const chain *k, const cursor *at, const gradient_rooms *r, const source *g,
                     int64_t row)
 {
     int64_t n = elements_here(k, at), from = row_of(k, at, row), done = 0;
@@ -46,11 +46,11 @@ static void sum_row(const chain *k, const cursor *at, const gradient_rooms *r, c
     gradient_step w = wide_step(k, at, r, &whole);
     w.sum = r->sum;
     w.product = r->product;
-    done = g ? gradient_wide_any(&w, n, known_by(k), SUMMED) : around_wide(&w, n);
+    done = g ? sums_wide_any(&w, n, known_by(k)) : around_wide(&w, n);
 #endif
     while (done < n) {
-        int64_t lane = done % at->step, begin = done - lane;
-        place p = {row, begin, from + begin, min_of(at->step, n - begin), g};
+        int64_t lane = done % at->period, begin = done - lane;
+        place p = {row, begin, from + begin, min_of(at->period, n - begin), g};
         sum_rest(k, at, r, &p, lane);
         done = begin + p.n;
     }
@@ -112,7 +112,7 @@ int hyperslab_chain_sums(const chain *k)
     gradient_rooms r;
     if (prepare(&all, &r, k, &at, 4))
         return 1;
-    int64_t step = min_of(at.step, at.room), block = -1, values = 0;
+    int64_t step = min_of(at.period, at.room), block = -1, values = 0;
     r.sum = take_room(&all, 2 * at.step);
     r.product = take_room(&all, 2 * at.step);
     memset(r.sum, 0, 8 * step);
@@ -129,9 +129,11 @@ int hyperslab_chain_sums(const chain *k)
         }
         block = at.block;
         values += elements_here(k, &at) / k->channels * rows_of(k, &at);
-        const float *g = k->g ? spread_gradient(k, &at, &r) : NULL;
+        source g = {0};
+        if (k->g)
+            g = spread_gradient(k, &at, &r);
         for (int64_t row = 0; row < rows_of(k, &at); row++)
-            sum_row(k, &at, &r, g, row);
+            sum_row(k, &at, &r, k->g ? &g : NULL, row);
     }
     flush(k, block, &r, values, step);
     free(all.all);
