@@ -22,7 +22,7 @@ from hyperslab.comm.shared_memory.sums import SharedSums, Shown, area_bytes, che
 from hyperslab.memory_format import CHANNELS_LAST
 
 BUDGET = 32 << 20  # [B] of all slots together
-LARGEST = 1 << 20  # [B] of one slot
+LARGEST = 4 << 20  # [B] of one slot: what is larger goes through a socket and is copied for it
 
 
 class Shared:
@@ -153,7 +153,7 @@ def shared_bytes(size: int) -> int:
     """Of all slots and areas of so many ranks of a machine [B].
 
     >>> shared_bytes(1), shared_bytes(2) >> 20
-    (0, 12)
+    (0, 24)
     """
     pairs = size * (size - 1)
     return pairs * SLOTS * _slot(size) + size * area_bytes(size) if pairs else 0

@@ -12,6 +12,9 @@ from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels import fused  # noqa: F401 - registers the operators
 from hyperslab.tensor.gradient_homes import GradientHomes
 
+MADE_AT_HOME = 1 << 17
+"""Numbers of a whole parameter whose gradient is made at home though nothing is cast."""
+
 
 class _Taken(torch.autograd.Function):
     """Rows of a parameter, cast; the gradient is made where it is averaged, if that is possible."""
@@ -73,6 +76,7 @@ def taken(
     """
     begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
     plain = rows is None and dtype == parameter.dtype
+    plain = plain and (homes is None or parameter.numel() < MADE_AT_HOME)
     plain = plain or (homes is None and parameter.device.type != "cpu")
     if plain or not parameter.is_leaf or not parameter.requires_grad:
         return (parameter if rows is None else parameter[begin:end]).to(dtype)
