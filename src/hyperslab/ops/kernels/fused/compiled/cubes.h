@@ -1,8 +1,8 @@
-/* Gradients of averages over cubes of two voxels a side, in half precision.
+/* Averages over cubes of two voxels a side, and their gradients.
  *
  * The commonest of all poolings, in channels last with whole vectors of channels and no normalisation:
- * the same as `backward.c` otherwise does row by row, but every gradient is read, and rounded, once
- * for its eight voxels. In float32 memory is the limit either way. */
+ * the same as `forward.c` and `backward.c` otherwise do row by row, but every element passes once
+ * through registers. */
 #ifndef HYPERSLAB_CUBES_H
 #define HYPERSLAB_CUBES_H
 
@@ -13,9 +13,14 @@
 INLINE int averages_cubes(const chain *k)
 {
     int cubes = k->pool_depth == 2 && k->pool_height == 2 && k->pool_width == 2;
+    return cubes && !k->maximum && !k->norm && k->channels % 16 == 0;
+}
+
+/* In float32 memory is the limit either way. */
+INLINE int spreads_cubes(const chain *k)
+{
     int known = k->bits || activation_of(k) == IDENTITY;
-    int plain = !k->maximum && !k->norm && k->y_type != FLOAT32;
-    return cubes && known && plain && k->channels % 16 == 0;
+    return averages_cubes(k) && known && k->y_type != FLOAT32;
 }
 
 /* The first element of each of the four rows of a line of cubes. */
@@ -78,9 +83,9 @@ INLINE void spread_by_types(const chain *k, const cursor *at, int activation)
 }
 
 /* One run of the backward pass; 0 where it is not of this kind. */
-static int spread_cubes(const chain *k, const cursor *at)
+INLINE int spread_cubes(const chain *k, const cursor *at)
 {
-    if (!averages_cubes(k))
+    if (!spreads_cubes(k))
         return 0;
     if (activation_of(k) == LEAKY)
         spread_by_types(k, at, LEAKY);
@@ -91,9 +96,90 @@ static int spread_cubes(const chain *k, const cursor *at)
     return 1;
 }
 
+/* Sixteen channels of a voxel, activated. */
+INLINE __m512 activated_at(const chain *k, int64_t at, int activation, int64_t x_type)
+{
+    __m512 x = load_wide(k->x, x_type, at);
+    if (activation == IDENTITY)
+        return x;
+    __mmask16 passes = passes_wide(x, activation);
+    if (k->bits) {
+        uint16_t word = (uint16_t)passes;
+        memcpy(k->bits + at / 8, &word, 2);
+    }
+    return damped(x, passes, _mm512_set1_ps((float)k->slope), activation);
+}
+
+/* The processor foresees one run of memory, not four that end after a line: so it is told of the
+ * lines that come next, `ahead` elements on. */
+INLINE void average_line(const chain *k, const int64_t *rows, int64_t first, int64_t begin,
+                         int64_t end, int64_t ahead, int activation, int64_t x_type, int64_t y_type)
+{
+    __m512 eighth = _mm512_set1_ps(0.125f);
+    for (int64_t tile = begin; tile < end; tile++)
+        for (int64_t c = 0; c < k->channels; c += 16) {
+            __m512 sum[2];
+            for (int w = 0; w < 2; w++) {
+                __m512 a[4];
+                for (int i = 0; i < 4; i++) {
+                    int64_t at = rows[i] + (2 * tile + w) * k->channels + c;
+                    if (w == 0 || k->channels > 16 || x_type == FLOAT32)
+                        _mm_prefetch((const char *)k->x + (at + ahead) * size_of[x_type], _MM_HINT_T0);
+                    a[i] = activated_at(k, at, activation, x_type);
+                }
+                sum[w] = _mm512_add_ps(_mm512_add_ps(a[0], a[2]), _mm512_add_ps(a[1], a[3]));
+            }
+            __m512 mean = _mm512_mul_ps(_mm512_add_ps(sum[0], sum[1]), eighth);
+            store_wide(k->y, y_type, first + tile * k->channels + c, mean, 0);
+        }
+}
+
+INLINE void average_cubes_of_run(const chain *given, const cursor *at, int activation,
+                                 int64_t x_type, int64_t y_type)
+{
+    const chain known = *given, *k = &known; /* so that it is known not to change */
+    for (int64_t line = at->line; line < at->line + lines_here(at); line++) {
+        int64_t rows[4];
+        rows_of_cubes(k, at, line, rows);
+        int64_t first = ((at->block * at->planes + at->plane) * at->lines + line) * at->tiles;
+        average_line(k, rows, first * k->channels, at->tile, at->tile + tiles_here(at),
+                     2 * k->width * k->channels, activation, x_type, y_type);
+    }
+}
+
+INLINE void average_by_types(const chain *k, const cursor *at, int activation)
+{
+    if (k->x_type == BFLOAT16 && k->y_type == BFLOAT16)
+        average_cubes_of_run(k, at, activation, BFLOAT16, BFLOAT16);
+    else if (k->x_type == FLOAT32 && k->y_type == FLOAT32)
+        average_cubes_of_run(k, at, activation, FLOAT32, FLOAT32);
+    else
+        average_cubes_of_run(k, at, activation, k->x_type, k->y_type);
+}
+
+/* One run of the forward pass; 0 where it is not of this kind. */
+INLINE int average_cubes(const chain *k, const cursor *at)
+{
+    if (!averages_cubes(k))
+        return 0;
+    if (activation_of(k) == LEAKY)
+        average_by_types(k, at, LEAKY);
+    else if (activation_of(k) == RELU)
+        average_by_types(k, at, RELU);
+    else
+        average_by_types(k, at, IDENTITY);
+    return 1;
+}
+
 #else
 
-static int spread_cubes(const chain *k, const cursor *at)
+INLINE int average_cubes(const chain *k, const cursor *at)
+{
+    (void)k, (void)at;
+    return 0;
+}
+
+INLINE int spread_cubes(const chain *k, const cursor *at)
 {
     (void)k, (void)at;
     return 0;

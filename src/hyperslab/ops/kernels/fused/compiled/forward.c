@@ -1,5 +1,5 @@
 /* Normalise, activate and pool, in one pass over the block. */
-#include "chain.h"
+#include "cubes.h"
 
 INLINE void activate(float *restrict a, const float *restrict x, const float *restrict m,
                      const float *restrict s, const float *restrict t, int64_t n, float slope,
@@ -246,6 +246,8 @@ int hyperslab_chain_forward(const chain *k)
             repeat(k->norm, SHIFT, k, at.block, r.t, step);
         }
         block = at.block;
+        if (average_cubes(k, &at))
+            continue;
         if (pooled)
             run_pooled(k, &at, &r);
         else
