@@ -3,6 +3,7 @@
 #define HYPERSLAB_GRADIENT_H
 
 #include "chain.h"
+#include "wide_gradient.h"
 
 /* A step of masks, all ones where the activation passes the gradient. */
 static void read_bits(const uint8_t *bits, int64_t first, int64_t n, uint32_t *restrict mask)
