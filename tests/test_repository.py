@@ -31,7 +31,7 @@ OPTIONAL = [
     need for extra in ("universe", "medical", "zarr", "mpi", "gpu") for need in EXTRAS[extra]
 ]
 RUNTIME = [*PROJECT["dependencies"], *OPTIONAL]
-OTHERS_NEED = {"setuptools", "scipy"}  # jax-cosmo and monai import them and do not say so
+OTHERS_NEED = {"setuptools"}  # jax-cosmo imports it and does not say so
 IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo", "google-crc32c": "google_crc32c"}
 # An absolute path of one machine, a home folder say; the pattern does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")

@@ -26,6 +26,8 @@ from hyperslab.cli.rank import (
 from hyperslab.evaluate.evaluate import evaluate, recipe_for
 from hyperslab.evaluate.regression import Evaluation
 from hyperslab.evaluate.segmentation import ClassEvaluation
+from hyperslab.evaluate.surfaces import SurfacePolicy
+from hyperslab.metrics.surface import TOLERANCE
 
 COLUMNS = {
     "ratio": "ratio",
@@ -43,6 +45,16 @@ OF_CLASSES = {
     "iou": "IoU",
     "precision": "precision",
     "recall": "recall",
+}
+
+OF_SURFACES = {
+    "hausdorff_95_mm": "Hausdorff 95 % [mm]",
+    "average_surface_distance_mm": "average [mm]",
+}
+OF_PRESENCE = {
+    "samples_both": "samples",
+    "samples_missed": "missed",
+    "samples_invented": "invented",
 }
 
 
@@ -67,6 +79,14 @@ def evaluate_command(
             "split.",
         ),
     ] = False,
+    surfaces: Annotated[
+        bool,
+        typer.Option(
+            "--surfaces/--no-surfaces",
+            help="Of classes: measure how far apart surfaces are [mm], where voxels have a size.",
+        ),
+    ] = True,
+    tolerance: Annotated[float, typer.Option(min=0, help="Of the surface Dice [mm].")] = TOLERANCE,
 ) -> None:
     """Measure a network on the test split; also under torchrun and srun, on any grid."""
     adopt_rank()
@@ -77,23 +97,40 @@ def evaluate_command(
     with exit_when_stopped():
         if is_rank(recipe):
             evaluate_as_rank(
-                run, overrides, checkpoint=checkpoint, split=split, calibrate=calibrate
+                run,
+                overrides,
+                checkpoint=checkpoint,
+                split=split,
+                calibrate=calibrate,
+                surfaces=SurfacePolicy(surfaces, tolerance),
             )
             return
         options = ["--checkpoint", checkpoint, "--split", split]
         options += ["--calibrate"] if calibrate else []
+        options += ["--tolerance", str(tolerance)] if surfaces else ["--no-surfaces"]
         launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 
 @as_rank
 def evaluate_as_rank(
-    run: Path, overrides: Sequence[str], *, checkpoint: str, split: str, calibrate: bool
+    run: Path,
+    overrides: Sequence[str],
+    *,
+    checkpoint: str,
+    split: str,
+    calibrate: bool,
+    surfaces: SurfacePolicy,
 ) -> None:
     """Evaluate as one rank; the main one prints."""
     is_main = become_rank()
     log_to_stdout(logging.WARNING)
     result = evaluate(
-        run, checkpoint=checkpoint, split=split, overrides=overrides, calibrate=calibrate
+        run,
+        checkpoint=checkpoint,
+        split=split,
+        overrides=overrides,
+        calibrate=calibrate,
+        surfaces=surfaces,
     )
     if is_main:
         show(result, run, Console(soft_wrap=True))
@@ -109,7 +146,11 @@ def show(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> N
     )
     if isinstance(result, ClassEvaluation):
         console.print(table_of_classes(result), table_of_confusion(result), sep="")
+        if result.surfaces:
+            console.print(table_of_surfaces(result))
         words = "Dice of all voxels together, and the mean of the samples' own"
+        if result.surfaces:
+            words += "\ndistances: means over the samples that have the class in both masks"
     else:
         console.print(table_of(result.errors))
         if any(kind in result.facts for kind in OF_VOLUMES):
@@ -155,6 +196,18 @@ def table_of_classes(result: ClassEvaluation) -> Table:
     table = _empty_table("class", OF_CLASSES.values())
     for name, row in result.scores.items():
         table.add_row(name, *(f"{row[key]:.3g}" for key in OF_CLASSES))
+    return table
+
+
+def table_of_surfaces(result: ClassEvaluation) -> Table:
+    """One row a class but the background: distances, and where there are none."""
+    tolerance = result.facts["surfaces"]["tolerance_mm"]
+    head = {**OF_SURFACES, "surface_dice": f"surface Dice at {tolerance:g} mm"}
+    table = _empty_table("surfaces", [*head.values(), *OF_PRESENCE.values()])
+    for name in result.classes[1:]:
+        row = result.scores[name]
+        cells = [f"{row[key]:.3g}" for key in head]
+        table.add_row(name, *cells, *(f"{row[key]:.0f}" for key in OF_PRESENCE))
     return table
 
 

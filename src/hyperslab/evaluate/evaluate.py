@@ -26,12 +26,15 @@ from hyperslab.comm.start.variables import read_variables
 from hyperslab.errors import DataError
 from hyperslab.evaluate.regression import Evaluation, evaluate_regression
 from hyperslab.evaluate.segmentation import ClassEvaluation, evaluate_segmentation
+from hyperslab.evaluate.surfaces import SurfacePolicy
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import build_model, data_card, open_data, training_digest
 
 log = logging.getLogger("hyperslab")
+
+ALL_SURFACES = SurfacePolicy()
 
 UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
 
@@ -43,6 +46,7 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
     calibrate: bool = False,
+    surfaces: SurfacePolicy = ALL_SURFACES,
 ) -> Evaluation | ClassEvaluation:
     """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
 
@@ -57,6 +61,8 @@ def evaluate(
         overrides: see `recipe_for`.
         calibrate: predict the validation split, too, and recalibrate the predictions for whole
             volumes by lines that are fitted to it; see `evaluate_regression`.
+        surfaces: of classes, whether their distances are measured where the files say how large a
+            voxel is, on one rank that then holds the masks of a sample.
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to calibrate or no other split
@@ -74,7 +80,7 @@ def evaluate(
         with last_words():
             grid = Grid(**recipe.grid.model_dump())
             path = find_checkpoint(run, checkpoint)
-            result = _measure(recipe, grid, path, split, calibrate=calibrate)
+            result = _measure(recipe, grid, path, split, calibrate=calibrate, surfaces=surfaces)
             folder = run / "evaluation"
             from_main(
                 lambda: _write(result, folder),
@@ -131,7 +137,13 @@ def find_checkpoint(run: Path, which: str) -> Path:
 
 
 def _measure(
-    recipe: Recipe, grid: Grid, path: Path, split: str, *, calibrate: bool
+    recipe: Recipe,
+    grid: Grid,
+    path: Path,
+    split: str,
+    *,
+    calibrate: bool,
+    surfaces: SurfacePolicy,
 ) -> Evaluation | ClassEvaluation:
     """Predict and compare; every rank gets the same."""
     if calibrate and split in ("validation", "all"):
@@ -156,7 +168,7 @@ def _measure(
         begin = time.perf_counter()
         result: Evaluation | ClassEvaluation
         if data.classes:
-            result = evaluate_segmentation(model, data, recipe)
+            result = evaluate_segmentation(model, data, recipe, surfaces)
         else:
             seen = None
             if calibrate:

@@ -6,7 +6,7 @@ Legend: N samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hyperslab.atomic_files import created_aside, write_csv, write_json
 from hyperslab.data import Dataset
+from hyperslab.evaluate.surfaces import SampleSurfaces, SurfacePolicy, Surfaces, summaries
 from hyperslab.metrics.confusion import (
     Counts,
     Scores,
@@ -30,6 +31,8 @@ from hyperslab.tensor.main_rank import gather_to_main
 from hyperslab.train.precision import autocast
 
 Masks = dict[str, NDArray[np.uint8]]
+
+NO_SURFACES = SurfacePolicy(wanted=False)
 
 SHOWN = 3
 """Samples whose masks are kept for the report."""
@@ -48,6 +51,7 @@ class ClassEvaluation:
     confusions: Counts
     masks: Masks
     facts: dict[str, Any] = field(default_factory=dict)
+    surfaces: SampleSurfaces = field(default_factory=dict)
 
     @property
     def confusion(self) -> Counts:
@@ -57,10 +61,14 @@ class ClassEvaluation:
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """By class, those of all voxels together, and ``dice_mean``: see `mean_dice`."""
+        """By class, those of all voxels together, and ``dice_mean``: see `mean_dice`.
+
+        And, where surfaces were measured, of every class but the background: see `summary`.
+        """
         means = mean_dice(self.confusions, self.classes)
+        surfaces = summaries(self.surfaces, self.classes) if self.surfaces else {}
         return {
-            name: {"dice_mean": means[name], **scores}
+            name: {"dice_mean": means[name], **scores, **surfaces.get(name, {})}
             for name, scores in scores_of(self.confusion, self.classes).items()
         }
 
@@ -68,8 +76,10 @@ class ClassEvaluation:
         """``metrics.json``, ``metrics.csv``, ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
         scores = self.scores
         classes = self.classes
-        keys = list(scores[classes[0]])
-        rows = ([name, *row.values()] for name, row in scores.items())
+        keys = list(dict.fromkeys(key for row in scores.values() for key in row))
+        rows = (
+            [name, *(row.get(key, float("nan")) for key in keys)] for name, row in scores.items()
+        )
         write_csv(folder / "metrics.csv", ["class", *keys], rows)
         rows = ([n, *row] for n, row in zip(classes, self.confusion.tolist(), strict=True))
         write_csv(folder / "confusion.csv", ["true \\ predicted", *classes], rows)
@@ -85,11 +95,23 @@ class ClassEvaluation:
     def _by_sample(self) -> tuple[list[str], list[list[object]]]:
         kinds = ("dice", "iou", "precision", "recall")
         head = ["sample", *(f"{kind}_{name}" for name in self.classes for kind in kinds)]
+        if self.surfaces:
+            of = ("presence", "hausdorff_95_mm", "average_surface_distance_mm", "surface_dice")
+            head += [f"{kind}_{name}" for name in self.classes[1:] for kind in of]
         rows: list[list[object]] = []
         for sample, confusion in zip(self.samples, self.confusions, strict=True):
             scores = scores_of(confusion, self.classes).values()
-            rows.append([sample, *(score[kind] for score in scores for kind in kinds)])
+            cells = [score[kind] for score in scores for kind in kinds]
+            rows.append([sample, *cells, *self._surfaces_of(sample)])
         return head, rows
+
+    def _surfaces_of(self, sample: str) -> list[object]:
+        """The cells of a sample, empty where nothing was measured."""
+        if not self.surfaces:
+            return []
+        found = self.surfaces.get(sample, {})
+        each = (found.get(name) for name in self.classes[1:])
+        return [cell for one in each for cell in ([None] * 4 if one is None else astuple(one))]
 
 
 def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
@@ -107,13 +129,20 @@ def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def evaluate_segmentation(model: torch.nn.Module, data: Dataset, recipe: Recipe) -> ClassEvaluation:
+def evaluate_segmentation(
+    model: torch.nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    policy: SurfacePolicy = NO_SURFACES,
+) -> ClassEvaluation:
     """Predict every sample once; the counts are the same on every rank.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
-    in the end; 3. the masks to be shown are collected on the main rank, as bytes.
+    in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where
+    surfaces are to be measured all of them, one after the other.
     """
     model.eval()
+    surfaces = Surfaces(data, policy)
     grid = data.grid
     size = len(data.classes)
     names: list[str] = []
@@ -128,10 +157,21 @@ def evaluate_segmentation(model: torch.nn.Module, data: Dataset, recipe: Recipe)
             predicted = cast(Sharded, predicted[inside])
             y = cast(Sharded, y[inside])
         counts.append(count(predicted, y, size))
+        surfaces.add(predicted, y)
         if len(names) < SHOWN:
             whole = gather_to_main(predicted)
             masks += [] if whole is None else list(whole)
         names += data.shown_names
     confusions = sum_over_ranks(torch.cat(counts), grid).cpu().numpy()
     shown = dict(zip(names, masks[:SHOWN], strict=False))
-    return ClassEvaluation(data.classes, tuple(names), confusions, shown)
+    found, left_out = surfaces.result()
+    facts: dict[str, Any] = {}
+    if policy.wanted:
+        facts["surfaces"] = {
+            "tolerance_mm": policy.tolerance,
+            "samples": len(found),
+            "left_out": left_out,
+        }
+    if data.source.channel_names:
+        facts["channels"] = list(data.source.channel_names)
+    return ClassEvaluation(data.classes, tuple(names), confusions, shown, facts, found)
