@@ -54,7 +54,7 @@ setup: $(ready)
 $(ready): pyproject.toml Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet "$(TORCH)"
-	$(bin)/python -m pip install --quiet -e ".[dev,gpu,universe,medical,zarr,mlperf]"
+	$(bin)/python -m pip install --quiet -e ".[dev,docs,gpu,universe,medical,zarr,mlperf]"
 	touch $@
 
 demo: $(ready)
@@ -132,8 +132,12 @@ lint: $(ready)
 	$(bin)/mypy
 	$(bin)/lint-imports
 
+# The site, in build/site: index.html opens without a server and without a network.
+docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(ready)
 	$(bin)/python docs/operators.py
+	$(bin)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 # On a machine with a GPU; it goes on where the last run ended.
 bench-gpu: $(ready)

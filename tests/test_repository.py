@@ -39,12 +39,15 @@ MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")
 MODULE = re.compile(r"(?<![\w/.-])\w[\w/-]*\.py\b")
 NOT_OURS = {
     "script.py": "a user's program",
+    "own.py": "a user's program",
     "toy_format.py": "a user's format",
     "prepare.py": "of MLPerf",
     "split_cosmoflow_sample.py": "of LBANN",
     "reduce_sum.py": "an alternative that lost",
     "reduce_norm.py": "an alternative that lost",
 }
+
+WRITTEN_BY_THE_SITE = {"docs/reference/recipe.md", "docs/reference/commands.md"}
 
 
 def name_of(path: Path) -> str:
@@ -107,7 +110,9 @@ def test_modules_that_are_named_exist(path: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in TEXT if page.suffix == ".md"], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:\s]+)[)#]", page.read_text()):
-        assert (page.parent / link).exists(), link
+        target = page.parent / link
+        written = target.resolve().relative_to(ROOT).as_posix() in WRITTEN_BY_THE_SITE
+        assert target.exists() or written, link
 
 
 def test_modules_are_found_in_prose(tmp_path: Path) -> None:

@@ -197,5 +197,5 @@ def test_two_workers_make_the_same(tmp_path: Path) -> None:
 def test_zarr_says_so_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path / "src", 1)
     monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(HyperslabError, match=r"pip install hyperslab\[zarr\]"):
+    with pytest.raises(HyperslabError, match=r'pip install "zarr.*"'):
         run(tmp_path / "src", tmp_path / "out", "zarr")

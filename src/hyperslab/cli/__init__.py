@@ -15,11 +15,13 @@ from hyperslab.cli.evaluate import evaluate_command
 from hyperslab.cli.inspect import inspect
 from hyperslab.cli.plan import plan_command
 from hyperslab.cli.predict import predict_command
+from hyperslab.cli.recipes import recipes_commands
 from hyperslab.cli.report import report_command
 from hyperslab.cli.scale import scale_command
 from hyperslab.cli.simulate import simulate_command
 from hyperslab.cli.sweep import sweep_command
 from hyperslab.cli.train import train_command
+from hyperslab.machine.load import current_versions
 
 
 class Commands(TyperGroup):
@@ -39,14 +41,30 @@ app = typer.Typer(
 )
 
 
+def show_version(wanted: bool) -> None:
+    """Say it and end."""
+    if wanted:
+        versions = current_versions()
+        typer.echo(
+            f"hyperslab {versions['hyperslab']} (torch {versions['torch']}, "
+            f"Python {versions['python']})"
+        )
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Say it and end."),
+    ] = False,
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"
 
 
+app.add_typer(recipes_commands, name="recipes")
 app.command("simulate")(simulate_command)
 app.command("inspect")(inspect)
 app.command("calibrate")(calibrate_command)

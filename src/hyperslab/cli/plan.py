@@ -32,7 +32,7 @@ _Room = Annotated[ByteSize, Field(gt=0)]
 
 
 def plan_command(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has some.")],
+    recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, such as data.batch_size=64.")
     ] = None,

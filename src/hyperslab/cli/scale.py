@@ -38,7 +38,7 @@ def scale_command(
         ScalingKind,
         typer.Argument(help="strong: the mini-batch stays; weak: it grows with the ranks."),
     ],
-    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has some.")],
+    recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, such as data.batch_size=16.")
     ] = None,

@@ -28,7 +28,7 @@ _WIDTH = 140
 
 
 def sweep_command(
-    sweep: Annotated[Path, typer.Argument(help="A YAML file; recipes/sweeps/ has some.")],
+    sweep: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="key=value of the recipe, for all variants, such as data.path=x."),

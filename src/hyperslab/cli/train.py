@@ -37,7 +37,7 @@ log = logging.getLogger("hyperslab")
 
 
 def train_command(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has some.")],
+    recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, such as grid.depth=2 epochs=10.")
     ] = None,

@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 
 from hyperslab.comm.start.variables import RUN, whole_number
 from hyperslab.errors import HyperslabError
+from hyperslab.optional_libraries import how_to_install
 
 VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -65,7 +66,7 @@ def _meeting_place() -> tuple[str, int]:
     except (ImportError, RuntimeError) as error:
         raise HyperslabError(
             f"mpirun started this rank, and where the ranks meet is not known ({error})\n"
-            "    pip install hyperslab[mpi], or set MASTER_ADDR and MASTER_PORT"
+            f"    {how_to_install('mpi')}, or set MASTER_ADDR and MASTER_PORT"
         ) from error
     world = MPI.COMM_WORLD
     hosts = world.allgather(socket.gethostname())

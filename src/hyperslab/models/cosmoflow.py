@@ -22,8 +22,9 @@ class CosmoFlow(nn.Module):
         width: voxels along each side of the volume; each variant says which it takes.
         variant: "paper2020" (Oyama et al. 2020, table I), "sc18" (Mathuriya et al. 2018, figure 2),
             "lbann" (the network of LBANN's users) or "mlperf" (the MLPerf HPC benchmark).
-        in_channels, outputs, dropout: the variant's own where None. `dropout` is the probability
-            of dropping.
+        in_channels: the variant's own where None.
+        outputs: the variant's own where None.
+        dropout: the probability of dropping; the variant's own where None.
         batch_norm: after every convolution, which then has no bias.
 
     Raises ValueError for a variant that does not exist and a width that it does not take.

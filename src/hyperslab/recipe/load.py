@@ -14,6 +14,7 @@ from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.explain import DEFAULT_NAMES, explain
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.shipped_recipes import shipped_recipes
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -60,7 +61,9 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     try:
         values = parse_yaml(read_text(path))
     except OSError as error:
-        raise RecipeError(f"cannot read the {what} {path}: {error.strerror}") from None
+        hint = f"\n    one comes along: hyperslab recipes copy {path.stem}"
+        known = hint if path.stem in shipped_recipes() else ""
+        raise RecipeError(f"cannot read the {what} {path}: {error.strerror}{known}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} is no YAML: {error}") from None
     if not isinstance(values, dict):

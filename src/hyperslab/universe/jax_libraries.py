@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 from hyperslab.errors import HyperslabError
+from hyperslab.optional_libraries import how_to_install
 
 
 @contextmanager
@@ -55,6 +56,7 @@ def import_libraries() -> SimpleNamespace:
             from jaxpm import growth, pm
     except ImportError as error:
         raise HyperslabError(
-            f"simulating universes needs more libraries ({error}): pip install hyperslab[universe]"
+            f"simulating universes needs more libraries ({error}):\n"
+            f"    {how_to_install('universe')}"
         ) from error
     return SimpleNamespace(jax=jax, jnp=jnp, jc=jc, pm=pm, growth=growth)

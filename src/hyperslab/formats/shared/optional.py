@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from hyperslab.errors import HyperslabError
+from hyperslab.optional_libraries import how_to_install
 
 
 def zarr() -> ModuleType:
@@ -18,7 +19,7 @@ def zarr() -> ModuleType:
         import zarr
     except ImportError as error:
         raise HyperslabError(
-            f"Zarr needs another library ({error}): pip install hyperslab[zarr]"
+            f"Zarr needs another library ({error}): {how_to_install('zarr')}"
         ) from error
     return zarr
 
@@ -33,7 +34,7 @@ def nibabel() -> ModuleType:
         import nibabel
     except ImportError as error:
         raise HyperslabError(
-            f"NIfTI files need another library ({error}): pip install hyperslab[medical]"
+            f"NIfTI files need another library ({error}): {how_to_install('medical')}"
         ) from error
     return nibabel
 
@@ -63,6 +64,6 @@ def mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter: there is no MPI library
         raise HyperslabError(
-            f"MPI needs another library ({error}): pip install hyperslab[mpi]"
+            f"MPI needs another library ({error}): {how_to_install('mpi')}"
         ) from error
     return MPI

@@ -19,6 +19,7 @@ import torch
 from hyperslab.comm import Grid
 from hyperslab.errors import HyperslabError
 from hyperslab.models.cosmoflow_variants import variant_of
+from hyperslab.optional_libraries import how_to_install
 from hyperslab.recipe.optimizer import StepSchedule
 from hyperslab.recipe.schema import CosmoFlowSection, MlperfSection, Recipe
 from hyperslab.train.mlperf.events import RunEvents
@@ -105,7 +106,7 @@ def import_mllog() -> Any:
         return importlib.import_module("mlperf_logging.mllog.mllog")
     except ImportError as error:
         raise HyperslabError(
-            f"MLPerf's log needs its package ({error}): pip install hyperslab[mlperf]\n"
+            f"MLPerf's log needs its package ({error}): {how_to_install('mlperf')}\n"
             "    or train without: mlperf=null"
         ) from error
 
