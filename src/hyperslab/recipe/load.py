@@ -14,7 +14,7 @@ from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.explain import DEFAULT_NAMES, explain
 from hyperslab.recipe.schema import Recipe
-from hyperslab.recipe.shipped_recipes import shipped_recipes
+from hyperslab.recipe.shipped import shipped_recipes
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from hyperslab.cli.errors import say
-from hyperslab.recipe.shipped_recipes import copy_recipe, shipped_recipes
+from hyperslab.recipe.shipped import copy_recipe, shipped_recipes
 
 LONGEST = 500
 """Of a line where it is no terminal that shows it."""

@@ -11,7 +11,7 @@ from hyperslab.documents import parse_yaml
 from hyperslab.errors import RecipeError
 
 # In the repository a link to recipes/, which the packages are built with.
-_FOLDER = Path(str(files("hyperslab.recipe") / "shipped"))
+_FOLDER = Path(str(files("hyperslab.recipe.shipped") / "files"))
 _SENTENCE = re.compile(r"(.+?)(?:(?<!\bal)[.?;](?=\s|$)|$)")
 
 

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.shipped_recipes import copy_recipe, shipped_recipes
+from hyperslab.recipe.shipped import copy_recipe, shipped_recipes
 from hyperslab.sweep.load import load_sweep
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 def test_all_recipes_of_the_repository_are_listed_with_a_sentence_each() -> None:
