@@ -57,7 +57,7 @@ def test_what_is_in_a_file(source: Path, tmp_path: Path) -> None:
             volume, segmentation = file["volume"], file["segmentation"]
             assert (volume.dtype, segmentation.dtype) == (np.int16, np.uint8)
             zyx = numbers(XYZ, number).transpose(2, 1, 0)
-            expected = np.rint(lattice.linear(zyx, SHAPE))
+            expected = np.rint(lattice.blurred_linear(zyx, SHAPE))
             np.testing.assert_array_equal(volume[0], expected)
             expected = lattice.nearest(classes(XYZ, number).transpose(2, 1, 0), SHAPE)
             np.testing.assert_array_equal(segmentation[0], expected)

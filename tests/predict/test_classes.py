@@ -16,7 +16,7 @@ import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
 from hyperslab.formats.nifti import image
-from hyperslab.formats.nifti.lattice import linear, nearest
+from hyperslab.formats.nifti.lattice import blurred_linear, nearest
 from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import partition
@@ -61,7 +61,7 @@ def test_a_mask_lies_where_the_scan_does(
     assert mask.get_data_dtype() == np.uint8
     assert nib.aff2axcodes(mask.affine) == tuple(orientation)
     canonical = nib.as_closest_canonical(mask)
-    values = np.rint(linear(numbers(XYZ).transpose(2, 1, 0), LATTICE)).astype(np.int16)
+    values = np.rint(blurred_linear(numbers(XYZ).transpose(2, 1, 0), LATTICE)).astype(np.int16)
     expected = nearest(by_hand(values), XYZ[::-1])
     assert len(np.unique(expected)) > 1
     np.testing.assert_array_equal(np.asarray(canonical.dataobj).transpose(2, 1, 0), expected)

@@ -15,7 +15,8 @@ from hyperslab.cli.errors import say
 from hyperslab.cli.inspect import MISSING
 from hyperslab.cli.progress import progress
 from hyperslab.convert import Request, convert
-from hyperslab.ct import Pair, ScanOutcome, Shape, convert_scans, find, make_phantoms
+from hyperslab.ct import Pair, ScanOutcome, Shape, convert_scans, find, list_phantoms, make_phantoms
+from hyperslab.formats.nifti.dataset_json import DATASET_JSON
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, compressions, names
 from hyperslab.formats.shared.reach import Allowed
@@ -164,7 +165,10 @@ def lits(
     ],
     synthetic: Annotated[
         int | None,
-        typer.Option(help="Take no SRC: make so many phantoms in OUT/nifti and convert them."),
+        typer.Option(
+            help="Take no SRC: make so many phantoms in OUT/nifti, list them in OUT/dataset.json "
+            "and convert them."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Phantom N depends on this, N and the size.")] = 0,
     workers: Annotated[
@@ -184,6 +188,7 @@ def lits(
         pairs = find(sources[0])
     else:
         pairs = _phantoms(out / "nifti", synthetic, shape, seed)
+        list_phantoms(out / DATASET_JSON, pairs)
     outcomes = _converted(pairs, out, shape, workers)
     _report(outcomes, out)
     failed = [o for o in outcomes if o.state == "skipped" and not o.pair.test]

@@ -5,7 +5,7 @@
 """
 
 from hyperslab.ct.import_scans import ScanOutcome, convert_scans
-from hyperslab.ct.phantom import make_phantoms
+from hyperslab.ct.phantom import list_phantoms, make_phantoms
 from hyperslab.ct.scan_file import Shape
 from hyperslab.formats.nifti.image import CtVolume, read, read_labels, write_mask
 from hyperslab.formats.nifti.pairs import Pair, find
@@ -17,6 +17,7 @@ __all__ = [
     "Shape",
     "convert_scans",
     "find",
+    "list_phantoms",
     "make_phantoms",
     "read",
     "read_labels",

@@ -5,11 +5,12 @@ Field of view, number of slices, orientation, tilt and storage type differ from 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from hyperslab.atomic_files import write_json
 from hyperslab.ct import anatomy, scan_file
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
@@ -17,6 +18,7 @@ from hyperslab.formats.nifti.header import NIFTI
 from hyperslab.formats.nifti.pairs import Pair
 from hyperslab.formats.shared import optional
 from hyperslab.formats.shared.checks import ANY, naming
+from hyperslab.formats.shared.labels import LIVER
 
 LETTERS = ("RL", "AP", "SI")
 
@@ -61,6 +63,33 @@ def make_phantoms(
         pairs.append(pair)
         done(pair)
     return pairs
+
+
+def list_phantoms(path: Path, pairs: Sequence[Pair]) -> None:
+    """Write their `dataset.json` to ``path``, as the Medical Segmentation Decathlon has it.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    names = [(_below(path, pair.image), _below(path, pair.labels)) for pair in pairs]
+    content = {
+        "name": "phantoms of hyperslab",
+        "tensorImageSize": "3D",
+        "modality": {"0": "CT"},
+        "labels": {str(number): name for number, name in enumerate(LIVER)},
+        "numTraining": len(pairs),
+        "numTest": 0,
+        "training": [{"image": image, "label": labels} for image, labels in names],
+        "test": [],
+    }
+    try:
+        write_json(path, content)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _below(path: Path, file: Path) -> str:
+    return f"./{file.relative_to(path.parent).as_posix()}"
 
 
 def _is(path: Path, words: str) -> bool:

@@ -104,7 +104,7 @@ def _image(
     affine = lattice.resampled(scan.affine, scan.values.shape, shape)
     chunks = (1, *(chunk_side(extent) for extent in shape))
     with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED) as file:
-        volume = as_hu(lattice.linear(scan.values, shape))
+        volume = as_hu(lattice.blurred_linear(scan.values, shape))
         file.create_dataset("volume", data=volume[None], chunks=chunks, fletcher32=True)
         segmentation = lattice.nearest(labels, shape)
         file.create_dataset("segmentation", data=segmentation[None], chunks=chunks, fletcher32=True)

@@ -20,7 +20,7 @@ from hyperslab.data import Source
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.nifti import image
-from hyperslab.formats.nifti.lattice import linear
+from hyperslab.formats.nifti.lattice import blurred_linear
 from hyperslab.formats.padded import read_filled
 from hyperslab.formats.selection import Selected
 from hyperslab.formats.shared.channels import Channels
@@ -85,7 +85,7 @@ class Nifti:
         values = self.scan.values
         lattice = None if native else _lattice(self.scan, self.about)
         if lattice is not None and lattice != values.shape[1:]:
-            values = np.stack([linear(channel, lattice) for channel in values])
+            values = np.stack([blurred_linear(channel, lattice) for channel in values])
         stored = np.dtype(self.about.dtype)
         self.values = as_hu(values) if stored == np.int16 else values.astype(stored, copy=False)
         return self.values.shape

@@ -39,6 +39,21 @@ def nibabel() -> ModuleType:
     return nibabel
 
 
+def simple_itk() -> Any:
+    """The module ``SimpleITK``.
+
+    Raises:
+        HyperslabError: the extra ``medical`` is not installed.
+    """
+    try:
+        import SimpleITK
+    except ImportError as error:
+        raise HyperslabError(
+            f"resampling needs another library ({error}): pip install hyperslab[medical]"
+        ) from error
+    return SimpleITK
+
+
 def monai_data() -> ModuleType:
     """The module ``monai.data.utils``.
 
