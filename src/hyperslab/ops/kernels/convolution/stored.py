@@ -21,6 +21,7 @@ import torch
 
 from hyperslab.errors import reason
 from hyperslab.ops.kernels.convolution.options import Problem
+from hyperslab.ops.kernels.convolution.variants import CONV_VARIANTS
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ def environment(threads: int) -> str:
         _processor(),
         f"{torch.backends.cpu.get_cpu_capability()} {' '.join(limits)}".strip(),
         f"{threads} threads",
+        " ".join(sorted({name for variants in CONV_VARIANTS.values() for name in variants})),
     ]
     return "; ".join(parts)
 

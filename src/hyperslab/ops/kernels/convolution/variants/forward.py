@@ -6,7 +6,7 @@ import torch
 
 from hyperslab.ops.kernels.convolution.layout import in_channels_last, in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
-from hyperslab.ops.kernels.convolution.variants import matrix
+from hyperslab.ops.kernels.convolution.variants import columns, matrix
 from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
 
 
@@ -47,9 +47,19 @@ def forward_contiguous(
     return forward_by_name(in_rows(x), weight.contiguous(), bias, problem)
 
 
+def forward_in_columns(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN, the taps of the last dim as channels."""
+    whole = columns.columns_of(x, problem)
+    turned = columns.weight_in_columns(weight)
+    return forward_by_name(whole, turned, bias, columns.in_columns(problem))
+
+
 FORWARD_VARIANTS: ConvVariants = {
     "onednn": ConvVariant(forward_by_name),
     "contiguous": ConvVariant(forward_contiguous, copies=True),
+    "columns": ConvVariant(forward_in_columns, columns.has_columns, copies=True),
     "torch": ConvVariant(forward_by_torch),
     "matrix": ConvVariant(matrix.forward_by_matrix, matrix.windows_tile, copies=True),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hyperslab.ops.kernels.convolution.options import Problem
+from hyperslab.ops.kernels.convolution.variants.columns import has_columns
 from hyperslab.ops.kernels.convolution.variants.input_pass import can_flip, has_name
 from hyperslab.ops.kernels.convolution.variants.matrix import windows_tile
 from hyperslab.ops.kernels.convolution.variants.weight_pass import has_halves, takes_im2col
@@ -19,8 +20,20 @@ def fixed(problem: Problem) -> str:
     return _BY_TASK[problem.task](problem)
 
 
+WORTH_COLUMNS = 1 << 22
+"""Products from which on a copy of the input counts less than what it saves."""
+
+
 def _forward(problem: Problem) -> str:
+    if _takes_columns(problem):
+        return "columns"
     return "contiguous" if problem.heavy else "onednn"
+
+
+def _takes_columns(problem: Problem) -> bool:
+    """In float32 oneDNN has kernels of its own for one channel."""
+    narrow = problem.dtype == torch.bfloat16 and problem.products >= WORTH_COLUMNS
+    return narrow and has_columns(problem)
 
 
 def _input(problem: Problem) -> str:
@@ -33,6 +46,8 @@ def _input(problem: Problem) -> str:
 
 
 def _weight(problem: Problem) -> str:
+    if _takes_columns(problem):
+        return "columns"
     if problem.heavy:
         return "contiguous"
     if not takes_im2col(problem):

@@ -8,7 +8,7 @@ from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.convolution.layout import in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
-from hyperslab.ops.kernels.convolution.variants import matrix
+from hyperslab.ops.kernels.convolution.variants import columns, matrix
 from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
@@ -78,6 +78,16 @@ def takes_im2col(problem: Problem) -> bool:
     )
 
 
+def weight_by_columns(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> WeightAndBias:
+    """Torch chooses, the taps of the last dim as channels."""
+    whole = columns.columns_of(x, problem)
+    turned = columns.weight_in_columns(weight)
+    dw, db = weight_by_torch(whole, g, turned, with_bias, columns.in_columns(problem))
+    return columns.weight_of_columns(dw), db
+
+
 def _by_aten(
     x: torch.Tensor,
     g: torch.Tensor,
@@ -105,6 +115,7 @@ def _by_aten(
 
 WEIGHT_VARIANTS: ConvVariants = {
     "torch": ConvVariant(weight_by_torch),
+    "columns": ConvVariant(weight_by_columns, columns.has_columns, copies=True),
     "halves": ConvVariant(weight_in_halves, has_halves, copies=True),
     "contiguous": ConvVariant(weight_contiguous, copies=True),
     "matrix": ConvVariant(matrix.weight_by_matrix, matrix.windows_tile, copies=True),
