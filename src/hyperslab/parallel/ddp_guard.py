@@ -23,6 +23,7 @@ from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
 from hyperslab.parallel.equal_parameters import EqualParameters
 from hyperslab.parallel.ordinary_inputs import OrdinaryInputs
+from hyperslab.parallel.rest_of_gradients import RestOfGradients
 from hyperslab.parallel.shared_gradients import SharedGradients
 from hyperslab.tensor import Sharded
 
@@ -69,15 +70,15 @@ class Guard:
     Args:
         module: its trainable parameters now are those that will be averaged.
         grid: the ranks.
-        find_unused: whether some of them may take no part in a loss.
+        freezing: whether some of them may be frozen later.
         inputs: what looks at ordinary tensors that enter the module, if anything does.
     """
 
     def __init__(
-        self, module: nn.Module, grid: Grid, *, find_unused: bool, inputs: OrdinaryInputs | None
+        self, module: nn.Module, grid: Grid, *, freezing: bool, inputs: OrdinaryInputs | None
     ) -> None:
         self.module = module
-        self.find_unused = find_unused
+        self.freezing = freezing
         self.averaged = _trainable(module)
         self.synchronised = True
         self.inputs = inputs
@@ -85,6 +86,8 @@ class Guard:
         self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
         self.gradients: SharedGradients | None = None  # None: DistributedDataParallel has them
+        self.rest = RestOfGradients(module, grid)
+        self._pass: int | None = None  # the backward pass that `_finished` ends
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_weakly(self._accumulated))
@@ -101,6 +104,7 @@ class Guard:
         if trainable:
             self.parameters.look(args, kwargs)
         self.seen.clear()
+        self._pass = None
         self.synchronised = averaging is None or averaging.require_backward_grad_sync
         if self.gradients is not None:
             self.gradients.begin()
@@ -111,7 +115,7 @@ class Guard:
         frozen = self.averaged.keys() - now.keys()
         changed = any(self.averaged.get(key) != kind for key, kind in now.items())
         # With none left to train (a frozen discriminator) there is nothing to average.
-        if changed or (frozen and now and not self.find_unused):
+        if changed or (frozen and now and not self.freezing):
             raise LayoutError(
                 f"the trainable parameters of {type(self.module).__name__} are not those that it "
                 "was parallelised with, so some gradients would not be averaged\n    freeze, "
@@ -123,7 +127,10 @@ class Guard:
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if self.alone is not None:  # it is trained in its evaluation mode
             raise self.alone
+        if self.rest.filling:
+            return
         if not self.synchronised:
+            self.rest.owed.add(id(parameter))
             return
         if torch.is_grad_enabled():
             raise LayoutError(
@@ -137,31 +144,37 @@ class Guard:
                 "its gradients would not be averaged\n    add the losses and call backward once, "
                 "or call the module again for each, with no_sync() around all but the last"
             )
-        if not self.seen:
-            torch.autograd.Variable._execution_engine.queue_callback(self._finished)
+        if self._pass != torch._C._current_graph_task_id():
+            self._pass = torch._C._current_graph_task_id()
+            _at_the_end(self._finished)
         self.seen.add(id(parameter))
         if self.gradients is not None:
             self.gradients.collect(parameter)
             if len(self.seen) == len(self.averaged):
                 self.gradients.average()
+                self.rest.owed.clear()
 
     def _finished(self) -> None:
-        """At the end of a backward pass; in one of re-entrant checkpointing there is more to come.
+        """At the end of a backward pass: average what is there, if it is not everything."""
+        if len(self.seen) == len(self.averaged):
+            self.rest.owed.clear()
+            return
+        function = _function_under_way()
+        if function is not None:  # the pass of re-entrant checkpointing: another one goes on
+            function.register_hook(lambda *_: _at_the_end(self._finished))
+        elif self.gradients is not None:
+            self.rest.average(self.seen, self.averaged, self.gradients)
+        else:
+            self.rest.complete(self.seen, self.averaged)
 
-        DistributedDataParallel would complain in the next forward, after a step of the optimiser.
-        """
-        missing = len(self.averaged) - len(self.seen)
-        if missing > 0 and not self.find_unused and not _in_a_functions_backward():
-            raise LayoutError(
-                f"a backward pass through {type(self.module).__name__} brought no gradient to "
-                f"{missing} of its {len(self.averaged)} parameters, so others were not averaged\n"
-                "    add this loss, a gradient penalty say, to the others and call backward once; "
-                "for parameters that no loss uses pass find_unused_parameters=True"
-            )
+
+def _at_the_end(finished: Callable[[], None]) -> None:
+    """Have this called when the present backward pass ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(finished)
 
 
-def _in_a_functions_backward() -> bool:
-    """Whether this pass was begun by a Python autograd function in the backward pass of another.
+def _function_under_way() -> Any:
+    """The Python autograd function whose backward began this pass, in another one; if one did.
 
     That is how re-entrant checkpointing recomputes. A pass inside another ends as any pass does,
     and torch does not say how deep one is (`torch._C._current_graph_task_id` knows the innermost);
@@ -170,7 +183,7 @@ def _in_a_functions_backward() -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
         frame = frame.f_back
-    return frame is not None
+    return None if frame is None else frame.f_locals["self"]
 
 
 class Watched(functools.partial[Any]):

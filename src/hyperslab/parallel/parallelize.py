@@ -77,7 +77,8 @@ def parallelize(
             their first use, kept in the user's cache folder (``"measure"``), by a fixed rule, so
             that repetitions are bit-equal on another machine, too (``"fixed"``), or as torch
             chooses (``"torch"``). The results differ by rounding.
-        find_unused_parameters: pass True if some parameters take no part in a step's loss.
+        find_unused_parameters: pass True to freeze some parameters later, between steps. (Those
+            that take no part in a step's loss need no word: they get no gradient, as serially.)
         ordinary_inputs: what becomes of an ordinary tensor that enters the module in training on
             several ranks. ``"check"``: beside a cut one it counts as one of which every rank has an
             equal copy (a time, an embedding), and the ranks compare it, bit by bit, by a checksum
@@ -153,7 +154,7 @@ def prepare(
 def _average_gradients(
     module: nn.Module,
     grid: Grid,
-    find_unused: bool,
+    freezing: bool,
     homes: GradientHomes,
     inputs: OrdinaryInputs | None,
 ) -> None:
@@ -162,13 +163,13 @@ def _average_gradients(
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
     _make_equal(module, grid)
-    guard = Guard(module, grid, find_unused=find_unused, inputs=inputs)
+    guard = Guard(module, grid, freezing=freezing, inputs=inputs)
     if not any(p.requires_grad for p in module.parameters()):
         module.forward = Watched(module.forward, guard)  # type: ignore[method-assign]
         module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
         return
     body = Body(module)
-    if not find_unused and _can_share(module, grid):
+    if _can_share(module, grid):
         gradients = share_gradients(module, grid, homes)
         if gradients is not None:
             guard.gradients = gradients
@@ -178,7 +179,6 @@ def _average_gradients(
     ddp = DistributedDataParallel(
         body,
         process_group=grid.gradients.group,
-        find_unused_parameters=find_unused,
         gradient_as_bucket_view=True,
         init_sync=False,  # done, for expanded buffers too
         **_KEEP_BUFFERS,

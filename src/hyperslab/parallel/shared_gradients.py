@@ -89,7 +89,7 @@ class SharedGradients:
             self._rows[id(parameter)] = rows
 
     def average(self) -> None:
-        """All gradients have been collected, on all ranks.
+        """All gradients that there are have been collected, of the same parameters on all ranks.
 
         Raises:
             CommError: a rank died or did not answer within the time limit.
@@ -100,18 +100,23 @@ class SharedGradients:
         for parameter, version in self._collected:
             if not self.homes.bring_back(parameter, version):
                 self._rows.pop(id(parameter), None)
+        collected = {id(parameter) for parameter, _ in self._collected}
         self._collected.clear()  # what a module keeps of a step is no tensor of it
         in_rows = self._in_rows_on_all(shared, what)
         sums: list[Shown] = []
         for number, parts in enumerate(self._parts):
-            begin = 0
-            of_dtype = [key for key, place in self._places.items() if place.dtype == number]
-            for key in (key for key in of_dtype if key in in_rows):
-                place = self._places[key]
-                sums.append(self._from_all(parts, begin, place.begin))
-                sums += self._from_owners(parts, place, self._rows[key])
-                begin = place.end
-            sums.append(self._from_all(parts, begin, parts[0].numel()))
+            adjacent: list[_Place] = []  # of gradients that come from all ranks
+            for key, place in self._places.items():
+                if place.dtype != number:
+                    continue
+                if key in collected and key not in in_rows:
+                    adjacent.append(place)
+                    continue
+                sums += self._from_all(parts, adjacent)
+                adjacent.clear()
+                if key in collected:
+                    sums += self._from_owners(parts, place, self._rows[key])
+            sums += self._from_all(parts, adjacent)
         shared.average_shown(sums, what)
 
     def _in_rows_on_all(self, shared: Shared, what: str) -> set[int]:
@@ -129,8 +134,14 @@ class SharedGradients:
             if count == self._size
         }
 
-    def _from_all(self, parts: Sequence[torch.Tensor], begin: int, end: int) -> Shown:
-        return Shown([part[begin:end] for part in parts], range(self._size))
+    def _from_all(
+        self, parts: Sequence[torch.Tensor], adjacent: Sequence[_Place]
+    ) -> Iterator[Shown]:
+        """Of gradients that lie one after the other."""
+        if adjacent:
+            begin = adjacent[0].begin
+            end = adjacent[-1].end
+            yield Shown([part[begin:end] for part in parts], range(self._size))
 
     def _from_owners(
         self, parts: Sequence[torch.Tensor], place: _Place, rows: Cut

@@ -79,6 +79,12 @@ def op_name(function: Callable[..., Any]) -> str:
 
 def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedOp:
     """The error for an operator without a rule: op, shapes, layout, remedy."""
+    if getattr(function, "__module__", "").startswith("torch.distributed"):
+        return UnsupportedOp(
+            f"{op_name(function)} of a cut tensor, which is one of all ranks already: a mean or a "
+            f"sum of it is the global one\n{describe([*args, *kwargs.values()])}"
+            "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers)"
+        )
     return UnsupportedOp(
         f"{op_name(function)} has no rule for a cut tensor; nothing was computed\n"
         f"{describe([*args, *kwargs.values()])}"

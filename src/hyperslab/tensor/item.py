@@ -1,13 +1,15 @@
-"""The one value of a tensor that has no more and is not cut, such as the loss of one sample."""
+"""A tensor that is not cut gives its values to Python, NumPy and files, as any tensor does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from hyperslab.errors import UnsupportedOp
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import refuse
+from hyperslab.tensor.dispatch import op_name, refuse
 
 Number = float | int | bool | complex
 
@@ -23,3 +25,21 @@ def _register(method: Callable[[torch.Tensor], Number]) -> None:
 
 for _method in ("item", "__float__", "__int__", "__bool__"):
     _register(getattr(torch.Tensor, _method))
+
+
+def _register_whole(method: Callable[..., Any]) -> None:
+    @register(method, family="value")
+    def rule(self: Sharded, *args: Any, **kwargs: Any) -> Any:
+        """Of a tensor that is not cut, on one rank say; of one that is refused."""
+        if self.partition.cut_dims:
+            raise UnsupportedOp(
+                f"{op_name(method)}: this rank holds a part of the tensor only\n    Sharded "
+                f"{self.partition} on {self.grid}\n    take all of it, on every rank, by x.full(), "
+                "or this rank's block by x.local"
+            )
+        return method(self.local, *args, **kwargs)
+
+
+# What NumPy, matplotlib, DLPack and torch.save ask for.
+for _method in ("numpy", "tolist", "__array__", "__dlpack__", "__dlpack_device__", "__reduce_ex__"):
+    _register_whole(getattr(torch.Tensor, _method))

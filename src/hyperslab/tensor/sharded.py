@@ -208,7 +208,8 @@ class Sharded(LazyTensor):
         return f"Sharded({self._partition}, {kind}, box={self.box}, grid={self._grid})"
 
     def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
+        number = self.dim() == 0 and spec != ""
+        return format(self.item() if number else repr(self), spec)
 
     @property
     def grad(self) -> Sharded | None:  # type: ignore[override]

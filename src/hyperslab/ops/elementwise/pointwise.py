@@ -65,18 +65,23 @@ RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
 
 def apply_pointwise(
     function: Operator, args: Iterable[object], kwargs: Mapping[str, object]
-) -> Sharded:
+) -> Any:
     """Run a pointwise operator on blocks; its operands are broadcast by their global shapes.
 
     Distribution scheme: 1. the common partition follows from the cut operands, 2. a `Sharded`
     that is cut otherwise is redistributed, of an ordinary tensor (equal on all ranks) this rank's
-    part is taken, 3. the operator runs on the blocks. In place, the first operand keeps its cut.
+    part is taken, 3. the operator runs on the blocks. In place, the first operand keeps its cut; an
+    ordinary one is changed by operands that are not cut, of which every rank has all.
     """
     args = tuple(args)
     operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     like = next(v for v in operands if isinstance(v, Sharded))
     target = common_partition(operands, function)
     in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
+    first = args[0]
+    ordinary = isinstance(first, torch.Tensor) and not isinstance(first, Sharded)
+    if in_place and ordinary and not target.axes:
+        return _changed(function, args, kwargs)
     if in_place and (args[0] is not like or like.partition.shape != target.shape):
         raise LayoutError(
             f"{function.__name__} in place would change the cut of its first operand; "
@@ -107,6 +112,15 @@ def apply_pointwise(
     reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
     fresh = function.__name__ not in MAY_ALIAS
     return like.like(result, target, reordered=reordered, fresh=fresh)
+
+
+def _changed(function: Operator, args: Iterable[object], kwargs: Mapping[str, object]) -> Any:
+    """An ordinary tensor, changed in place by operands of which every rank holds all."""
+
+    def whole(value: object) -> object:
+        return value.block if isinstance(value, Sharded) else value
+
+    return function(*map(whole, args), **{key: whole(value) for key, value in kwargs.items()})
 
 
 def _replaced(

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from hyperslab.errors import UnsupportedOp
-from hyperslab.geometry import Partition
+from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.common.operands import check_writable
+from hyperslab.ops.common.ordinary_targets import made_cut
 from hyperslab.ops.elementwise.pointwise import apply_pointwise
 from hyperslab.ops.views.reshape import reshape_to, unsqueeze
 from hyperslab.ops.views.slicing import Span, crop, drop_dim
@@ -138,9 +139,14 @@ def _look_up(table: torch.Tensor, index: object) -> Sharded:
 
 @register(torch.Tensor.__setitem__, family="indexing")
 def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> None:
-    """In place, each rank its own part; also by a mask of the tensor's own shape and a number."""
+    """In place, each rank its own part; an ordinary tensor that gets cut values becomes cut."""
     if not isinstance(self, Sharded):
-        raise refused(self, value, "an ordinary tensor cannot be given a cut value")
+        if not isinstance(value, Sharded) or _has_cut(index):
+            raise refused(self, [index, value], "the index into an ordinary tensor is cut")
+        if not value.partition.axes:
+            self[index] = value.block  # type: ignore[index]
+            return
+        self = made_cut(self, _cut_for(self, index, value), value, "assignment to a part")
     check_writable(self, "assignment to a part")
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() == self.dim():
         if isinstance(value, torch.Tensor) and value.dim():
@@ -160,6 +166,43 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
         where[found.positions[0]] = found.positions[1]
     self.local[tuple(where)] = _part(value, region, found.single, self)
     self.note_change()
+
+
+def _has_cut(index: object) -> bool:
+    items = index if isinstance(index, tuple | list) else (index,)
+    return any(isinstance(item, Sharded) for item in items)
+
+
+def _cut_for(ordinary: torch.Tensor, index: object, value: Sharded) -> Partition:
+    """How an ordinary tensor is to be cut that gets cut values: along the same axes.
+
+    A dim all of which is written is cut as the values are, others in balanced shards.
+    """
+    x = value.like(ordinary, Partition.whole(ordinary.shape))
+    found = parse(x, index)
+    if found.new:
+        raise refused(x, index, "None in an assignment; reshape the value instead")
+    region = _region(x, found)
+    dims = [dim for dim in range(x.dim()) if dim not in found.single]
+    cuts: list[Cut | None] = [None] * x.dim()
+    extents = [region.shape[dim] for dim in dims]
+    offset = len(dims) - value.dim()
+    given = [1] * offset + list(value.shape)
+    if len(given) != len(extents) or any(
+        a not in (1, b) for a, b in zip(given, extents, strict=True)
+    ):
+        raise refused(ordinary, value, "a tensor cannot be given a cut value of another shape")
+    for dim, cut in enumerate(value.partition.cuts, offset):
+        if cut is None or not dim >= 0:
+            continue
+        target = dims[dim]
+        listed = found.positions is not None and found.positions[0] == target
+        if region.shape[target] != cut.extent or listed:
+            continue
+        extent = x.shape[target]
+        new = cut if extent == cut.extent else Cut.balanced(cut.axis, extent, cut.parts)
+        cuts[target] = None if new.thin else new
+    return Partition(tuple(x.shape), tuple(cuts))
 
 
 def _region(x: Sharded, found: Subscript) -> Partition:

@@ -11,6 +11,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.operands import aligned_but, check_writable
+from hyperslab.ops.common.ordinary_targets import nobody_else_sees
 from hyperslab.ops.indexing.gather import shrunk
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import describe
@@ -77,7 +78,7 @@ def _written(
     is to be changed in place turns into the cut result.
     """
     flat = name.startswith("index_")
-    alone = _alone(input)
+    alone = not isinstance(input, Sharded) and nobody_else_sees(input)
     if flat and isinstance(index, Sharded):
         raise LayoutError(f"{name}: the positions are cut: {index.partition}\n    use index.full()")
     operands: dict[str, Any] = {"input": input, "index": index, **values}
@@ -104,13 +105,6 @@ def _written(
         return y
     _check_replaceable(input, y, name, alone)
     return y.take_place_of(input)
-
-
-def _alone(x: torch.Tensor) -> bool:
-    """Whether nobody else sees this tensor's memory: the tensor and this look hold it."""
-    if isinstance(x, Sharded):
-        return False
-    return not x._is_view() and torch._C._storage_Use_Count(x.untyped_storage()._cdata) == 2
 
 
 def _check_replaceable(x: torch.Tensor, y: Sharded, name: str, alone: bool) -> None:

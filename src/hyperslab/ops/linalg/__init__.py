@@ -1,5 +1,5 @@
-"""Dense layers, matrix products, attention, Fourier transforms."""
+"""Dense layers, matrix products, attention."""
 
-from hyperslab.ops.linalg import attention, fft, linear, matmul
+from hyperslab.ops.linalg import attention, linear, matmul
 
-__all__ = ["attention", "fft", "linear", "matmul"]
+__all__ = ["attention", "linear", "matmul"]

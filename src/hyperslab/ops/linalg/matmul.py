@@ -108,6 +108,20 @@ def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> t
     )
 
 
+def _introduce_to_opt_einsum() -> None:
+    """Tell opt_einsum, through which tensorly calls torch, that cut tensors are torch's.
+
+    It goes by the package of their class. Torch imports it where it is installed.
+    """
+    library = torch.backends.opt_einsum.get_opt_einsum()
+    aliases = getattr(getattr(library, "backends", None), "dispatch", None)
+    if hasattr(aliases, "_aliases"):
+        aliases._aliases["hyperslab"] = "opt_einsum.backends.torch"
+
+
+_introduce_to_opt_einsum()
+
+
 def _labels(
     equation: str, operands: Sequence[torch.Tensor]
 ) -> tuple[list[list[DimLabel]], list[DimLabel]]:

@@ -1,0 +1,20 @@
+"""Histograms of cut tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from hyperslab.comm import all_reduce_sum
+from hyperslab.ops.reductions.base import group_over
+from hyperslab.ops.reductions.extrema import aminmax
+from hyperslab.tensor import Sharded, register
+
+
+@register(torch.histc, torch.Tensor.histc, family="reductions")
+def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Of all elements: an ordinary tensor of counts."""
+    if min == max and input.numel():
+        low, high = aminmax(input.detach().reshape(-1))
+        min, max = low.item(), high.item()
+    counts = torch.histc(input.block.detach(), bins, min, max)
+    return all_reduce_sum(counts, group_over(input, range(input.dim())), "the sum of histc")

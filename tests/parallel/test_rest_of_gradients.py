@@ -1,0 +1,187 @@
+"""Parameters that a loss does not use are as in serial torch (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hyperslab as hs
+from tests.ranks import run_ranks
+
+Gradients = list[torch.Tensor | None]
+
+
+class Branches(nn.Module):
+    """Two branches, of which a step uses those it is told, and a head that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv3d(1, 2, 3, padding=1)
+        self.second = nn.Conv3d(1, 2, 3, padding=1)
+        self.head = nn.Linear(3, 4)
+        self.scale = nn.Parameter(torch.ones(2, 1, 1, 1))
+
+    def forward(self, x: Any, which: str, recomputed: bool = False) -> Any:
+        branches = [b for name, b in (("a", self.first), ("b", self.second)) if name in which]
+        if recomputed:
+            return [checkpoint(branch, x, use_reentrant=True) for branch in branches]
+        return [branch(x) * self.scale for branch in branches]
+
+
+def loss_of(outputs: list[Any]) -> Any:
+    return sum(y.square().mean() for y in outputs)
+
+
+def of(model: nn.Module) -> Gradients:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def by_turns(model: Branches, x: Any) -> list[Gradients]:
+    """Steps of Adam; gradients are set to None, or to zero, or accumulate."""
+    adam = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    found = []
+    for step, which in enumerate(["a", "b", "ab", "a", "b"]):
+        if step != 3:
+            adam.zero_grad(set_to_none=step != 2)
+        loss_of(model(x, which)).backward()
+        adam.step()
+        found.append(of(model))
+    return [*found, [p.detach().clone() for p in model.parameters()]]
+
+
+def accumulated(model: Branches, x: Any) -> list[Gradients]:
+    """What the step that is averaged does not use was used before."""
+    quiet = getattr(model, "no_sync", nullcontext)
+    with quiet():
+        loss_of(model(x, "b")).backward()
+    loss_of(model(x, "a")).backward()
+    found = [of(model)]
+    loss_of(model(x, "a")).backward()  # what is averaged stays so
+    return [*found, of(model)]
+
+
+def recomputed(model: Branches, x: Any) -> list[Gradients]:
+    """Re-entrant checkpointing runs backward passes inside the one that counts."""
+    found = []
+    for which in ("b", "ab"):
+        model.zero_grad()
+        loss_of(model(x.clone().requires_grad_(), which, True)).backward()
+        found.append(of(model))
+    return found
+
+
+def two_losses(model: Branches, x: Any) -> list[Gradients]:
+    """Two backward passes through one forward, of different parameters."""
+    first, second = (y.square().mean() for y in model(x.clone().requires_grad_(), "ab", True))
+    first.backward()
+    second.backward()
+    return [of(model)]
+
+
+PROGRAMS: list[Callable[[Branches, Any], list[Gradients]]] = [
+    by_turns, accumulated, recomputed, two_losses,
+]  # fmt: skip
+
+
+def gradients(
+    program: Callable[[Branches, Any], list[Gradients]],
+    axes: dict[str, int] | None,
+    dtype: torch.dtype,
+    shared: bool = True,
+) -> list[Gradients]:
+    torch.manual_seed(0)
+    model = Branches().to(dtype)
+    x = torch.randn(2, 1, 8, 6, 4, dtype=dtype)
+    if axes is None:
+        return program(model, x)
+    grid = hs.Grid(**axes)
+    chosen = nullcontext() if shared else patch("hyperslab.parallel.parallelize._can_share", no)
+    with chosen:
+        hs.parallelize(model, grid)
+    return program(model, hs.shard(x, grid))
+
+
+def no(*_: object) -> bool:
+    return False
+
+
+GRIDS = [{"depth": 2}, {"data": 2}, {"data": 2, "depth": 2}, {"depth": 3}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("axes", GRIDS, ids=str)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_equal_to_serial(
+    program: Callable[[Branches, Any], list[Gradients]], axes: dict[str, int], dtype: torch.dtype
+) -> None:
+    check(program, axes, dtype, shared=True)
+
+
+@pytest.mark.parametrize("program", PROGRAMS[:-1], ids=lambda p: p.__name__)
+def test_by_torchs_own_average(program: Callable[[Branches, Any], list[Gradients]]) -> None:
+    check(program, {"data": 2, "depth": 2}, torch.float64, shared=False)
+
+
+def check(
+    program: Callable[[Branches, Any], list[Gradients]],
+    axes: dict[str, int],
+    dtype: torch.dtype,
+    *,
+    shared: bool,
+) -> None:
+    expected = run_ranks(1, gradients, program, None, dtype)[0]
+    assert any(gradient is None for gradient in expected[0])
+    tolerance = 1e-11 if dtype == torch.float64 else 1e-5
+    for found in run_ranks(math.prod(axes.values()), gradients, program, axes, dtype, shared):
+        for got, want in zip(found, expected, strict=True):
+            for g, w in zip(got, want, strict=True):
+                assert (g is None) == (w is None)
+                if g is not None and w is not None:
+                    assert (g - w).norm() <= tolerance * max(1.0, w.norm().item())
+
+
+def refused_by_torch() -> None:
+    """DistributedDataParallel averages once for a forward pass."""
+    gradients(two_losses, {"depth": 2}, torch.float64, shared=False)
+
+
+def test_two_losses_by_torchs_own_average() -> None:
+    with pytest.raises(hs.LayoutError, match="a second backward pass through one forward"):
+        run_ranks(2, refused_by_torch)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def said() -> list[str]:
+    log = logging.getLogger("hyperslab")
+    handler = Lines()
+    log.addHandler(handler)
+    try:
+        gradients(by_turns, {"depth": 2}, torch.float32)
+    finally:
+        log.removeHandler(handler)
+    return [line for line in handler.lines if "gradient" in line]
+
+
+def test_it_is_said_once() -> None:
+    first, second = run_ranks(2, said)
+    assert len(first) == 1
+    assert not second
+    assert "4 of 7 parameters of Branches" in first[0]
+    assert "second.weight, second.bias, head.weight, ..." in first[0]
