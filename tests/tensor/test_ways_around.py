@@ -32,20 +32,14 @@ class Twice(torch.autograd.Function):
 
 
 WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
-    "numpy": lambda x: x.numpy(),
-    "asarray": lambda x: np.asarray(x),
     "ufunc": lambda x: np.add(x, 1),
     "dlpack": lambda x: np.from_dlpack(x),
     "torch dlpack": lambda x: torch.from_dlpack(x),
-    "tolist": lambda x: x.tolist(),
     "item": lambda x: x.item(),
     "float": lambda x: float(x),
     "bool": lambda x: bool(x),
     "contains": lambda x: 1.0 in x,
     "deepcopy": lambda x: copy.deepcopy(x),
-    "copy": lambda x: copy.copy(x),
-    "pickle": lambda x: pickle.dumps(x),
-    "save": lambda x: torch.save(x, io.BytesIO()),
     "data": lambda x: x.data,
     "set data": lambda x: setattr(x, "data", torch.zeros(1)),
     "storage": lambda x: x.untyped_storage(),
@@ -61,13 +55,37 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "backward": lambda x: x.backward(),
     "autograd.backward": lambda x: torch.autograd.backward(x, x),
     "unsorted": lambda x: torch.unique(x),
-    "histogram": lambda x: x.histc(),
+    "histogram": lambda x: torch.histogram(x, 4),
     "gumbel softmax": lambda x: F.gumbel_softmax(x, dim=1),
     "svd": lambda x: torch.linalg.svd(x),
     "norm": lambda x: torch.linalg.matrix_norm(x),
     "module": lambda x: torch.nn.CosineEmbeddingLoss()(x, x, x),
     "set": lambda x: x.set_(torch.zeros(1)),
 }
+
+
+OF_WHOLE: dict[str, Callable[[Any], Any]] = {
+    "numpy": lambda x: x.numpy(),
+    "asarray": lambda x: np.asarray(x),
+    "tolist": lambda x: x.tolist(),
+    "copy": lambda x: copy.copy(x),
+    "pickle": lambda x: pickle.dumps(x),
+    "save": lambda x: torch.save(x, io.BytesIO()),
+}
+"""Of a tensor that is not cut they give all of it, see tests/tensor/test_item.py."""
+
+
+def of_a_part(way: str) -> None:
+    OF_WHOLE[way](hs.shard(torch.randn(2, 3, 4, 4, 4), hs.Grid(depth=2)))
+
+
+@pytest.mark.parametrize("way", OF_WHOLE)
+def test_parts_are_not_given_away(way: str) -> None:
+    with pytest.raises(hs.UnsupportedOp) as caught:
+        run_ranks(2, of_a_part, way)
+    message = str(caught.value)
+    assert "2 x 3 x 4 x 4 x 4" in message
+    assert "x.full()" in message
 
 
 @pytest.mark.parametrize("way", WAYS_AROUND)

@@ -113,7 +113,9 @@ class Grid:
             rank = rank * self.extents[axis] + coords[axis]
         return rank
 
-    def partition(self, shape: Sequence[int], *, channels: bool = True) -> Partition:
+    def partition(
+        self, shape: Sequence[int], *, channels: bool = True, batch: bool = True
+    ) -> Partition:
         """How a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
 
         Without ``channels`` it is (batch, ...spatial): the class of every voxel, say.
@@ -122,10 +124,17 @@ class Grid:
         the order of their names (an image is cut by height and width). A mini-batch smaller than
         the data axis is not cut: all replicas then compute the same samples.
 
+        Without ``batch`` it has no such dim: (channel, ...spatial), or (...spatial).
+
         Raises:
-            LayoutError: a spatial extent has fewer elements than the axis has ranks.
+            LayoutError: a spatial extent has fewer elements than the axis has ranks, or there is no
+                batch dim for the data axis.
         """
         shape = tuple(shape)
+        if not batch:
+            self._check_without_batch(shape)
+            with_batch = self.partition((1, *shape), channels=channels)
+            return with_batch.without_dim(0)
         axes: list[str | None] = ["data", *[None] * (len(shape) - 1)][: len(shape)]
         spatial = max(0, min(3, len(shape) - 1 - channels))
         if spatial:
@@ -133,8 +142,19 @@ class Grid:
         idle = [a for a in AXES[1:] if self.extents[a] > 1 and a not in axes]
         if idle and spatial:
             words = f"a {len(shape)}-d tensor has no dim for {idle}: these ranks repeat work"
+            if len(shape) == 3 + channels:
+                words += (
+                    '; a volume without a batch dim is cut by hyperslab.shard(..., batch="none")'
+                )
             log_once(self, words)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
+
+    def _check_without_batch(self, shape: tuple[int, ...]) -> None:
+        if self.data > 1:
+            raise LayoutError(
+                f"a tensor {shape} without a batch dim cannot be cut over {self}, of which "
+                f"data={self.data} ranks share a mini-batch\n    use data=1, or x.unsqueeze(0)"
+            )
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
         if axis is None or self.extents[axis] == 1:

@@ -17,7 +17,8 @@ Coords = Mapping[str, int]
 class Cut:
     """One dim cut into shards by one axis of the grid.
 
-    Shard ``i`` is ``[bounds[i], bounds[i + 1])``. Shards may differ in extent.
+    Shard ``i`` is ``[bounds[i], bounds[i + 1])``. Shards may differ in extent. ``merged``: the
+    extents of the dims that a reshape merged into this one, of which the first one is cut.
 
     >>> Cut.balanced("depth", 7, 3).bounds
     (0, 3, 5, 7)
@@ -25,6 +26,7 @@ class Cut:
 
     axis: str
     bounds: tuple[int, ...]
+    merged: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.bounds[0] != 0 or any(a > b for a, b in itertools.pairwise(self.bounds)):
@@ -89,11 +91,15 @@ class Partition:
 
     shape: tuple[int, ...]
     cuts: tuple[Cut | None, ...]
+    merged: bool = field(init=False, repr=False, compare=False)
+    """Whether a dim that is cut is merged of several."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Every operator of every step looks up its geometry by a partition.
         object.__setattr__(self, "_hash", hash((self.shape, self.cuts)))
+        merged = any(cut is not None and cut.merged for cut in self.cuts)
+        object.__setattr__(self, "merged", merged)
         if len(self.shape) != len(self.cuts):
             raise ValueError(f"{len(self.shape)} dims but {len(self.cuts)} cuts")
         for extent, cut in zip(self.shape, self.cuts, strict=True):

@@ -21,40 +21,43 @@ requires_grad_ register_post_accumulate_grad_hook
 """.split()  # noqa: SIM905
 
 
+OF_BOTH = "Of the block and the whole alike."
+MARKS = "Asks or marks the block."
+
+
 def _register_all() -> None:
     for name in PROPERTIES:
         descriptor = getattr(torch.Tensor, name, None)
         for accessor in ("__get__", "__set__"):
             method = getattr(descriptor, accessor, None)
             if method is not None:
-                register(method, family="attribute", doc="Of the block and the whole alike.")(
-                    method
-                )
+                register(method, family="attribute", doc=OF_BOTH, merged=True)(method)
     for name in METHODS:
         for space in (torch.Tensor, torch):
             function = getattr(space, name, None)
             if callable(function):
-                register(function, family="attribute", doc="Asks or marks the block.")(function)
+                note = register(function, family="attribute", doc=MARKS, merged=True)
+                note(function)
 
 
 _register_all()
 
 
-@register(torch.Tensor.register_hook, family="attribute")
+@register(torch.Tensor.register_hook, family="attribute", merged=True)
 def register_hook(self: Sharded, hook: Callable[[torch.Tensor], Any]) -> Any:
     """Asks or marks the block."""
     self.check_on_path("register_hook")
     return torch.Tensor.register_hook(self, hook)
 
 
-@register(torch.Tensor.retain_grad, family="attribute")
+@register(torch.Tensor.retain_grad, family="attribute", merged=True)
 def retain_grad(self: Sharded) -> None:
     """Asks or marks the block."""
     self.check_on_path("retain_grad")
     torch.Tensor.retain_grad(self)
 
 
-@register(torch.Tensor.is_contiguous, family="attribute")
+@register(torch.Tensor.is_contiguous, family="attribute", merged=True)
 def is_contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> bool:
@@ -62,7 +65,7 @@ def is_contiguous(
     return self.local.is_contiguous(memory_format=memory_format)
 
 
-@register(torch.is_tensor, family="attribute")
+@register(torch.is_tensor, family="attribute", merged=True)
 def is_tensor(obj: object) -> bool:
     """Always."""
     return isinstance(obj, torch.Tensor)

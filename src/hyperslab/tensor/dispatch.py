@@ -23,6 +23,8 @@ class Rule:
     signature: Signature = field(default_factory=Signature)
     lazy: bool = False
     """It knows of operands whose block is pending; see the note in `hyperslab.tensor.lazy`."""
+    merged: bool = False
+    """It takes operands with a dim that is merged of several, see `hyperslab.geometry.Cut`."""
 
 
 RULES: dict[Callable[..., Any], Rule] = {}
@@ -35,6 +37,7 @@ def register(
     doc: str | None = None,
     dims: Sequence[str] = (),
     lazy: bool = False,
+    merged: bool = False,
 ) -> Callable[..., Any]:
     """Decorator: the decorated function is the rule of these torch functions.
 
@@ -51,6 +54,8 @@ def register(
         dims: the rule's arguments that are dims of its first one. The rule gets them counted from
             the front, as numbers or tuples of numbers; one that does not exist is an IndexError.
         lazy: the rule changes no operand, and takes care of those whose block is pending.
+        merged: the rule takes operands of which a reshape merged dims where they are cut; others
+            get such dims whole.
 
     Raises:
         ValueError: one of ``dims`` is no argument of the rule that could be given by name.
@@ -63,7 +68,7 @@ def register(
 
     def add(run: Callable[..., Any]) -> Callable[..., Any]:
         line = doc or (run.__doc__ or "").strip().split("\n")[0]
-        rule = Rule(run, family, line, Signature.of(run, dims), lazy)
+        rule = Rule(run, family, line, Signature.of(run, dims), lazy, merged)
         for function in functions:
             RULES[function] = rule
         return run
@@ -81,8 +86,8 @@ def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedO
     """The error for an operator without a rule: op, shapes, layout, remedy."""
     if getattr(function, "__module__", "").startswith("torch.distributed"):
         return UnsupportedOp(
-            f"{op_name(function)} of a cut tensor, which is one of all ranks already: a mean or a "
-            f"sum of it is the global one\n{describe([*args, *kwargs.values()])}"
+            f"{op_name(function)} has no rule for a cut tensor, which is one of all ranks already: "
+            f"a mean or a sum of it is the global one\n{describe([*args, *kwargs.values()])}"
             "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers)"
         )
     return UnsupportedOp(

@@ -40,6 +40,6 @@ def _register_whole(method: Callable[..., Any]) -> None:
         return method(self.local, *args, **kwargs)
 
 
-# What NumPy, matplotlib, DLPack and torch.save ask for.
-for _method in ("numpy", "tolist", "__array__", "__dlpack__", "__dlpack_device__", "__reduce_ex__"):
+# What NumPy, matplotlib and torch.save ask for.
+for _method in ("numpy", "tolist", "__array__", "__reduce_ex__"):
     _register_whole(getattr(torch.Tensor, _method))

@@ -84,7 +84,9 @@ def shard(
         batch: ``"global"``: the tensor is the whole mini-batch, of which each replica computes its
             part. ``"replica"``: it is the part of this rank's replica, as a sampler gives it that
             was told ``num_replicas=grid.data, rank=grid.coords["data"]``; every part has as many
-            samples, and the result is `grid.data` times as long.
+            samples, and the result is `grid.data` times as long. ``"none"``: it is one volume
+            without a batch dim, (channel, D, H, W), which torch's layers take as they do serially;
+            the grid has ``data=1``.
         check: False sends no message and compares nothing.
 
     Raises:

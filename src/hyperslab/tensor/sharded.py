@@ -24,7 +24,7 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
 from hyperslab.memory_format import memory_format_of
-from hyperslab.tensor.dispatch import RULES, refuse
+from hyperslab.tensor.dispatch import RULES, Rule, refuse
 from hyperslab.tensor.lazy import LazyTensor, Promise
 from hyperslab.tensor.policy import Policy
 
@@ -170,6 +170,17 @@ class Sharded(LazyTensor):
         with DisableTorchFunctionSubclass():
             return self.like(fetch(self.block, plan, what=why), partition)
 
+    def gather_merged(self) -> None:
+        """Have dims that a reshape merged whole, as the reshape would have made them."""
+        axes = [cut.axis for cut in self._partition.cuts if cut is not None and cut.merged]
+        self.settle()
+        # Who looks first may do so under no_grad.
+        with torch.inference_mode(False), torch.set_grad_enabled(self._block.requires_grad):
+            whole = self.redistribute(self._partition.without(axes), "the gather of a merged dim")
+        self.mark_as_copy(self)
+        self.become(whole.block)
+        self._partition = whole._partition
+
     def take_place_of(self, ordinary: torch.Tensor) -> Sharded:
         """Turn an ordinary tensor into this cut one, where torch would change it in place."""
         with DisableTorchFunctionSubclass():
@@ -268,18 +279,19 @@ class Sharded(LazyTensor):
         if rule is None:
             raise refuse(func, args, kwargs or {})
         with DisableTorchFunctionSubclass():
-            grid = check_operands(args, rule.lazy)
+            grid = check_operands(args, rule)
             if not kwargs and not rule.signature.dims:
                 return rule.run(*args)
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
-            check_operands(kwargs.values(), rule.lazy, grid)
+            check_operands(kwargs.values(), rule, grid)
             return rule.run(*args, **kwargs)
 
 
-def check_operands(values: Iterable[Any], lazy: bool, grid: Grid | None = None) -> Grid | None:
+def check_operands(values: Iterable[Any], rule: Rule, grid: Grid | None = None) -> Grid | None:
     """The grid of all cut tensors among the arguments of an operator; None if there are none.
 
-    Unless its rule is ``lazy``, what is pending is computed: see the note in `tensor.lazy`.
+    Unless its rule is ``lazy``, what is pending is computed: see the note in `tensor.lazy`. Unless
+    it takes them, dims that were merged where they are cut become whole.
 
     Raises:
         LayoutError: they are on two grids.
@@ -287,10 +299,12 @@ def check_operands(values: Iterable[Any], lazy: bool, grid: Grid | None = None) 
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
-            grid = check_operands(value, lazy, grid)
+            grid = check_operands(value, rule, grid)
         elif kind is Sharded:
-            if not lazy and (value.pending is not None or value.readers):
+            if not rule.lazy and (value.pending is not None or value.readers):
                 value.settle()
+            if value._partition.merged and not rule.merged:
+                value.gather_merged()
             if grid is None:
                 grid = value._grid
             elif grid is not value._grid and grid.extents != value._grid.extents:

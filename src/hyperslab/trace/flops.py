@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,8 +53,29 @@ def _of_transposed(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
     return conv_flop_count(x, weight, out_val, transposed=True)
 
 
+def _of_fft(whole: Any, dims: Sequence[int], each: float) -> int:
+    """5 n log2 n of a complex row of n, half of that of a real one: the usual count for FFTs."""
+    length = math.prod(whole[dim] for dim in dims)
+    return round(each * math.prod(whole) * math.log2(max(1, length)))
+
+
+def _of_fft_c2c(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
+    return _of_fft(x, dims, 5)
+
+
+def _of_fft_r2c(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
+    return _of_fft(x, dims, 2.5)
+
+
+def _of_fft_c2r(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
+    return _of_fft(out_val, dims, 2.5)
+
+
 FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
+    _aten._fft_c2c: _of_fft_c2c,
+    _aten._fft_r2c: _of_fft_r2c,
+    _aten._fft_c2r: _of_fft_c2r,
     _aten.mkldnn_convolution: _of_mkldnn_convolution,
     torch.ops.mkldnn._convolution_transpose_pointwise: _of_transposed,
 }

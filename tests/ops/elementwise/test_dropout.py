@@ -156,7 +156,7 @@ def refused(case: str) -> None:
     if case == "rate":
         F.dropout(x, 1.5)
     else:
-        F.dropout3d(x, 0.5)
+        F.dropout1d(x, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ def written(
     y = torch.ones(shape, dtype=x.dtype)
     y[index] = x
     if twice:
-        y[(slice(None), slice(0, 1))] = x[:, :1].sum(dim=tuple(range(2, x.dim())), keepdim=True)
+        y[(slice(None), slice(0, 1))] = (
+            x[:, :1].sum(dim=tuple(range(2, x.dim()))).reshape(-1, 1, *[1] * (len(shape) - 2))
+        )
     return y * torch.linspace(1, 2, math.prod(shape), dtype=x.dtype).view(shape)
 
 

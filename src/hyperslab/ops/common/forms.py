@@ -47,6 +47,7 @@ def register_each(
     family: str,
     dims: Sequence[str] = (),
     lazy: bool = False,
+    merged: bool = False,
 ) -> Decorator:
     """Decorator: the decorated function is the rule of several operators.
 
@@ -62,6 +63,7 @@ def register_each(
         family: as in `hyperslab.register`.
         dims: as in `hyperslab.register`.
         lazy: as in `hyperslab.register`.
+        merged: as in `hyperslab.register`.
     """
 
     def add(run: Operator) -> Operator:
@@ -72,7 +74,7 @@ def register_each(
                 forms = (forms,)
             rule = functools.partial(run, forms[0])
             rule.__module__ = run.__module__  # by which the page of operators knows the file
-            register(*forms, family=family, doc=line, dims=dims, lazy=lazy)(rule)
+            register(*forms, family=family, doc=line, dims=dims, lazy=lazy, merged=merged)(rule)
         return run
 
     return add

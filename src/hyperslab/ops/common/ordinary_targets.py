@@ -20,7 +20,7 @@ def nobody_else_sees(x: torch.Tensor) -> bool:
         not x._is_view()
         and torch._C._storage_Use_Count(storage._cdata) == 2  # the tensor's, and this look
         and storage.resizable()
-        and x._use_count() <= 1
+        and x._use_count() <= 1  # type: ignore[attr-defined]
     )
 
 

@@ -60,7 +60,7 @@ def placement(
         shape = " x ".join(map(str, partition.shape))
         raise LayoutError(f"{name}: the window is larger than the input {shape}")
     cuts = tuple(
-        cut and window.cut_outputs(cut, extent)
+        cut and _unless_equal(cut, window.cut_outputs(cut, extent))
         for cut, window, extent in zip(partition.cuts[2:], windows, extents, strict=True)
     )
     thin = [
@@ -76,6 +76,11 @@ def placement(
         f"{', '.join(thin)} of {grid}; gathered there, its ranks repeat the work from here on",
     )
     return placement(partition.without(thin), grid, windows, extents, name)
+
+
+def _unless_equal(cut: Cut, outputs: Cut) -> Cut:
+    """The same cut where every rank has the outputs of its inputs: also if it is of merged dims."""
+    return cut if cut.bounds == outputs.bounds else outputs
 
 
 def reads_nearly_all(window: WindowMap, cut: Cut, extent: int) -> bool:

@@ -22,6 +22,7 @@ from hyperslab.ops.common.placement import (
     read_cover,
 )
 from hyperslab.ops.common.room import Room
+from hyperslab.ops.common.unbatched import with_batch
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
 from hyperslab.ops.convolution.spec import ConvSpec
@@ -138,7 +139,8 @@ def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
     return tuple(end for pair in reversed(ends) for end in pair)
 
 
-@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution", lazy=True)
+@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution", lazy=True, merged=True)
+@with_batch
 def convolve(
     operator: Operator,
     input: Sharded,

@@ -19,6 +19,7 @@ from hyperslab.ops.common.placement import (
     placement,
     read_cover,
 )
+from hyperslab.ops.common.unbatched import with_batch
 from hyperslab.ops.convolution.buffered import BufferConv
 from hyperslab.ops.convolution.conv import cast_for_autocast, serial_is_last
 from hyperslab.ops.kernels.convolution import (
@@ -140,6 +141,7 @@ def _spec(
 
 
 @register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
+@with_batch
 def convolve_transposed(
     operator: Operator,
     input: Sharded,

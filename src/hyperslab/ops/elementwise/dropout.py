@@ -14,6 +14,7 @@ from hyperslab.comm import Grid, per_grid
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.operands import check_writable
+from hyperslab.ops.common.unbatched import check_unbatched
 from hyperslab.ops.kernels.random_bits import uniform_bits
 from hyperslab.tensor import Sharded, register
 
@@ -77,7 +78,7 @@ def check_random_state(x: Sharded) -> None:
         )
 
 
-@register(F.dropout, torch.dropout, family="elementwise")
+@register(F.dropout, torch.dropout, family="elementwise", merged=True)
 def dropout(
     input: Sharded,
     p: float = 0.5,
@@ -119,11 +120,15 @@ def feature_dropout(
     """Whole channels: torch's own mask, the same on every grid."""
     _check_probability(p)
     name = operator.__name__
-    if input.dim() not in BATCHED_DIMS[name]:
+    alone = name in ("dropout1d", "dropout3d") and input.dim() == BATCHED_DIMS[name][0] - 1
+    if alone:
+        check_unbatched(input, name)
+    elif input.dim() not in BATCHED_DIMS[name]:
         raise LayoutError(f"{name} needs a batched input, got {input.partition}")
     if not training or p == 0.0:
         return input
-    shape = (*input.shape[:2], *[1] * (input.dim() - 2))
+    front = 1 if alone else 2
+    shape = (*input.shape[:front], *[1] * (input.dim() - front))
     return dropout_shape(input, shape, p, inplace)
 
 

@@ -166,7 +166,7 @@ def _inplace_position(function: Operator) -> int:
         return sys.maxsize
 
 
-@register(torch.Tensor.to, torch.Tensor.type_as, family="elementwise")
+@register(torch.Tensor.to, torch.Tensor.type_as, family="elementwise", merged=True)
 def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """To another dtype, device or memory format, or to those of another tensor."""
     other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
@@ -178,7 +178,7 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return self.like(self.block.to(*args, **kwargs))
 
 
-@register(torch.Tensor.contiguous, family="elementwise")
+@register(torch.Tensor.contiguous, family="elementwise", merged=True)
 def contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Sharded:
@@ -200,11 +200,11 @@ def contiguous(
 def _register_all() -> None:
     for name in POINTWISE:
         for function in (*forms_of(name), *forms_of(f"{name}_")):
-            register(function, family="elementwise")(_rule(function))
+            register(function, family="elementwise", merged=True)(_rule(function))
     for name in POINTWISE_METHODS:
         method = getattr(torch.Tensor, name, None)
         if callable(method):
-            register(method, family="elementwise")(_rule(method))
+            register(method, family="elementwise", merged=True)(_rule(method))
 
 
 _register_all()

@@ -10,7 +10,7 @@ from hyperslab.ops.elementwise.pointwise import apply_pointwise
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True)
+@register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
 def relu(input: Sharded, inplace: bool = False) -> Sharded:
     """Block by block; in one pass with a normalisation before and a pooling after it."""
     if _linked(input, 0.0, inplace):
@@ -22,7 +22,7 @@ def relu(input: Sharded, inplace: bool = False) -> Sharded:
     return result(chain, input, input.partition)
 
 
-@register(F.leaky_relu, family="elementwise", lazy=True)
+@register(F.leaky_relu, family="elementwise", lazy=True, merged=True)
 def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = False) -> Sharded:
     """Block by block; in one pass with a normalisation before and a pooling after it."""
     slope = float(negative_slope)

@@ -1,4 +1,4 @@
-"""Attention, where queries may be cut but keys are whole."""
+"""Attention: queries may stay cut; every rank has all keys and values meanwhile."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hyperslab.comm import log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.ops.elementwise.dropout import check_random_state
 from hyperslab.ops.linalg.contraction import DimLabel, batch_labels, contract
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
 
@@ -41,13 +42,18 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Batch, heads and queries may be cut; keys, and the features of all three, must be whole."""
+    """Batch, heads and queries may be cut; keys that are cut are gathered; features must be whole.
+
+    Distribution scheme: 1. every rank gets all keys and values, which takes memory in proportion to
+    the tokens, not to their square, 2. it attends with its own queries.
+    """
     name = "scaled_dot_product_attention"
-    operands = [query, key, value]
-    _check_dropout(operands, dropout_p, name)
+    _check_dropout([query, key, value], dropout_p, name)
     _check_whole(query, name, -2 if is_causal else None, -1, -3 if enable_gqa else None)
     for x in (key, value):
-        _check_whole(x, name, -2, -1, -3 if enable_gqa else None)
+        _check_whole(x, name, -1, -3 if enable_gqa else None)
+    key, value = (_with_all_tokens(x, name, -2) for x in (key, value))
+    operands = [query, key, value]
     batch = batch_labels(query.dim() - 2)
     other: list[DimLabel] = [*batch[:-1], "head"] if enable_gqa else batch
     inputs = [[*batch, "query", "e"], [*other, "key", "e"], [*other, "key", "v"]]
@@ -65,8 +71,26 @@ def scaled_dot_product_attention(
     return contract(name, operands, inputs, [*batch, "query", "v"], run, linear=False)
 
 
+def _with_all_tokens(x: torch.Tensor, name: str, dim: int) -> torch.Tensor:
+    """Keys, or values, of which this rank has all: every query sees them."""
+    if not isinstance(x, Sharded):
+        return x
+    cut = x.partition.cuts[dim]
+    if cut is None:
+        return x
+    log_once(
+        x.grid,
+        f"{name}: the keys and values of {x.partition} are gathered along {cut.axis}, "
+        f"{x.partition.without([cut.axis]).box(x.grid.coords).size * x.element_size() / 2**20:.1f} "
+        "MiB each on every rank; queries stay cut",
+    )
+    return gather(x, cut.axis)
+
+
 def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
-    """Every query sees all keys."""
+    """Raises:
+    LayoutError: one of these dims is cut.
+    """
     for dim in dims:
         if dim is None or not isinstance(x, Sharded):
             continue
@@ -85,7 +109,7 @@ _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 def multi_head_attention_forward(
     *args: object, **kwargs: object
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of (sequence, batch, feature): batch and queries may be cut; keys and features are whole."""
+    """Of (sequence, batch, feature): as scaled_dot_product_attention."""
     name = "multi_head_attention_forward"
     call = _MULTI_HEAD.bind(*args, **kwargs)
     call.apply_defaults()
@@ -94,8 +118,9 @@ def multi_head_attention_forward(
     sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
     _check_dropout(sequences, given["dropout_p"] if given["training"] else 0.0, name)
     _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
-    for x in sequences[1:]:
-        _check_whole(x, name, 0, -1)
+    for key in ("key", "value"):
+        _check_whole(given[key], name, -1)
+        given[key] = _with_all_tokens(given[key], name, 0)
     batch: list[DimLabel] = ["batch"] if sequences[0].dim() == 3 else []
     labels: dict[str, list[DimLabel]] = {
         "query": ["query", *batch, "e"],

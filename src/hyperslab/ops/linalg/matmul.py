@@ -114,9 +114,10 @@ def _introduce_to_opt_einsum() -> None:
     It goes by the package of their class. Torch imports it where it is installed.
     """
     library = torch.backends.opt_einsum.get_opt_einsum()
-    aliases = getattr(getattr(library, "backends", None), "dispatch", None)
-    if hasattr(aliases, "_aliases"):
-        aliases._aliases["hyperslab"] = "opt_einsum.backends.torch"
+    dispatch = getattr(getattr(library, "backends", None), "dispatch", None)
+    aliases = getattr(dispatch, "_aliases", None)
+    if aliases is not None:
+        aliases["hyperslab"] = "opt_einsum.backends.torch"
 
 
 _introduce_to_opt_einsum()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import all_reduce_sum
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
+from hyperslab.ops.common.unbatched import with_batch
 from hyperslab.ops.pooling.adaptive_layout import Spans, layout_of, sizes_of
 from hyperslab.tensor import Sharded
 
@@ -80,6 +81,7 @@ def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
 
 
 @register_each(*ADAPTIVE_AVERAGES.values(), family="pooling")
+@with_batch
 def adaptive_average(
     operator: Operator, input: Sharded, output_size: int | Sequence[int | None] | None
 ) -> Sharded:

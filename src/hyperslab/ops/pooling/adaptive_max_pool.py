@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.common.constants import constant
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
+from hyperslab.ops.common.unbatched import with_batch
 from hyperslab.ops.pooling.adaptive_layout import AdaptiveLayout, Spans, layout_of, sizes_of
 from hyperslab.ops.pooling.flat_indices import move_indices
 from hyperslab.tensor import Sharded
@@ -109,6 +110,7 @@ def _beside(x: Sharded, block: torch.Tensor, layout: AdaptiveLayout, axis: str) 
     F.adaptive_max_pool3d_with_indices,
     family="pooling",
 )
+@with_batch
 def adaptive_maximum_with_indices(
     operator: Operator,
     input: Sharded,

@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from hyperslab.ops.common.arguments import PerDim
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.common.placement import check_input
+from hyperslab.ops.common.unbatched import with_batch
 from hyperslab.ops.pooling.pool import avg_pool, max_pool, pool_windows
 from hyperslab.tensor import Sharded
 
 
 @register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
+@with_batch
 def lp_pool(
     operator: Operator,
     input: Sharded,

@@ -25,6 +25,7 @@ from hyperslab.ops.common.placement import (
     placement,
     read_cover,
 )
+from hyperslab.ops.common.unbatched import batch_of_one, check_unbatched, only_sample
 from hyperslab.ops.pooling.flat_indices import move_indices
 from hyperslab.tensor import Sharded
 
@@ -154,6 +155,13 @@ def maximum_unpool(
 ) -> Sharded:
     """Any window and output_size; every index has to lie in its own window."""
     n = spatial_dims(operator)
+    if isinstance(input, Sharded) and input.dim() == n + 1:
+        check_unbatched(input, operator.__name__)
+        indices = batch_of_one(indices) if isinstance(indices, Sharded) else indices[None]
+        if output_size is not None and len(output_size) == n + 1:
+            output_size = (1, *output_size)
+        options = (kernel_size, stride, padding, output_size)
+        return only_sample(maximum_unpool(operator, batch_of_one(input), indices, *options))
     check_input(input, n, f"max_unpool{n}d")
     meta = torch.empty(input.shape, device="meta")
     to = operator(meta, meta.long(), kernel_size, stride, padding, output_size).shape[2:]

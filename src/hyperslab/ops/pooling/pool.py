@@ -14,6 +14,7 @@ from hyperslab.ops.common.arguments import PerDim, per_dim
 from hyperslab.ops.common.constants import constant
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
 from hyperslab.ops.common.result_type import result_type
+from hyperslab.ops.common.unbatched import with_batch
 from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.tile_average import TileAverage
 from hyperslab.ops.pooling.flat_indices import move_indices
@@ -170,6 +171,7 @@ def _outer(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
     family="pooling",
     lazy=True,
 )
+@with_batch
 def maximum(
     operator: Operator,
     input: Sharded,
@@ -191,6 +193,7 @@ def maximum(
     F.max_pool3d_with_indices,
     family="pooling",
 )
+@with_batch
 def maximum_with_indices(
     operator: Operator,
     input: Sharded,
@@ -207,6 +210,7 @@ def maximum_with_indices(
 
 
 @register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, family="pooling", lazy=True)
+@with_batch
 def average(
     operator: Operator,
     input: Sharded,

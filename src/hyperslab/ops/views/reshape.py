@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Cut, Partition
+from hyperslab.geometry import Cut, Interval, Partition
 from hyperslab.ops.common.arguments import Integers, integers
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.signature import read_dim
@@ -25,6 +25,19 @@ class DimGroup:
 
     source: range
     target: range
+
+
+@dataclass(frozen=True, slots=True)
+class _Reshape:
+    """The axes to gather first; how the result is cut; whether a dim that is cut has changed.
+
+    ``single``: some shard of that is one element, of which torch takes any stride.
+    """
+
+    gathered: tuple[str, ...]
+    partition: Partition
+    carried: bool
+    single: bool
 
 
 def dim_groups(old: Sequence[int], new: Sequence[int]) -> list[DimGroup]:
@@ -86,38 +99,81 @@ def _not_one(shape: Sequence[int]) -> list[int]:
 def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     """Reshape by global shape.
 
-    Distribution scheme: 1. cut spatial dims that merge with others are gathered (leaving space),
-    2. the local reshape, whose kept cut dims have their local extent.
+    Distribution scheme: 1. spatial dims that merge with others are gathered along their axes
+    (leaving space), but for the first one of several: its shards are those of the merged dim, which
+    stays cut until a rule asks for all of it, 2. the local reshape.
     """
-    merged, partition = _lay_out(x.partition, tuple(shape))
-    whole = gather(x, merged) if merged else x
-    y = whole.like(whole.local.reshape(partition.box(x.grid.coords).shape), partition)
-    if merged:
+    plan = _lay_out(x.partition, tuple(shape))
+    whole = gather(x, plan.gathered) if plan.gathered else x
+    block = whole.local.reshape(plan.partition.box(x.grid.coords).shape)
+    # A view on some ranks, a copy on others, as `contiguous`.
+    unclear = plan.carried and (whole.is_crop or plan.single)
+    y = whole.like(block.clone() if unclear else block, plan.partition)
+    if plan.gathered or unclear:
         y.mark_as_copy(x)
     return y
 
 
 @functools.lru_cache(_LAYOUTS)
-def _lay_out(old: Partition, shape: tuple[int, ...]) -> tuple[tuple[str, ...], Partition]:
-    """The axes that cut a dim that merges with others, and how the result is cut without them."""
+def _lay_out(old: Partition, shape: tuple[int, ...]) -> _Reshape:
+    """How a reshape to a global shape, which may have a -1, goes."""
     new = resolve(shape, math.prod(old.shape), old.shape)
-    groups = dim_groups(old.shape, new)
-    merged = tuple(
-        cut.axis
-        for group in groups
-        for dim in group.source
-        if (cut := old.cuts[dim]) is not None and not _kept(group, old.shape, new)
-    )
-    if "data" in merged:
+    cuts: list[Cut | None] = [None] * len(new)
+    gathered: list[str] = []
+    shards: list[Interval] = []
+    for group in dim_groups(old.shape, new):
+        carried = _carried(group, old, new)
+        axes = [cut.axis for dim in group.source if (cut := old.cuts[dim]) is not None]
+        if carried is not None:
+            dim, cut = carried
+            cuts[dim] = cut
+            axes.remove(cut.axis)
+            shards += [] if _kept(group, old.shape, new) else _shards(group, old)
+        gathered += axes
+    if "data" in gathered:
         raise LayoutError(
             f"cannot reshape {old} to {new}: the batch dim is cut and would merge "
             "with others\n    keep dim 0 as it is, or use hyperslab.gather(x, 'data') before"
         )
-    cuts: list[Cut | None] = [None] * len(new)
-    for group in groups:
-        if _kept(group, old.shape, new):
-            cuts[group.target[0]] = old.cuts[group.source[0]]
-    return merged, Partition(new, tuple(cuts))
+    single = any(hi - lo < 2 for lo, hi in shards)
+    return _Reshape(tuple(gathered), Partition(new, tuple(cuts)), bool(shards), single)
+
+
+def _shards(group: DimGroup, old: Partition) -> list[Interval]:
+    return [i for dim in group.source if (cut := old.cuts[dim]) for i in cut.intervals]
+
+
+def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int, Cut] | None:
+    """Which dim of the result is cut where the group's first one is, and how.
+
+    The first dim alone: the blocks of its shards lie one after the other in the merged dim.
+    """
+    source = [dim for dim in group.source if old.shape[dim] != 1]
+    target = [dim for dim in group.target if new[dim] != 1]
+    if _kept(group, old.shape, new):
+        source = list(group.source)
+        target = list(group.target)
+    cut = old.cuts[source[0]] if source and target else None
+    if cut is None:
+        return None
+    if len(source) == len(target) == 1:
+        return target[0], cut
+    inner = math.prod(old.shape[dim] for dim in source[1:])
+    outer = math.prod(new[dim] for dim in target[1:])
+    rows = [bound * inner for bound in cut.bounds]
+    if any(row % outer for row in rows):
+        return None
+    bounds = tuple(row // outer for row in rows)
+    rows_of_features = len(new) == 2 or len(source) == 1
+    if cut.axis == "data" and rows_of_features:
+        return target[0], Cut(cut.axis, bounds)
+    if cut.axis == "data":
+        return None
+    if cut.merged == tuple(new[dim] for dim in target):
+        return target[0], Cut(cut.axis, bounds)
+    if len(target) == 1 and len(new) > 2:  # of two dims the last one holds features
+        return target[0], Cut(cut.axis, bounds, tuple(old.shape[dim] for dim in source))
+    return None
 
 
 def _kept(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
@@ -126,18 +182,18 @@ def _kept(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
     )
 
 
-@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, family="views")
+@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, family="views", merged=True)
 def reshape(
     input: Sharded, *shape: Integers | torch.dtype, **named: Integers | torch.dtype
 ) -> Sharded:
-    """By global shape; cut spatial dims that merge with others are gathered."""
+    """By global shape; of cut spatial dims that merge the first one may stay cut."""
     given = (*shape, *named.values())
     if any(isinstance(value, torch.dtype) for value in given):
         raise LayoutError("view(dtype) of a cut tensor has no rule; use x.to(dtype)")
     return reshape_to(input, integers(*given))  # type: ignore[arg-type]
 
 
-@register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="views")
+@register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="views", merged=True)
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """By the global shape of the other tensor."""
     if not isinstance(input, Sharded):
@@ -145,7 +201,13 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return reshape_to(input, tuple(other.shape))
 
 
-@register(torch.flatten, torch.Tensor.flatten, family="views", dims=["start_dim", "end_dim"])
+@register(
+    torch.flatten,
+    torch.Tensor.flatten,
+    family="views",
+    dims=["start_dim", "end_dim"],
+    merged=True,
+)
 def flatten(input: Sharded, start_dim: int = 0, end_dim: int = -1) -> Sharded:
     """Leaves space: gathered along the cut dims that merge; the batch dim stays cut."""
     shape = input.partition.shape
@@ -159,7 +221,7 @@ def ravel(input: Sharded) -> Sharded:
     return reshape_to(input, (input.numel(),))
 
 
-@register(torch.unflatten, torch.Tensor.unflatten, family="views", dims=["dim"])
+@register(torch.unflatten, torch.Tensor.unflatten, family="views", dims=["dim"], merged=True)
 def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
     """Splits a dim that is not cut."""
     shape = input.partition.shape

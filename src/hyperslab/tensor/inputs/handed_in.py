@@ -15,8 +15,8 @@ from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.box import Interval
 from hyperslab.tensor.sharded import Sharded
 
-Batch = Literal["global", "replica"]
-"""Whether a tensor is the whole mini-batch or a replica's part of it."""
+Batch = Literal["global", "replica", "none"]
+"""Whether a tensor is the whole mini-batch, a replica's part of it, or has no batch dim."""
 
 _DIMS = 8  # that a statement has room for
 
@@ -29,6 +29,7 @@ class Form:
     shape: tuple[int, ...]
     channels: bool
     of_replica: bool
+    batched: bool = True
 
     def __str__(self) -> str:
         if self.dtype in _NO_TENSORS:
@@ -36,11 +37,13 @@ class Form:
         words = [f"{self.shape} {_DTYPES.get(self.dtype, 'of an unknown type')}"]
         words += [] if self.channels else ["channels=False"]
         words += ['batch="replica"'] if self.of_replica else []
+        words += [] if self.batched else ['batch="none"']
         return ", ".join(words)
 
     def numbers(self) -> list[int]:
         """For a row: as many for every form."""
-        head = [self.dtype, self.channels, self.of_replica, len(self.shape), *self.shape]
+        options = [self.channels, self.of_replica, self.batched]
+        head = [self.dtype, *options, len(self.shape), *self.shape]
         return [*head, *[0] * (_DIMS - len(self.shape))]
 
     @classmethod
@@ -58,7 +61,8 @@ class Form:
             return CUT_ALREADY
         if tensor.dim() > _DIMS:
             return TOO_MANY_DIMS
-        return cls(_code(tensor.dtype), tuple(tensor.shape), channels, batch == "replica")
+        shape = tuple(tensor.shape)
+        return cls(_code(tensor.dtype), shape, channels, batch == "replica", batch != "none")
 
     @property
     def can_be_cut(self) -> bool:
@@ -73,7 +77,7 @@ class Form:
     def samples(self, data: int, grid: Grid) -> Interval:
         """Of the tensor those that a rank at place ``data`` of that axis computes."""
         count = self.shape[0] if self.shape else 1
-        if self.of_replica:
+        if self.of_replica or not self.batched:
             return 0, count
         cut = Cut.balanced("data", count, grid.data)
         return (0, count) if cut.thin else cut.interval(data)
@@ -81,11 +85,12 @@ class Form:
     @classmethod
     def read(cls, row: Sequence[int]) -> Form:
         """The adjoint of `numbers`."""
-        dtype, channels, of_replica, dims = row[:4]
-        return cls(dtype, tuple(row[4 : 4 + dims]), bool(channels), bool(of_replica))
+        dtype, channels, of_replica, batched, dims = row[:5]
+        shape = tuple(row[5 : 5 + dims])
+        return cls(dtype, shape, bool(channels), bool(of_replica), bool(batched))
 
 
-FORM = 4 + _DIMS  # numbers of a form in a row
+FORM = 5 + _DIMS  # numbers of a form in a row
 NO_TENSOR = Form(0, (), channels=True, of_replica=False)
 CUT_ALREADY = Form(1, (), channels=True, of_replica=False)
 TOO_MANY_DIMS = Form(2, (), channels=True, of_replica=False)
@@ -106,12 +111,13 @@ def partition_of(form: Form, grid: Grid) -> Partition:
     """How the mini-batch is cut, of which a rank hands in this.
 
     Raises:
-        LayoutError: an extent has fewer elements than its axis has ranks.
+        LayoutError: an extent has fewer elements than its axis has ranks, or there is no batch dim
+            for the data axis.
     """
     shape = form.shape
     if form.of_replica and shape:
         shape = (shape[0] * grid.data, *shape[1:])
-    return grid.partition(shape, channels=form.channels)
+    return grid.partition(shape, channels=form.channels, batch=form.batched)
 
 
 def part_held(form: Form, data: int) -> Box:

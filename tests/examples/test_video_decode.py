@@ -1,0 +1,58 @@
+"""Video autoencoders decode cut latents as whole ones (tiers: no process; a few gloo ranks)."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hyperslab as hs
+from tests.ranks import run_ranks
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "video_decode.py"
+NETWORKS = ["wan", "hunyuan", "cogvideox"]
+
+
+def decoded(name: str, axes: dict[str, int]) -> tuple[float, tuple[str, ...]]:
+    """How far the video is from the serial one, and along which axes it is cut."""
+    make: Any = runpy.run_path(str(SCRIPT))["NETWORKS"][name]
+    torch.manual_seed(0)
+    network = make(8).eval()
+    latents = torch.randn(1, 4, 2, 4, 4)
+    with torch.inference_mode():
+        whole = network.decode(latents).sample
+        video = network.decode(hs.shard(latents, hs.Grid(**axes))).sample
+        apart = (video.full() - whole).norm() / whole.norm()
+    return apart.item(), video.partition.axes
+
+
+@pytest.mark.parametrize("axes", [{"height": 2}, {"height": 2, "width": 2}], ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_equal_to_serial(name: str, axes: dict[str, int]) -> None:
+    for apart, cut in run_ranks(2 ** len(axes), decoded, name, axes):
+        assert apart <= 1e-5
+        assert cut == tuple(axes)
+
+
+def test_the_script_runs() -> None:
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--size",
+        "4",
+        "--frames",
+        "2",
+        "--width",
+        "8",
+        "--check",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "wan, 1 ranks: 1 x 3 x 5 x 32 x 32" in done.stdout
+    assert "relative distance from the serial video: 0.0e+00" in done.stdout

@@ -1,0 +1,38 @@
+"""Histograms of cut tensors (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hyperslab as hs
+from tests.ranks import run_ranks
+
+COVERS = {"reductions": {"histc"}}
+LIMITS: list[dict[str, Any]] = [
+    {}, {"bins": 7}, {"bins": 5, "min": -1, "max": 1}, {"bins": 4, "min": 0, "max": 3},
+]  # fmt: skip
+
+
+def counted(axes: dict[str, int]) -> None:
+    grid = hs.Grid(**axes)
+    for dtype in (torch.float32, torch.float64):
+        full = torch.randn(4, 3, 7, 5, dtype=dtype, requires_grad=True)
+        x = hs.shard(full, grid)
+        for limits in LIMITS:
+            found = torch.histc(x, **limits)
+            assert type(found) is torch.Tensor
+            assert torch.equal(found, torch.histc(full, **limits))
+            assert torch.equal(x.detach().histc(**limits), found)
+        same = hs.shard(torch.ones(4, 3, 7, 5), grid)
+        assert torch.equal(torch.histc(same, 5), torch.histc(torch.ones(4, 3, 7, 5), 5))
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"height": 3}, {"data": 2, "width": 2}], ids=str)
+def test_equal_to_serial(axes: dict[str, int]) -> None:
+    ranks = 1
+    for extent in axes.values():
+        ranks *= extent
+    run_ranks(ranks, counted, axes)
