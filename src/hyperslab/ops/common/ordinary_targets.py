@@ -35,7 +35,8 @@ def made_cut(ordinary: torch.Tensor, partition: Partition, like: Sharded, name: 
             gradient.
     """
     plain = type(ordinary) is torch.Tensor and ordinary.layout is torch.strided
-    if not plain or ordinary.requires_grad or not nobody_else_sees(ordinary):
+    alone = not like.grid.has_values or nobody_else_sees(ordinary)  # in a trace all share nothing
+    if not plain or ordinary.requires_grad or not alone:
         raise LayoutError(
             f"{name}: the values are cut, and would make a cut tensor of an ordinary one that is a "
             f"parameter, has a gradient or shares its memory\n{describe([ordinary, like])}"
