@@ -16,7 +16,8 @@ import hyperslab as hs
 from tests.ranks import run_ranks
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "video_decode.py"
-NETWORKS = ["wan", "hunyuan", "cogvideox"]
+STAYS_CUT = {"wan": True, "hunyuan": False, "cogvideox": True}
+"""Hunyuan's attention over all frames leaves the video whole on every rank."""
 
 
 def decoded(name: str, axes: dict[str, int]) -> tuple[float, tuple[str, ...]]:
@@ -33,11 +34,11 @@ def decoded(name: str, axes: dict[str, int]) -> tuple[float, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("axes", [{"height": 2}, {"height": 2, "width": 2}], ids=str)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", STAYS_CUT)
 def test_equal_to_serial(name: str, axes: dict[str, int]) -> None:
     for apart, cut in run_ranks(2 ** len(axes), decoded, name, axes):
         assert apart <= 1e-5
-        assert cut == tuple(axes)
+        assert cut == (tuple(axes) if STAYS_CUT[name] else ())
 
 
 def test_the_script_runs() -> None:
@@ -55,4 +56,4 @@ def test_the_script_runs() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert "wan, 1 ranks: 1 x 3 x 5 x 32 x 32" in done.stdout
-    assert "relative distance from the serial video: 0.0e+00" in done.stdout
+    assert float(done.stdout.split()[-1]) <= 1e-5

@@ -13,7 +13,7 @@ parameter's gradients, which DistributedDataParallel takes, is the serial gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
 from hyperslab.memory_format import memory_format_of
-from hyperslab.tensor.dispatch import RULES, Rule, refuse
+from hyperslab.tensor.dispatch import RULES, refuse
 from hyperslab.tensor.lazy import LazyTensor, Promise
+from hyperslab.tensor.operands import check_operands
 from hyperslab.tensor.policy import Policy
 
 _SERIAL = Policy()
@@ -279,34 +280,9 @@ class Sharded(LazyTensor):
         if rule is None:
             raise refuse(func, args, kwargs or {})
         with DisableTorchFunctionSubclass():
-            grid = check_operands(args, rule)
+            grid = check_operands(args, rule, Sharded)
             if not kwargs and not rule.signature.dims:
                 return rule.run(*args)
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
-            check_operands(kwargs.values(), rule, grid)
+            check_operands(kwargs.values(), rule, Sharded, grid)
             return rule.run(*args, **kwargs)
-
-
-def check_operands(values: Iterable[Any], rule: Rule, grid: Grid | None = None) -> Grid | None:
-    """The grid of all cut tensors among the arguments of an operator; None if there are none.
-
-    Unless its rule is ``lazy``, what is pending is computed: see the note in `tensor.lazy`. Unless
-    it takes them, dims that were merged where they are cut become whole.
-
-    Raises:
-        LayoutError: they are on two grids.
-    """
-    for value in values:
-        kind = type(value)
-        if kind is list or kind is tuple:
-            grid = check_operands(value, rule, grid)
-        elif kind is Sharded:
-            if not rule.lazy and (value.pending is not None or value.readers):
-                value.settle()
-            if value._partition.merged and not rule.merged:
-                value.gather_merged()
-            if grid is None:
-                grid = value._grid
-            elif grid is not value._grid and grid.extents != value._grid.extents:
-                raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
-    return grid
