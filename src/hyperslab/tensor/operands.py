@@ -15,8 +15,8 @@ def check_operands(
 ) -> Grid | None:
     """The grid of all cut tensors among the arguments of an operator; None if there are none.
 
-    ``cut`` is their class. Unless its rule is ``lazy``, what is pending is computed: see the note in `tensor.lazy`. Unless
-    it takes them, dims that were merged where they are cut become whole.
+    ``cut`` is their class. Unless its rule is ``lazy``, what is pending is computed: see the note
+    in `tensor.lazy`. Unless it takes them, dims that were merged where they are cut become whole.
 
     Raises:
         LayoutError: they are on two grids.
