@@ -44,10 +44,13 @@ MPI_VENV ?= .venv-mpi
 MPI_RANKS := 4
 HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 
+# Where the real MRI of `make test-mri` is unpacked.
+MRI ?= build/mricron
+
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi soak fuzz lint docs bench bench-gpu clean
+.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi test-mri soak fuzz lint docs bench bench-gpu clean
 
 setup: $(ready)
 
@@ -117,6 +120,13 @@ test-mpi: $(mpi_ready)
 test-gpu: $(ready)
 	$(bin)/python -m pytest -n 0 -m gpu --durations=10
 	HYPERSLAB_TEST_DEVICE=cuda $(bin)/python -m pytest -n 0 tests/ops --durations=10
+
+# With a real MRI and its labels: Debian's package mricron-data, unpacked here, not installed.
+test-mri: $(ready)
+	test -f $(MRI)/usr/share/mricron/templates/ch2.nii.gz || { mkdir -p $(MRI) && cd $(MRI) && \
+		apt-get download mricron-data && dpkg -x mricron-data_*.deb . ; }
+	HYPERSLAB_MRI=$(abspath $(MRI))/usr/share/mricron/templates OMP_NUM_THREADS=1 \
+		$(bin)/python -m pytest -n 0 tests/mri
 
 soak: $(ready)
 	OMP_NUM_THREADS=1 $(bin)/python -m tests.soak --minutes $(MINUTES) --ranks $(RANKS) \

@@ -42,7 +42,17 @@ def test_a_public_name_means_one_thing(tree: Tree) -> None:
 
 def test_tests_stand_in_rooms_of_the_same_names() -> None:
     tests = Path(__file__).parent
-    own = {"benchmarks", "docs", "examples", "mpi", "networks", "structure", "losses", "soak"}
+    own = {
+        "benchmarks",
+        "docs",
+        "examples",
+        "mpi",
+        "mri",
+        "networks",
+        "structure",
+        "losses",
+        "soak",
+    }
     for folder in tests.rglob("*/"):
         name = str(folder.relative_to(tests))
         if any(folder.glob("test_*.py")) and name.split("/")[0] not in own:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.errors import HyperslabError
+from hyperslab.optional_libraries import how_to_install
 
 Labelled = NDArray[np.uint8]
 
@@ -116,7 +117,7 @@ def monai_metrics() -> Any:
         from monai.metrics import utils
     except ImportError as error:
         raise HyperslabError(
-            f"surface distances need another library ({error}): pip install hyperslab[medical]"
+            f"surface distances need another library ({error}): {how_to_install('medical')}"
         ) from error
     return utils
 

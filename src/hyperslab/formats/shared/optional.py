@@ -49,7 +49,7 @@ def simple_itk() -> Any:
         import SimpleITK
     except ImportError as error:
         raise HyperslabError(
-            f"resampling needs another library ({error}): pip install hyperslab[medical]"
+            f"resampling needs another library ({error}): {how_to_install('medical')}"
         ) from error
     return SimpleITK
 
@@ -64,7 +64,7 @@ def monai_data() -> ModuleType:
         import monai.data.utils
     except ImportError as error:
         raise HyperslabError(
-            f"sliding windows need another library ({error}): pip install hyperslab[medical]"
+            f"sliding windows need another library ({error}): {how_to_install('medical')}"
         ) from error
     return monai.data.utils
 
