@@ -82,8 +82,8 @@ class RunState:
         if state.get("samples", self.samples) != self.samples:
             raise RecipeError(
                 f"the training split is not the one that {path} was trained on: data.seed, "
-                "data.fractions, data.counts, data.train, data.fold, data.repeat, data.subvolume "
-                "or the files in data.path are others now\n"
+                "data.fractions, data.counts, data.train, data.fold, data.repeat, data.subvolume, "
+                "data.table, data.ranges or the files in data.path are others now\n"
                 "    what it was trained on must not end up in another split: put them back, or "
                 "start another run"
             )

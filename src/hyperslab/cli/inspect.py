@@ -16,8 +16,9 @@ from hyperslab.formats.io_cost import Storage, advice, boxes, cost
 from hyperslab.formats.joined import joined
 from hyperslab.formats.padded import padded
 from hyperslab.formats.plugins import load_plugins
-from hyperslab.formats.registry import choices, find_format, names, source_of
+from hyperslab.formats.registry import MAPPED, choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.verify import verify_samples
 from hyperslab.recipe.load import load_recipe
@@ -91,11 +92,15 @@ def _verify(source: Source, folder: Path | None) -> None:
 
 
 def _of_folder(
-    path: Path, format: str | None, channels: str | None, allowed: Allowed
+    path: Path,
+    format: str | None,
+    channels: str | None,
+    allowed: Allowed,
+    mapping: DataMap | None = None,
 ) -> tuple[Source, str]:
     """The samples of a folder, and the name of their format."""
-    found = format or find_format(path)[0].name
-    source = source_of(path, Grid(), channels, format, allowed=allowed)  # type: ignore[arg-type]
+    found = format or (MAPPED if mapping else find_format(path)[0].name)
+    source = source_of(path, Grid(), channels, format, allowed=allowed, mapping=mapping)  # type: ignore[arg-type]
     return source, found
 
 
@@ -109,7 +114,7 @@ def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
     else:
         folders = [origin] if isinstance(origin, Path) else origin
         parts = {
-            folder: _of_folder(folder, data.format, data.channels, data.allowed)
+            folder: _of_folder(folder, data.format, data.channels, data.allowed, data.mapping)
             for folder in folders
         }
         source = joined({folder: part for folder, (part, _) in parts.items()})

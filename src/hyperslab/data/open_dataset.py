@@ -6,7 +6,6 @@ import logging
 import os
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 import torch
@@ -20,11 +19,11 @@ from hyperslab.data.sampler import Schedule, SplitCounts, samples_in, samples_li
 from hyperslab.data.splits import Splits
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError
-from hyperslab.formats.joined import joined
 from hyperslab.formats.padded import padded
 from hyperslab.formats.parameters import Parameters
-from hyperslab.formats.registry import Driver, source_of
+from hyperslab.formats.registry import Driver, sources_of
 from hyperslab.formats.selection import selected
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
 from hyperslab.formats.subvolumes import Subvolumes
@@ -60,6 +59,7 @@ def open(
     format: str | None = None,
     channels: Literal["first", "last"] | None = None,
     driver: Driver | None = None,
+    mapping: DataMap | None = None,
     redshifts: Sequence[float] | None = None,
     targets: Sequence[str] | None = None,
     subvolume: int | None = None,
@@ -97,6 +97,8 @@ def open(
         channels: where the channel dim is stored; needed only where the shape does not tell.
         driver: ``"mpio"`` reads HDF5 files collectively, under ``mpirun`` and with an MPI build of
             h5py; by default each rank reads by itself.
+        mapping: which files and arrays are volumes, and where their targets are, see `DataMap`:
+            keys in HDF5, Zarr or .npz, many volumes in one array, a table of parameters.
         redshifts: of the channels that are read, in this order, see `Selected`; by default all.
         targets: the names of those that are given, in this order; by default all.
         subvolume: cut each volume into cubes of this width, see `Subvolumes`.
@@ -142,12 +144,8 @@ def open(
     else:
         refuse = Refused() if on_error == "skip" else None
         allowed = Allowed(outside_files, missing_chunks)
-        roots = [path] if isinstance(path, str | os.PathLike) else list(path)
-        parts = {
-            Path(root): source_of(Path(root), grid, channels, format, refuse, driver, allowed)
-            for root in roots
-        }
-        source = joined(parts)
+        roots = [path] if isinstance(path, str | os.PathLike) else path
+        source = sources_of(roots, grid, channels, format, refuse, driver, allowed, mapping)
         if refuse is not None:
             kept = len(source.names)
             from_main(lambda: refuse.check(kept))

@@ -93,6 +93,26 @@ class MeanScale(Transform):
 
 
 @dataclass(frozen=True)
+class Log1pMeanScale(MeanScale):
+    """log(1 + x / mean(x)): of a density in whatever unit, from 0 to about 10.
+
+    The mean of the whole sample, and with it what that says, is lost.
+    """
+
+    above = -math.ulp(0.0)
+    why = "of which log1p of x / mean(x) may be no number; it is for densities, from 0 on"
+
+    @property
+    def name(self) -> str:
+        return "log1p_mean"
+
+    def apply(
+        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
+    ) -> torch.Tensor:
+        return super().apply(x, shape, grid, fresh=fresh).log1p_()
+
+
+@dataclass(frozen=True)
 class IntensityWindow(Transform):
     """Clipped to [low, high], which becomes [0, 1].
 
@@ -135,7 +155,11 @@ class IntensityWindow(Transform):
         return x.clamp(self.low, self.high).sub_(self.low).div_(self.high - self.low)
 
 
-TRANSFORMS: dict[str, Transform] = {"log1p": Log1p(), "mean": MeanScale()}
+TRANSFORMS: dict[str, Transform] = {
+    "log1p": Log1p(),
+    "mean": MeanScale(),
+    "log1p_mean": Log1pMeanScale(),
+}
 """Those that are chosen by name."""
 
 

@@ -10,12 +10,14 @@ from hyperslab.formats.keyed.hdf5 import Hdf5Folder
 from hyperslab.formats.keyed.hdf5_writer import Hdf5Writer, LbannWriter
 from hyperslab.formats.keyed.zarr import ZarrFolder
 from hyperslab.formats.keyed.zarr_writer import ZarrWriter
+from hyperslab.formats.mapped.source import MappedFolder
 from hyperslab.formats.nifti.source import NiftiFolder
 from hyperslab.formats.nifti.writer import NiftiWriter
 from hyperslab.formats.npy.source import NpyFolder
 from hyperslab.formats.npy.writer import NpyWriter
 from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.registry import Format, register
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.listing import list_files
 from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.source import ScanOptions, Source
@@ -28,9 +30,11 @@ from hyperslab.formats.tfrecord.writer import TfRecordWriter
 from hyperslab.formats.writer import SampleToWrite, Writer
 
 __all__ = [
+    "DataMap",
     "Extras",
     "Format",
     "Hdf5Folder",
+    "MappedFolder",
     "NiftiFolder",
     "NpyFolder",
     "Parameters",

@@ -45,6 +45,7 @@ class Joined(Source):
         self.label_bytes = one.label_bytes
         self.order = one.order if len({part.order for part in parts.values()}) == 1 else None
         self.collective = one.collective
+        self.targets_apart = any(part.targets_apart for part in parts.values())
         self.redshifts = one.redshifts
         self.stored_redshifts = one.stored_redshifts
         self.summed_whole = all(part.summed_whole for part in parts.values())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
+from hyperslab.formats.joined import joined
+from hyperslab.formats.mapped.source import MappedFolder
 from hyperslab.formats.shared.channels import Channels
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.listing import Refuse, check_folder, walk
 from hyperslab.formats.shared.manifest import volumes_of
 from hyperslab.formats.shared.reach import STRICT, Allowed
@@ -19,6 +23,9 @@ from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.writer import Writer
 
 Driver = Literal["mpio"]
+
+MAPPED = "arrays"
+"""The format of what a user describes by a `DataMap`; nobody asks for it by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,7 @@ def source_of(
     refuse: Refuse | None = None,
     driver: Driver | None = None,
     allowed: Allowed = STRICT,
+    mapping: DataMap | None = None,
 ) -> Source:
     """The folder as a source of its format; all ranks call this.
 
@@ -130,7 +138,7 @@ def source_of(
     ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the spatial dims
     as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files that are not
     what they should be, which are then left out. With ``driver="mpio"`` the ranks of a replica read
-    together. ``allowed``: what files may do.
+    together. ``allowed``: what files may do. ``mapping``: where volumes and targets are in it.
 
     Raises:
         DataError: the folder is missing or holds no known file, or files of two formats side by
@@ -139,7 +147,7 @@ def source_of(
     folder = Path(path)
     if driver is not None and driver not in get_args(Driver):
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
-    options = ScanOptions(channels, format, refuse, allowed)
+    options = ScanOptions(channels, format, refuse, allowed, mapping)
     if format is not None:
         named(format)
 
@@ -156,12 +164,19 @@ def source_of(
     return source
 
 
+def sources_of(paths: Iterable[str | os.PathLike[str]], grid: Grid, *options: Any) -> Source:
+    """Several folders as one source, see `Joined`; ``options`` and errors are `source_of`'s."""
+    return joined({Path(path): source_of(Path(path), grid, *options) for path in paths})
+
+
 def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
     """The folder as this process sees it, and a word on files that are left out.
 
     Raises:
         DataError: see `source_of`.
     """
+    if options.mapping is not None:
+        return MappedFolder.open_folder(folder, options), ""
     if options.format is not None:
         return named(options.format).source.open_folder(folder, options), ""
     found, others = find_format(folder)
@@ -180,6 +195,8 @@ def find_format(folder: Path) -> tuple[Format, str]:
         lister = next((one for one in formats() if folder.name.endswith(one.source.lists)), None)
         if lister is not None:
             return lister, ""
+    if MappedFolder.claims(folder):
+        return Format(MAPPED, (), MappedFolder), ""
     check_folder(folder)
     found = Counter((name.count("/"), kind) for name in walk(folder) if (kind := _kind(name)))
     if not found:

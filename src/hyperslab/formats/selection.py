@@ -60,6 +60,7 @@ class Selected(Source):
         self.label_bytes = source.label_bytes
         self.order = source.order
         self.collective = source.collective
+        self.targets_apart = source.targets_apart
 
     def read(self, sample: int, box: Box) -> Array:
         wanted = self.channels[box.lo[0] : box.hi[0]]

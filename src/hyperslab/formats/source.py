@@ -19,6 +19,7 @@ from hyperslab.formats.extras import Extras
 from hyperslab.formats.io_cost import Storage
 from hyperslab.formats.parameters import Parameters, numbered
 from hyperslab.formats.shared.channels import Channels
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.listing import Refuse
 from hyperslab.formats.shared.reach import STRICT, Allowed
 from hyperslab.formats.shared.storage_order import StorageOrder
@@ -34,13 +35,14 @@ class ScanOptions:
     ``channels``: where they are stored, needed where the shape does not tell. ``format``: the name
     of the format, if the user has said it. ``refuse``: told of files that are not what they should
     be, which are then left out; without it the first is an error. ``allowed``: what files
-    may do.
+    may do. ``mapping``: where volumes and targets are, of formats that can be told.
     """
 
     channels: Channels | None = None
     format: str | None = None
     refuse: Refuse | None = None
     allowed: Allowed = STRICT
+    mapping: DataMap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Source(ABC):
     one, by name. ``remark``: what a user should know of how the folder was read. ``redshifts``: of
     the channels, where they are known; ``stored_redshifts``: of all channels of the files, where
     only some are shown. ``summed_whole``: a sum is over all of a volume, and compared where all
-    of it is read. ``lists``: suffixes of files that list samples and may be opened in
+    of it is read. ``targets_apart``: targets are not in the files of the volumes, and may change
+    alone. ``lists``: suffixes of files that list samples and may be opened in
     place of a folder. ``channel_names``: what the channels are, where that is known. ``splits``: by
     name, the split of each sample, where who made the data set has dealt them out.
     """
@@ -88,6 +91,7 @@ class Source(ABC):
     redshifts: tuple[float, ...] = ()
     stored_redshifts: tuple[float, ...] = ()
     summed_whole: bool = False
+    targets_apart: bool = False
     lists: tuple[str, ...] = ()
     channel_names: tuple[str, ...] = ()
     splits: Mapping[str, str] = MappingProxyType({})

@@ -43,6 +43,7 @@ class Subvolumes(Source):
         self.classes = source.classes
         self.label_bytes = source.label_bytes
         self.collective = source.collective
+        self.targets_apart = source.targets_apart
         self.channel_names = source.channel_names
         self.redshifts = source.redshifts
         self.stored_redshifts = source.stored_redshifts

@@ -154,7 +154,7 @@ def _source(recipe: Recipe) -> Source:
     origin = data.origin
     if isinstance(origin, Source):
         return origin
-    options = ScanOptions(data.channels, data.format, allowed=data.allowed)
+    options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
     folders = data.lists.folders()
     return joined({folder: scanned(folder, options)[0] for folder in folders})
 

@@ -22,10 +22,12 @@ from pydantic import (
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.plugins import load_plugins
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.lists import Lists, absolute, check_words
+from hyperslab.recipe.section import Section
 from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.recipe.target import TargetSection
 
@@ -54,6 +56,14 @@ def _as_words(value: object) -> object:
 Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
 """Paths of samples, see `recipe.lists`."""
 
+
+class KeysSection(Section):
+    """Where in a file volume and targets are; by default its only array with so many dims."""
+
+    volume: str | None = None  # the path of an array, "grid/delta" say
+    targets: Words | None = None  # paths of arrays, or of attributes: "Header@Omega0"
+
+
 LISTS = ("train", "validation", "test")
 
 
@@ -70,7 +80,14 @@ class DataSection(TargetSection):
     plugins: tuple[str, ...] = ()  # modules to import, which register formats
     format: FormatName | None = None  # None: found out
     channels: Literal["first", "last"] | None = None  # None: found out
-    transform: Literal["auto", "log1p", "mean"] | None = "auto"  # log1p of counts, none of scans
+    files: str | None = None  # a pattern of those with volumes, "*/df_m_128_z=0.npy" say
+    keys: KeysSection = KeysSection()  # of arrays in files of HDF5, Zarr and .npz
+    table: Path | None = None  # a text or .npy file with a row of targets for each sample
+    columns: tuple[str, ...] | None = None  # the names of its columns, or of keys.targets
+    # of targets of keys and tables: what becomes -1 and 1; others: the least and the greatest
+    ranges: dict[str, tuple[float, float]] | None = None
+    # log1p of counts, none of scans; mean: x / mean(x); log1p_mean: log1p of that
+    transform: Literal["auto", "log1p", "mean", "log1p_mean"] | None = "auto"
     window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
     augment: bool = False  # flips, and axis permutations where voxels have no classes
     # each a folder, a file, a pattern, a list *.txt, places 0:800 or several of these; in
@@ -159,6 +176,19 @@ class DataSection(TargetSection):
         return self
 
     @model_validator(mode="after")
+    def _mapped(self) -> DataSection:
+        try:
+            mapping = self.mapping
+        except DataError as error:
+            raise ValueError(str(error)) from error
+        if mapping is not None and self.format is not None:
+            raise ValueError(
+                f"data.format={self.format} has keys and targets of its own: leave it out, or "
+                "data.files, data.keys, data.table, data.columns and data.ranges"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _of_the_store(self) -> DataSection:
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
             raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
@@ -176,6 +206,7 @@ class DataSection(TargetSection):
                 + ("" if self.target is None else "; data.target takes the place of both")
             )
         keys = ["format", "channels", "driver", "redshifts", "outside_files", "missing_chunks"]
+        keys += ["files", "table", "columns", "ranges"]
         named = [key for key in keys if getattr(self, key)]
         if self.splits == "folders":
             named.append("splits=folders")
@@ -183,6 +214,25 @@ class DataSection(TargetSection):
             other = "data.synthetic" if self.target is None else "data.target"
             raise ValueError(f"data.{named[0]} is of files, but {other} reads none")
         return self
+
+    @property
+    def mapping(self) -> DataMap | None:
+        """What is said of where volumes and targets are; None where nothing is.
+
+        Raises:
+            DataError: targets are in two places, or a range is none.
+        """
+        said = (self.files, self.keys.volume, self.keys.targets, self.table, self.columns)
+        if not any(said) and not self.ranges:
+            return None
+        return DataMap(
+            self.files or "",
+            self.keys.volume or "",
+            self.keys.targets or (),
+            self.table,
+            self.columns or (),
+            self.ranges or {},
+        )
 
     @property
     def allowed(self) -> Allowed:
@@ -219,6 +269,8 @@ class DataSection(TargetSection):
         found: dict[str, object] = {}
         if self.path is not None:
             found["path"] = str(self.path.absolute())
+        if self.table is not None and not (self.path and (self.path / self.table).is_file()):
+            found["table"] = str(self.table.absolute())
         for key in self.listed:
             found[key] = absolute(getattr(self, key), self.path)
         return found

@@ -35,6 +35,9 @@ SAME_RESULT = (
     "timeout",
     "peak",
     "data.path",
+    "data.files",
+    "data.keys",
+    "data.table",
     "data.plugins",
     "data.format",
     "data.channels",
@@ -64,6 +67,8 @@ COMPARED = (
     "data.repeat",
     "data.subvolume",
     "data.targets",
+    "data.columns",
+    "data.ranges",
     "data.redshifts",
 )
 """The checkpoint says itself what they came to; see `RunState.restore`."""

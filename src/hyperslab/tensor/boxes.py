@@ -83,28 +83,28 @@ class LoadedBoxes:
         partition = self.grid.partition(shape, channels=self.channels)
         return Sharded.from_local(local.to(self.grid.device), partition, self.grid)
 
-    def over(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def over(self, loader: Iterable[Any]) -> LoaderOfBoxes:
         """What ``loader`` yields, with every tensor as one of the whole mini-batch.
 
         Of a mini-batch, which may be nested in tuples, lists and dicts: boxes are joined, of
-        volumes or (b, d, h, w) of labels; tensors of one or two dims (targets, names' numbers) are
-        cut by `hyperslab.shard`, which compares them on the ranks of a replica; all else stays.
+        volumes or (b, d, h, w) of labels; tensors of one or two dims (targets, numbers) are cut by
+        `hyperslab.shard`, which compares them on the ranks of a replica; all else stays.
 
-        Raises:
+        Raises, when it is iterated:
             LayoutError: as `join` and `hyperslab.shard`; a tensor is neither.
         """
-        for batch in loader:
-            yield self._over(batch)
+        return LoaderOfBoxes(self, loader)
 
-    def _over(self, item: Any) -> Any:
+    def joined(self, item: Any) -> Any:
+        """What `over` makes of one mini-batch of a loader."""
         if isinstance(item, torch.Tensor):
             return self._tensor(item)
         if isinstance(item, Mapping):
-            return {key: self._over(value) for key, value in item.items()}
+            return {key: self.joined(value) for key, value in item.items()}
         if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*map(self._over, item))
+            return type(item)(*map(self.joined, item))
         if isinstance(item, Sequence) and not isinstance(item, str | bytes):
-            return type(item)(map(self._over, item))  # type: ignore[call-arg]
+            return type(item)(map(self.joined, item))  # type: ignore[call-arg]
         return item
 
     def _tensor(self, tensor: torch.Tensor) -> Sharded:
@@ -123,6 +123,26 @@ class LoadedBoxes:
             f"{self.grid}\n    read array[boxes.slices]; whole samples are cut by hyperslab.shard; "
             f"see {_PAGE}"
         )
+
+
+class LoaderOfBoxes:
+    """A `DataLoader` whose mini-batches are cut tensors; made by `LoadedBoxes.over`."""
+
+    def __init__(self, boxes: LoadedBoxes, loader: Iterable[Any]) -> None:
+        self.boxes = boxes
+        self.loader = loader
+
+    @property
+    def sampler(self) -> Any:
+        """That of the loader, which wants to be told the epoch: ``sampler.set_epoch(n)``."""
+        return self.loader.sampler  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        """Mini-batches of an epoch."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.boxes.joined, self.loader)
 
 
 def boxes(grid: Grid, shape: Sequence[int], *, channels: bool = True) -> LoadedBoxes:

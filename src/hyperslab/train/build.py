@@ -68,10 +68,17 @@ def said_splits(recipe: Recipe) -> Splits | None:
 
 
 def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
-    """The SHA-256 of the names of the training split, repeated ones again, and of their seed."""
-    names = [data.source.names[sample] for sample in training_split(recipe, data)]
+    """The SHA-256 of the names of the training split, repeated ones again, and of their seed.
+
+    Of the targets too, where they are not in the volumes' files: a table may change alone.
+    """
+    samples = training_split(recipe, data)
+    names = [data.source.names[sample] for sample in samples]
     names *= recipe.data.repeat
-    return hashlib.sha256(json.dumps([recipe.data.seed, names]).encode()).hexdigest()
+    words = [recipe.data.seed, names]
+    if data.source.targets_apart:
+        words.append([np.asarray(data.source.target(sample)).tolist() for sample in samples])
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
 def open_training(recipe: Recipe, grid: Grid) -> Iterator[volumes.Dataset]:
@@ -131,6 +138,7 @@ def open_data(
         subvolume=data.subvolume,
         multiple=data.multiple,
         driver=data.driver,
+        mapping=data.mapping,
         store=store,
         prefetch=volumes.PrefetchPolicy(data.prefetch, data.prefetch_bytes),
         on_error=data.on_error,

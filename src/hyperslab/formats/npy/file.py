@@ -51,6 +51,19 @@ def header_of(path: Path) -> NpyHeader:
     return header
 
 
+def array_header(path: Path, at: int = 0) -> NpyHeader:
+    """The header of any array, one of a file within a file too, which begins at byte ``at``.
+
+    Raises:
+        OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
+    """
+    with path.open("rb") as file:
+        file.seek(at)
+        header = _read(file)
+        _check_size(path, header)
+    return header
+
+
 def _check_size(path: Path, header: NpyHeader) -> int:
     """The bytes of the array, which the file has to have."""
     size = math.prod(header.shape) * header.dtype.itemsize
@@ -61,8 +74,8 @@ def _check_size(path: Path, header: NpyHeader) -> int:
     return size
 
 
-def read_vector(path: Path) -> NDArray[Any]:
-    """A small array, whole.
+def read_vector(path: Path, most: int = MOST_VECTOR) -> NDArray[Any]:
+    """A small array of at most so many bytes, whole.
 
     Raises:
         DataError: it is not small.
@@ -70,20 +83,23 @@ def read_vector(path: Path) -> NDArray[Any]:
     """
     with path.open("rb") as file:
         header = _read(file)
-        if _check_size(path, header) > MOST_VECTOR:
+        if _check_size(path, header) > most:
             raise DataError(f"{path}: is {header.dtype} {header.shape}; needs a few numbers")
         file.seek(0)
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
-def read_values(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], box: Box) -> NDArray[Any]:
-    """A box of the array, which has to be of this shape and type.
+def read_values(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], box: Box, at: int = 0
+) -> NDArray[Any]:
+    """A box of the array that begins at byte ``at``, which has to be of this shape and type.
 
     Raises:
         DataError: it is not.
         OSError, EOFError, ValueError: the file has gone, is cut short or is no .npy.
     """
     with path.open("rb", buffering=0) as file:
+        file.seek(at)
         header = _read(file)
         if header.shape != shape or header.dtype != dtype:
             raise DataError(

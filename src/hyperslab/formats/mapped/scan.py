@@ -1,0 +1,266 @@
+"""What a folder, or one file, holds by a `DataMap`: samples, their arrays and their targets."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hyperslab.errors import DataError, printable
+from hyperslab.formats.keyed.header_child import HeaderChild
+from hyperslab.formats.mapped.published import Published, recognised
+from hyperslab.formats.mapped.stored import (
+    ArrayAt,
+    find_array,
+    kind_of_file,
+    read_numbers,
+    stamped_file,
+)
+from hyperslab.formats.mapped.table import TargetTable, read_target_table
+from hyperslab.formats.mapped.targets import physical_targets, scaled_targets
+from hyperslab.formats.parameters import Floats, Parameters
+from hyperslab.formats.shared.channels import Channels, channel_order
+from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.data_map import OWN_DATA, DataMap
+from hyperslab.formats.shared.fingerprint import Stamp
+from hyperslab.formats.shared.listing import sift, walk
+from hyperslab.formats.shared.reach import Allowed, Reach
+from hyperslab.formats.shared.storage_order import CDHW, DHW, DHWC, StorageOrder
+from hyperslab.formats.source import Array, ScanOptions
+
+ARRAY_SUFFIXES = (".npy", ".npz", ".hdf5", ".h5", ".zarr")
+
+SHOWN_AS = {
+    "int8": "int16",
+    "uint8": "int16",
+    "int16": "int16",
+    "uint16": "uint16",
+} | dict.fromkeys(("int32", "uint32", "int64", "float16", "float32", "float64"), "float32")
+"""Types of stored values, and as what they are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedArrays:
+    """N samples: of each its file and, where a file has many, its row there."""
+
+    folder: Path
+    files: tuple[str, ...]
+    arrays: tuple[ArrayAt, ...]  # by file
+    stamps: Mapping[str, Stamp]  # by file
+    places: tuple[tuple[int, int | None], ...]  # by sample: the file and the row
+    names: tuple[str, ...]
+    order: StorageOrder  # of one sample's dims
+    targets: Floats  # (N, P), -1 to 1
+    parameters: Parameters
+    table: Path | None
+    allowed: Allowed
+    remark: str
+
+    @property
+    def reach(self) -> Reach:
+        """How far the files may refer to others."""
+        return Reach(self.folder, self.allowed)
+
+
+def scan_arrays(path: Path, options: ScanOptions) -> MappedArrays:
+    """Look at every file.
+
+    Raises:
+        DataError: a file, a key or the table is not what it should be, or they do not go together.
+    """
+    said = options.mapping or DataMap()
+    known = recognised(path)
+    folder = path.parent if path.is_file() else path
+    pattern = said.files or (path.name if path.is_file() else known.pattern if known else "")
+    table_path = _table_path(folder, said, known)
+    files = _files(folder, pattern, table_path)
+    _check_one_kind(folder, files, said, known)
+    reach = Reach(folder, options.allowed)
+    stamps: dict[str, Stamp] = {}
+
+    def read(name: str) -> tuple[ArrayAt, list[Array]]:
+        file = Path(name)
+        with naming(file, kind_of_file(file)):
+            array = find_array(file, said.volume, reach)
+            return array, read_numbers(file, said.targets, reach) if said.targets else []
+
+    with HeaderChild(read) as child:
+
+        def header(file: str) -> tuple[ArrayAt, list[Array]]:
+            whole = folder / file
+            kind = kind_of_file(whole)
+            with naming(whole, kind):
+                stamps[file] = Stamp.of(whole)  # a change from now on is noticed
+            array, numbers = (child if kind == "HDF5" else read)(str(whole))
+            if kind == "Zarr":
+                stamps[file] = Stamp.of(stamped_file(whole, array.key))
+            return array, numbers
+
+        found = sift(files, header, options.refuse)
+    files = [file for file, _ in found]
+    arrays = [array for _, (array, _) in found]
+    table = None if table_path is None else read_target_table(table_path)
+    beside = [numbers for _, (_, numbers) in found]
+    stacked, order = _order(folder, files, arrays, table, beside, options.channels)
+    _check_alike(folder, files, arrays, stacked)
+    places = [
+        (number, row)
+        for number, array in enumerate(arrays)
+        for row in (range(array.shape[0]) if stacked else (None,))
+    ]
+    names = _names(files, places, arrays)
+    physical, columns = physical_targets(folder, names, places, table, beside, said, known, stacked)
+    targets, parameters, words = scaled_targets(physical, columns, table, said, known)
+    return MappedArrays(
+        folder,
+        tuple(files),
+        tuple(arrays),
+        stamps,
+        tuple(places),
+        names,
+        order,
+        targets,
+        parameters,
+        table_path,
+        options.allowed,
+        f"{path}: {'' if known is None else known.name + ', '}{len(names)} samples, {words}",
+    )
+
+
+def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | None:
+    if said.table is None:
+        return None if known is None or said.targets else known.table
+    inside = folder / said.table
+    found = inside if inside.is_file() else said.table
+    if not found.is_file():
+        raise DataError(
+            f"data.table: there is no {said.table}, in {folder} or from here ({OWN_DATA}, tables)"
+        )
+    return found
+
+
+def _files(folder: Path, pattern: str, table: Path | None) -> list[str]:
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist; give the folder or the file that holds the data")
+    files = [
+        name
+        for name in walk(folder)
+        if name.endswith(ARRAY_SUFFIXES) and (not pattern or fnmatch.fnmatchcase(name, pattern))
+    ]
+    files = [name for name in files if table is None or (folder / name) != table]
+    if not files:
+        wanted = pattern or "file " + ", ".join(f"*{suffix}" for suffix in ARRAY_SUFFIXES)
+        raise DataError(
+            f"{folder}: holds no {wanted}\n"
+            "    data.files is a pattern of the files with volumes, relative to the folder "
+            f"({OWN_DATA})"
+        )
+    return sorted(files, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Realisation 2 comes before 10.
+
+    >>> sorted(["10/a", "2/a", "b"], key=_natural)
+    ['2/a', '10/a', 'b']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(p[:18]), p) if i % 2 else (1, 0, p) for i, p in enumerate(parts) if p or i == 0]
+
+
+def _check_one_kind(
+    folder: Path, files: Sequence[str], said: DataMap, known: Published | None
+) -> None:
+    """Refuse fields of several kinds, of which one has to be chosen."""
+    if known is None or said.files:
+        return
+    kinds = sorted({file.rpartition("/")[2] for file in files})
+    if len(kinds) > 1:
+        shown = ", ".join(map(printable, kinds[:20])) + (", ..." if len(kinds) > 20 else "")
+        deep = "*/" if "/" in files[0] else ""
+        raise DataError(
+            f"{folder}: {known.name} with {len(kinds)} kinds of files: {shown}\n    choose one: "
+            f'data.files="{deep}{kinds[0]}"'
+        )
+
+
+def _order(
+    folder: Path,
+    files: Sequence[str],
+    arrays: Sequence[ArrayAt],
+    table: TargetTable | None,
+    beside: Sequence[Sequence[Array]],
+    channels: Channels | None,
+) -> tuple[bool, StorageOrder]:
+    """Whether the first dim counts samples, and what the others are."""
+    first = arrays[0]
+    path = folder / files[0]
+    shape = first.shape
+    if len(shape) not in (3, 4, 5) or 0 in shape:
+        raise DataError(
+            f"{path}: the array is {first.dtype} {shape}; needs (D, H, W), (C, D, H, W), "
+            f"(N, D, H, W) or (N, C, D, H, W) ({OWN_DATA}, arrays)"
+        )
+    count = sum(array.shape[0] for array in arrays)
+    rows = len(table.values) if table else sum(len(b[0]) for b in beside if b and b[0].ndim)
+    many = len(shape) == 5 or (len(shape) == 4 and _is_stack(files, rows, count, table, beside))
+    if len(shape) == 4 and not many and len(files) == 1 and rows != 1:
+        raise DataError(
+            f"{path}: is {first.dtype} {shape}, but {table.path if table else 'targets'} "
+            f"{'has' if table else 'have'} {rows} rows: an array of many volumes needs one for "
+            f"each ({OWN_DATA}, arrays)"
+        )
+    one = shape[1:] if many else shape
+    if len(one) == 3:
+        return many, DHW
+    place = channels or channel_order(path, one)
+    return many, DHWC if place == "last" else CDHW
+
+
+def _is_stack(
+    files: Sequence[str],
+    rows: int,
+    count: int,
+    table: TargetTable | None,
+    beside: Sequence[Sequence[Array]],
+) -> bool:
+    """Whether the first dim of a four-dimensional array counts samples: there are as many rows."""
+    if table is None:
+        return bool(beside[0]) and beside[0][0].ndim > 0 and rows == count != len(files)
+    return not table.names and rows == count and rows != len(files)
+
+
+def _check_alike(
+    folder: Path, files: Sequence[str], arrays: Sequence[ArrayAt], stacked: bool
+) -> None:
+    first = arrays[0]
+    shape = first.shape[int(stacked) :]
+    for file, array in zip(files, arrays, strict=True):
+        if (array.shape[int(stacked) :], array.dtype) != (shape, first.dtype):
+            raise DataError(
+                f"{folder / file}: is {array.dtype} {array.shape} but {files[0]} is {first.dtype} "
+                f"{first.shape}; all files of a data set are stored alike\n    choose some of them "
+                f"by data.files ({OWN_DATA})"
+            )
+    if np.dtype(first.dtype).name not in SHOWN_AS:
+        raise DataError(
+            f"{folder / files[0]}: is {np.dtype(first.dtype)}; volumes are of one of "
+            f"{', '.join(SHOWN_AS)} ({OWN_DATA}, arrays)"
+        )
+
+
+def _names(
+    files: Sequence[str],
+    places: Sequence[tuple[int, int | None]],
+    arrays: Sequence[ArrayAt],
+) -> tuple[str, ...]:
+    bare = [file.removesuffix(Path(file).suffix) for file in files]
+    digits = len(str(max(array.shape[0] for array in arrays) - 1))
+    prefixes = [f"{name}/" if len(files) > 1 else "" for name in bare]
+    return tuple(
+        bare[file] if row is None else f"{prefixes[file]}{row:0{digits}}" for file, row in places
+    )
