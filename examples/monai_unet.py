@@ -12,6 +12,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import hyperslab as hs
 import torch
 from monai.data import DataLoader, Dataset, load_decathlon_datalist
 from monai.inferers import sliding_window_inference
@@ -30,8 +31,6 @@ from monai.transforms import (
     ScaleIntensityRanged,
 )
 from monai.utils import set_determinism
-
-import hyperslab as hs
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path, help="of a dataset.json of the Decathlon's kind")
