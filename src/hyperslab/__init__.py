@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import hyperslab.beginning  # first: before anything that takes time
 import hyperslab.ops  # noqa: F401 - enters the rules of torch's operators
 from hyperslab import formats, losses, models
@@ -19,6 +21,10 @@ from hyperslab.errors import (
 from hyperslab.parallel import parallelize
 from hyperslab.tensor import LoadedBoxes, Sharded, boxes, gather, register, scatter, shard
 
+if TYPE_CHECKING:  # they take a second to import, and many programs do without
+    from hyperslab.scripting.fit import fit
+    from hyperslab.scripting.trained_run import TrainedRun
+
 __all__ = [
     "CommError",
     "DataError",
@@ -29,8 +35,10 @@ __all__ = [
     "RecipeError",
     "Sharded",
     "Source",
+    "TrainedRun",
     "UnsupportedOp",
     "boxes",
+    "fit",
     "formats",
     "gather",
     "load",
@@ -43,3 +51,15 @@ __all__ = [
     "scatter",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "fit":
+        from hyperslab.scripting.fit import fit
+
+        return fit
+    if name == "TrainedRun":
+        from hyperslab.scripting.trained_run import TrainedRun
+
+        return TrainedRun
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,8 +40,8 @@ class Blobs(Source):
 
     def read(self, sample: int, box: Box) -> NDArray[Any]:
         random = np.random.default_rng(sample)
-        whole = random.normal(self.target(sample)[0], 1, self.shape).astype(np.float32)
-        return whole[box.slices]
+        whole = (random.random(self.shape) + self.target(sample)[0]).astype(np.float32)
+        return whole[box.slices()]
 
     def target(self, sample: int) -> NDArray[Any]:
         return np.array([sample / len(self.names)])

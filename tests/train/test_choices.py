@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 import torch
@@ -23,7 +23,8 @@ from hyperslab.recipe.schema import (
     SegmentationLoss,
     StepSchedule,
 )
-from hyperslab.train.build import MODELS, build_model
+from hyperslab.train.build import build_model
+from hyperslab.train.built.networks import MODELS
 from hyperslab.train.objective import LOSSES, Regression, Segmentation
 from hyperslab.train.optimizers import OPTIMIZERS, SCHEDULES, build_optimizer, factor_at
 from hyperslab.train.precision import PRECISIONS, autocast
@@ -33,7 +34,9 @@ WEIGHTS = [torch.nn.Parameter(torch.zeros(1))]
 
 def names_of(alternatives: object) -> set[str]:
     """The names by which a recipe tells the alternatives of a section apart."""
-    kinds = get_args(alternatives)
+    kinds = [kind for kind in get_args(alternatives) if kind is not type(None)]
+    if get_origin(kinds[0]) is Annotated:  # of what may also be null
+        return names_of(get_args(kinds[0])[0])
     return {name for kind in kinds for name in get_args(kind.model_fields["name"].annotation)}
 
 
@@ -41,7 +44,7 @@ def names_of(alternatives: object) -> set[str]:
     ("table", "names"),
     [
         (OPTIMIZERS, names_of(Recipe.model_fields["optimizer"].annotation)),
-        (SCHEDULES, names_of(OptimizerSection.model_fields["schedule"].annotation)),
+        ({*SCHEDULES, "target"}, names_of(OptimizerSection.model_fields["schedule"].annotation)),
         (MODELS, names_of(Recipe.model_fields["model"].annotation)),
         (VARIANTS, get_args(CosmoFlowSection.model_fields["variant"].annotation)),
         (LOSSES, {*get_args(RegressionLoss), *get_args(SegmentationLoss)}),

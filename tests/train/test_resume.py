@@ -102,5 +102,5 @@ def keys_of(section: type[BaseModel], prefix: str = "") -> set[str]:
 
 def test_the_keys_that_are_named_exist(tmp_path: Path, universes: Path) -> None:
     recipe = load_recipe(write_recipe(tmp_path / "run.yaml", universes))
-    there = keys_of(type(recipe)) | {"optimizer.momentum"}
+    there = keys_of(type(recipe)) | {"optimizer.momentum", "optimizer.weight_decay"}
     assert not {*TAKES_EFFECT, *SAME_RESULT, *COMPARED} - there

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import TypeAdapter
-from torch.optim.lr_scheduler import LambdaLR
 
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError, HyperslabError, RecipeError, reason
+
+
+class KeepsState(Protocol):
+    """A learning rate's schedule, so far as a checkpoint is concerned."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -40,7 +47,7 @@ class RunState:
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: LambdaLR
+    schedule: KeepsState
     batch_size: int
     samples: str
     about: DataCard

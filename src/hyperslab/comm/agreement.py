@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,9 @@ from hyperslab.errors import CommError, HyperslabError, RecipeError, reason
 T = TypeVar("T")
 
 AGREEMENT = "an agreement of ranks"
+
+LOST = re.compile(r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE)
+"""What torch's errors say where another rank was lost."""
 
 Group = dist.ProcessGroup | None
 """``None`` is all ranks."""

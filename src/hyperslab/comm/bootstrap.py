@@ -117,7 +117,7 @@ def start_distributed(timeout: float | None = None, facts: Facts | None = None) 
         _check_visible()
     backend = "nccl" if cuda else "gloo"
     _start(place, backend, TIMEOUTS[backend] if timeout is None else timeout, facts or {})
-    atexit.register(_stop_distributed)
+    atexit.register(stop_distributed)
 
 
 def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> None:
@@ -235,7 +235,7 @@ def _has_its_own() -> bool:
     return re.fullmatch(r"\s*[^,\s]+\s*", os.environ.get("CUDA_VISIBLE_DEVICES", "")) is not None
 
 
-def _stop_distributed() -> None:
+def stop_distributed() -> None:
     """What was started here is ended here: gloo's threads abort a process that just exits."""
     if dist.is_initialized():
         dist.destroy_process_group()

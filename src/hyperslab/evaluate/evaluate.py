@@ -31,6 +31,9 @@ from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import build_model, data_card, open_data, training_digest
+from hyperslab.train.built.objectives import build_metrics
+from hyperslab.train.objective import MeansOfMetrics
+from hyperslab.train.parts.given import NOTHING_GIVEN, Given
 
 log = logging.getLogger("hyperslab")
 
@@ -47,6 +50,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     calibrate: bool = False,
     surfaces: SurfacePolicy = ALL_SURFACES,
+    given: Given = NOTHING_GIVEN,
 ) -> Evaluation | ClassEvaluation:
     """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
 
@@ -63,6 +67,7 @@ def evaluate(
             volumes by lines that are fitted to it; see `evaluate_regression`.
         surfaces: of classes, whether their distances are measured where the files say how large a
             voxel is, on one rank that then holds the masks of a sample.
+        given: the network and the source of a run that a program has trained.
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to calibrate or no other split
@@ -80,7 +85,9 @@ def evaluate(
         with last_words():
             grid = Grid(**recipe.grid.model_dump())
             path = find_checkpoint(run, checkpoint)
-            result = _measure(recipe, grid, path, split, calibrate=calibrate, surfaces=surfaces)
+            result = _measure(
+                recipe, grid, path, split, given, calibrate=calibrate, surfaces=surfaces
+            )
             folder = run / "evaluation"
             from_main(
                 lambda: _write(result, folder),
@@ -141,6 +148,7 @@ def _measure(
     grid: Grid,
     path: Path,
     split: str,
+    given: Given,
     *,
     calibrate: bool,
     surfaces: SurfacePolicy,
@@ -152,10 +160,10 @@ def _measure(
             "about them\n    measure the test split"
         )
     with ExitStack() as stack:
-        data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False))
+        data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
         if calibrate and data.classes:
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
-        model = build_model(recipe, data_card(data), grid)
+        model = build_model(recipe, data_card(data), grid, given)
         state = load(path, model, trust_pickle=recipe.checkpoint.trust_pickle)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
             log.warning(
@@ -166,15 +174,16 @@ def _measure(
                 recipe.data.where,
             )
         begin = time.perf_counter()
+        metrics = MeansOfMetrics(grid, build_metrics(recipe, data_card(data), given))
         result: Evaluation | ClassEvaluation
         if data.classes:
-            result = evaluate_segmentation(model, data, recipe, surfaces)
+            result = evaluate_segmentation(model, data, recipe, surfaces, metrics)
         else:
             seen = None
             if calibrate:
-                seen = open_data(recipe, grid, split="validation", shuffle=False)
+                seen = open_data(recipe, grid, split="validation", shuffle=False, given=given)
                 stack.enter_context(seen)
-            result = evaluate_regression(model, data, recipe, seen)
+            result = evaluate_regression(model, data, recipe, seen, metrics)
         result.facts.update(
             samples=len(data),
             split=split,
@@ -183,6 +192,7 @@ def _measure(
             weights=sum(p.numel() for p in model.parameters()),
             grid=grid.extents,
             precision=recipe.precision,
+            **({"metrics": metrics.result()} if metrics.metrics else {}),
             seconds=time.perf_counter() - begin,
             **_environment(grid),
         )

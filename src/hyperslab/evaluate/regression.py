@@ -20,6 +20,7 @@ from hyperslab.metrics.regression import (
 )
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import training_split
+from hyperslab.train.objective import MeansOfMetrics
 from hyperslab.train.precision import autocast
 
 VALIDATION = "validation.csv"
@@ -64,15 +65,19 @@ def write_predictions(path: Path, p: Predictions) -> None:
 
 
 def evaluate_regression(
-    model: torch.nn.Module, data: Dataset, recipe: Recipe, validation: Dataset | None = None
+    model: torch.nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    validation: Dataset | None = None,
+    metrics: MeansOfMetrics | None = None,
 ) -> Evaluation:
     """Predict every sample once; every rank gets the same.
 
     With ``validation``, the validation split, a line for each parameter is fitted to its volumes
-    and recalibrates the predictions for the volumes of ``data``.
+    and recalibrates the predictions for the volumes of ``data``. ``metrics`` see all of ``data``.
     """
     mean = training_mean(data, recipe)
-    predictions = _predictions(model, data, recipe, mean)
+    predictions = _predictions(model, data, recipe, mean, metrics)
     errors = errors_per_parameter(predictions)
     facts: dict[str, Any] = {
         "mean": means_over_parameters(errors),
@@ -96,9 +101,15 @@ def evaluate_regression(
 
 
 def _predictions(
-    model: torch.nn.Module, data: Dataset, recipe: Recipe, mean: FloatArray
+    model: torch.nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    mean: FloatArray,
+    metrics: MeansOfMetrics | None = None,
 ) -> Predictions:
-    names, true, predicted = predict_parameters(model, data, precision=recipe.precision)
+    names, true, predicted = predict_parameters(
+        model, data, precision=recipe.precision, metrics=metrics
+    )
     source = data.source
     volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
     return Predictions(
@@ -121,7 +132,11 @@ def _summary(p: Predictions) -> dict[str, Any]:
 
 @torch.no_grad()
 def predict_parameters(
-    model: torch.nn.Module, data: Dataset, *, precision: str = "float32"
+    model: torch.nn.Module,
+    data: Dataset,
+    *,
+    precision: str = "float32",
+    metrics: MeansOfMetrics | None = None,
 ) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
     """Names, true and predicted normalised parameters, both (N, P) float64, as epoch 0 shows them.
 
@@ -134,6 +149,8 @@ def predict_parameters(
     for x, y in data.epoch(0):
         with autocast(data.grid.device, precision):
             prediction = model(x)
+            if metrics is not None:
+                metrics.add(prediction, y)
         true.append(y.full().double().cpu())
         predicted.append(prediction.full().double().cpu())
         names += data.shown_names

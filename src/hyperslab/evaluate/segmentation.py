@@ -28,6 +28,7 @@ from hyperslab.metrics.confusion import (
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.main_rank import gather_to_main
+from hyperslab.train.objective import MeansOfMetrics
 from hyperslab.train.precision import autocast
 
 Masks = dict[str, NDArray[np.uint8]]
@@ -134,8 +135,9 @@ def evaluate_segmentation(
     data: Dataset,
     recipe: Recipe,
     policy: SurfacePolicy = NO_SURFACES,
+    metrics: MeansOfMetrics | None = None,
 ) -> ClassEvaluation:
-    """Predict every sample once; the counts are the same on every rank.
+    """Predict every sample once; the counts are the same on every rank. ``metrics`` see them, too.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
     in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where
@@ -150,12 +152,15 @@ def evaluate_segmentation(
     masks: list[NDArray[np.uint8]] = []
     for x, y in data.epoch(0):
         with autocast(grid.device, recipe.precision):
-            predicted = predicted_classes(model(x))
+            prediction = model(x)
         stored = data.source.unpadded(data.shown[0])
-        if stored != tuple(predicted.shape[1:]):  # what was added counts for nothing
+        if stored != tuple(prediction.shape[2:]):  # what was added counts for nothing
             inside = (slice(None), *(slice(extent) for extent in stored))
-            predicted = cast(Sharded, predicted[inside])
+            prediction = cast(Sharded, prediction[slice(None), *inside])
             y = cast(Sharded, y[inside])
+        if metrics is not None:
+            metrics.add(prediction, y)
+        predicted = predicted_classes(prediction)
         counts.append(count(predicted, y, size))
         surfaces.add(predicted, y)
         if len(names) < SHOWN:

@@ -19,7 +19,9 @@ from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.recipe.schema import CosmoFlowSection, Recipe
 from hyperslab.trace import Workload
-from hyperslab.train.build import build_network, build_objective, samples_of_split
+from hyperslab.train.build import samples_of_split
+from hyperslab.train.built.networks import build_network
+from hyperslab.train.built.objectives import build_objective
 from hyperslab.train.optimizers import build_optimizer
 from hyperslab.train.precision import PRECISIONS
 
@@ -82,7 +84,8 @@ class GridJob:
             loss=build_objective(recipe, self.about).loss,
             optimizer=partial(build_optimizer, recipe.optimizer),
             precision=PRECISIONS[recipe.precision],
-            batch_norm=recipe.model.statistics,
+            batch_norm=recipe.statistics,
+            until=recipe.parallelize.until,
         )
 
     def with_recipe(self, **changes: object) -> GridJob:
@@ -162,7 +165,7 @@ def _source(recipe: Recipe) -> Source:
 def _made(recipe: Recipe, shape: VolumeShape) -> Source:
     if len(shape) != 4 or min(shape) < 1:
         raise RecipeError(f"--shape {_product(shape)}: give channels, depth, height and width")
-    classes = 3 if recipe.model.segments else 0
+    classes = 3 if recipe.segments else 0
     samples = max(SAMPLES, 2 * recipe.data.batch_size)
     targets = 4 if recipe.data.targets is None else len(recipe.data.targets)
     return SyntheticVolumes(shape, samples, targets=targets, classes=classes)
@@ -180,7 +183,7 @@ def _shape_of_network(recipe: Recipe) -> VolumeShape:
         )
     if recipe.data.redshifts is not None:
         return len(recipe.data.redshifts), width, width, width
-    one = model.segments or (isinstance(model, CosmoFlowSection) and model.variant == "sc18")
+    one = recipe.segments or (isinstance(model, CosmoFlowSection) and model.variant == "sc18")
     return 1 if one else 4, width, width, width
 
 

@@ -20,6 +20,7 @@ from hyperslab.predict.volumes import partition
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
 from hyperslab.train.build import build_model
+from hyperslab.train.parts.given import NOTHING_GIVEN, Given
 from hyperslab.train.precision import autocast
 
 
@@ -35,7 +36,9 @@ class Network:
     transform: Transform
 
     @classmethod
-    def of(cls, recipe: Recipe, checkpoint: Path, grid: Grid) -> Network:
+    def of(
+        cls, recipe: Recipe, checkpoint: Path, grid: Grid, given: Given = NOTHING_GIVEN
+    ) -> Network:
         """Every rank calls it.
 
         Raises:
@@ -50,7 +53,7 @@ class Network:
                 "`hyperslab train` writes ones that do"
             )
         about = DataCard.from_state(extra["about"])
-        model = build_model(recipe, about, grid)
+        model = build_model(recipe, about, grid, given)
         load(checkpoint, model, trust_pickle=trust)
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
         return cls(recipe, about, model.eval(), grid, checkpoint, transform)

@@ -18,6 +18,7 @@ from hyperslab.predict.result_folder import InputOutcome, ResultFolder
 from hyperslab.predict.windows import WindowPolicy, check_goes_with_windows
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
+from hyperslab.train.parts.given import NOTHING_GIVEN, Given
 
 
 def predict(
@@ -30,6 +31,7 @@ def predict(
     windows: WindowPolicy | None = None,
     overrides: Sequence[str] = (),
     done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
+    given: Given = NOTHING_GIVEN,
 ) -> list[InputOutcome]:
     """Predict files, and those in folders, with a run's network into the folder ``out``.
 
@@ -43,6 +45,7 @@ def predict(
         windows: predict volumes in parts that overlap, each cut over all ranks.
         overrides: see `recipe_for`.
         done: called after every input, with the number of all.
+        given: the network of a run that a program has trained.
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to predict, or ``out`` cannot
@@ -65,7 +68,7 @@ def predict(
     try:
         with last_words():
             grid = Grid(**recipe.grid.model_dump())
-            network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid)
+            network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
             channels = network.about.whole[0] if network.about.classes else 1
             entries = from_main(
                 lambda: list_inputs([Path(path) for path in inputs], channels),

@@ -19,17 +19,17 @@ from pydantic import (
     model_validator,
 )
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, RecipeError
 from hyperslab.formats import registry
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
-from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.lists import Lists, absolute, check_words
 from hyperslab.recipe.section import Section
 from hyperslab.recipe.synthetic import SyntheticSection
-from hyperslab.recipe.target import TargetSection
+from hyperslab.recipe.targets.instantiate import A_SOURCE, Maker
+from hyperslab.recipe.targets.section import TargetSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class DataSection(TargetSection):
 
     path: Path | None = None  # a folder; without it train, validation, test; or
     synthetic: SyntheticSection | None = None  # made in memory, in place of files
+    python_class: str | None = None  # of a source that a program has handed in
     batch_size: PositiveInt  # samples over all ranks
     redshifts: tuple[NonNegativeFloat, ...] | None = None  # of the channels read; None: all
     targets: tuple[str, ...] | None = None  # the parameters to train, by name; None: all
@@ -196,8 +197,8 @@ class DataSection(TargetSection):
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataSection:
-        of_files = self.path is not None or (bool(self.listed) and self.target is None)
-        count = of_files + (self.synthetic is not None) + (self.target is not None)
+        of_files = self.path is not None or (bool(self.listed) and not self._made)
+        count = of_files + (self.synthetic is not None) + bool(self._made)
         if count != 1:
             found = "both are; make one of them null" if count else "neither is given"
             raise ValueError(
@@ -211,9 +212,14 @@ class DataSection(TargetSection):
         if self.splits == "folders":
             named.append("splits=folders")
         if not of_files and named:
-            other = "data.synthetic" if self.target is None else "data.target"
+            other = "data.target" if self._made else "data.synthetic"
             raise ValueError(f"data.{named[0]} is of files, but {other} reads none")
         return self
+
+    @property
+    def _made(self) -> str | None:
+        """The class of a source of anybody's."""
+        return self.target or self.python_class
 
     @property
     def mapping(self) -> DataMap | None:
@@ -259,6 +265,11 @@ class DataSection(TargetSection):
         """
         if self.synthetic is not None:
             return self.synthetic.source()
+        if self.python_class is not None:
+            raise RecipeError(
+                f"the data came from a program, a source {self.python_class}\n"
+                "    hand it in: hs.TrainedRun(run, data=...), or hs.fit(..., resume=True)"
+            )
         if self.target is not None:
             source: Source = Maker("data", A_SOURCE)(self)
             return source
@@ -278,7 +289,7 @@ class DataSection(TargetSection):
     @property
     def is_here(self) -> bool:
         """Whether there is something to open."""
-        if self.synthetic is not None or self.target is not None:
+        if self.synthetic is not None or self._made:
             return True
         if self.path is not None:
             return self.path.exists()
@@ -287,8 +298,8 @@ class DataSection(TargetSection):
     @property
     def where(self) -> str:
         """The words by which an error names the volumes."""
-        if self.target is not None:
-            return f"data.target {self.target}"
+        if self._made:
+            return f"data.target {self._made}"
         if self.synthetic is not None:
             return "data.synthetic"
         return f"data.train {self.train}" if self.path is None else f"data.path {self.path}"

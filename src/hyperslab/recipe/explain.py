@@ -12,10 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hyperslab.recipe.data import OneOf
-from hyperslab.recipe.schema import Recipe
-
-DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule": "linear"}
-"""Sections with alternatives, and the one that goes without saying."""
+from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
+from hyperslab.recipe.short_forms import A_TARGET, DEFAULT_NAMES, TORCH
 
 
 def explain(error: ValidationError, values: Any, file: str, sources: Mapping[str, str]) -> str:
@@ -80,6 +78,8 @@ def _dotted(loc: Sequence[int | str], values: Any) -> str:
     """The key as the user writes it: pydantic also puts in which alternative it tried."""
     keys: list[str] = []
     for part in loc:
+        if part in (BY_NAME, BY_TARGET):
+            continue
         if isinstance(values, dict) and part not in values and values.get("name") == part:
             continue
         keys.append(str(part))
@@ -106,10 +106,23 @@ def _fields() -> dict[str, Any]:
 
 def _walk(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, field in section.model_fields.items():
+        if name in ("trusted", "handed_in", "python_class"):  # nobody writes them
+            continue
         yield prefix + name, field.annotation
-        for kind in (field.annotation, *typing.get_args(field.annotation)):
+        for kind in _alternatives(field.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from _walk(kind, f"{prefix}{name}.")
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """The types that a key takes, those in unions and behind marks too."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        yield from _alternatives(annotation.__origin__)
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for kind in typing.get_args(annotation):
+            yield from _alternatives(kind)
+    else:
+        yield annotation
 
 
 def _choices(key: str) -> list[str] | None:
@@ -123,6 +136,10 @@ def _choices(key: str) -> list[str] | None:
         elif typing.get_origin(kind) in (typing.Union, types.UnionType):
             kinds += typing.get_args(kind)
         elif typing.get_origin(kind) is typing.Annotated:
+            kinds.append(kind.__origin__)
             marks = [mark for mark in kind.__metadata__ if isinstance(mark, OneOf)]
             choices += [word for mark in marks for word in mark.words()]
-    return choices or None
+    if key.endswith(".name"):
+        choices = [name for name in choices if name not in (A_TARGET, "python")]
+        choices += [name for name in TORCH.get(key.rpartition(".")[0], ()) if name not in choices]
+    return list(dict.fromkeys(choices)) or None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from hyperslab.atomic_files import write_text
 from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import RecipeError
-from hyperslab.recipe.explain import DEFAULT_NAMES, explain
+from hyperslab.recipe.explain import explain
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.shipped import shipped_recipes
+from hyperslab.recipe.short_forms import A_TARGET, write_out
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -33,13 +34,35 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for key, value in given:
         _put(values, key, value)
     values.setdefault("output", f"runs/{path.stem}")
-    for section, name in DEFAULT_NAMES.items():
-        _default_name(values, section.split("."), name)
+    values["trusted"] = {name for key, value in given for name in _targets(key, value)}
+    sources = {key: f"override {key}=" for key, _ in given}
+    return recipe_of_values(values, str(path), sources)
+
+
+def recipe_of_values(
+    values: dict[str, Any], file: str, sources: Mapping[str, str] | None = None
+) -> Recipe:
+    """The recipe that such values make, which are written out on the way.
+
+    ``file`` is how errors call where they are from; ``sources`` is as in `explain`.
+
+    Raises:
+        RecipeError: as `load_recipe`.
+    """
+    write_out(values)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        sources = {key: f"override {key}=" for key, _ in given}
-        raise RecipeError(explain(error, values, str(path), sources)) from None
+        raise RecipeError(explain(error, values, file, sources or {})) from None
+
+
+def _targets(key: str, value: Any) -> Iterator[str]:
+    """The targets that an override names."""
+    if key.rpartition(".")[2] == A_TARGET and isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _targets(f"{key}.{name}", inner)
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
@@ -73,6 +96,11 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
 def _refuse_trust(values: dict[str, Any], path: Path) -> None:
     """A recipe may come from whoever made the checkpoints beside it."""
+    if "trusted" in values:
+        raise RecipeError(
+            f"{path}: trusted is not taken from a file\n"
+            "    name the target on the command line: model.target=package.function"
+        )
     section = values.get("checkpoint")
     if isinstance(section, dict) and section.get("trust_pickle", False) is not False:
         raise RecipeError(
@@ -99,12 +127,3 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
             values[name] = {}
         values = values[name]
     values[last] = value
-
-
-def _default_name(values: dict[str, Any], section: list[str], name: str) -> None:
-    """Let the sections with alternatives leave out their name."""
-    at: Any = values
-    for key in section:
-        at = at.get(key) if isinstance(at, dict) else None
-    if isinstance(at, dict):
-        at.setdefault("name", name)

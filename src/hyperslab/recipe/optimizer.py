@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from hyperslab.recipe.section import Section
+from hyperslab.recipe.targets.section import TargetSection
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -38,8 +46,16 @@ class StepSchedule(Section):
     warmup: NonNegativeFloat = 0
 
 
+class TargetSchedule(TargetSection):
+    """A class derived from torch's `LRScheduler`; it moves on after each epoch or each step."""
+
+    name: Literal["target"] = "target"
+    every: Literal["epoch", "step"] | None = None  # None: the class's habit
+
+
 AnySchedule = Annotated[
-    LinearSchedule | PolynomialSchedule | StepSchedule, Field(discriminator="name")
+    LinearSchedule | PolynomialSchedule | StepSchedule | TargetSchedule,
+    Field(discriminator="name"),
 ]
 
 
@@ -54,7 +70,7 @@ class OptimizerSection(Section):
     """What all optimizers have."""
 
     learning_rate: PositiveFloat = 1e-3
-    schedule: AnySchedule = LinearSchedule()
+    schedule: AnySchedule | None = LinearSchedule()  # null: the rate stays
     clip: PositiveFloat | None = None  # the gradient's L2 norm at most
     larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
     accumulate: PositiveInt = 1  # mini-batches per step
@@ -75,4 +91,20 @@ class SGDSection(OptimizerSection):
     momentum: Probability = 0.9
 
 
-AnyOptimizer = Annotated[AdamSection | SGDSection, Field(discriminator="name")]
+class TargetOptimizer(TargetSection, OptimizerSection):
+    """A class derived from `torch.optim.Optimizer`; without a schedule its rate stays."""
+
+    name: Literal["target"] = "target"
+    learning_rate: PositiveFloat | None = None  # type: ignore[assignment]  # None: the class's own
+    schedule: AnySchedule | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_torch_names_it(cls, values: Any) -> Any:
+        """``lr`` is the learning rate, as torch calls it."""
+        if not isinstance(values, dict) or "lr" not in values or "learning_rate" in values:
+            return values
+        return {("learning_rate" if key == "lr" else key): v for key, v in values.items()}
+
+
+AnyOptimizer = Annotated[AdamSection | SGDSection | TargetOptimizer, Field(discriminator="name")]

@@ -16,6 +16,7 @@ TAKES_EFFECT = (
     "optimizer.betas",
     "optimizer.eps",
     "optimizer.momentum",
+    "optimizer.weight_decay",
     "data.augment",
     "precision",
 )
@@ -32,6 +33,10 @@ SAME_RESULT = (
     "device",
     "checkpoint",
     "follow_test",
+    "metrics",
+    "parallelize.until",
+    "parallelize.ordinary_inputs",
+    "parallelize.random_states",
     "timeout",
     "peak",
     "data.path",

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.goal import MlperfSection, StopSection
@@ -17,8 +26,11 @@ from hyperslab.recipe.optimizer import (
     Probability,
     SGDSection,
     StepSchedule,
+    TargetOptimizer,
+    TargetSchedule,
 )
 from hyperslab.recipe.section import Section
+from hyperslab.recipe.targets.section import TargetSection
 
 __all__ = [
     "AdamSection",
@@ -28,11 +40,16 @@ __all__ = [
     "LinearSchedule",
     "MlperfSection",
     "OptimizerSection",
+    "ParallelizeSection",
+    "PythonModel",
     "Recipe",
     "RegressionLoss",
     "SGDSection",
     "SegmentationLoss",
     "StepSchedule",
+    "TargetModel",
+    "TargetOptimizer",
+    "TargetSchedule",
     "UNet3DSection",
 ]
 
@@ -40,7 +57,8 @@ __all__ = [
 class ModelSection(Section):
     """What all networks have. Their channels, outputs and classes are those of the data."""
 
-    segments: ClassVar[bool] = False  # a class for every voxel, or numbers for the volume
+    # a class for every voxel, or numbers for the volume; None: whichever the data have
+    segments: ClassVar[bool | None] = False
     statistics: Literal["grid", "replica"] = "grid"  # of batch norm: over all, or per replica
 
 
@@ -57,13 +75,45 @@ class CosmoFlowSection(ModelSection):
 class UNet3DSection(ModelSection):
     """From volumes to a class for every voxel."""
 
-    segments: ClassVar[bool] = True
+    segments: ClassVar[bool | None] = True
     name: Literal["unet3d"]
     channels: PositiveInt = 32  # after the first convolution
     levels: PositiveInt = 3  # poolings
 
 
-AnyModel = Annotated[CosmoFlowSection | UNet3DSection, Field(discriminator="name")]
+class TargetModel(TargetSection):
+    """A class derived from `torch.nn.Module`; whether it segments follows from the data."""
+
+    segments: ClassVar[bool | None] = None
+    name: Literal["target"] = "target"
+
+
+class PythonModel(Section):
+    """A network that a program has handed to `hyperslab.fit`; no one writes this in a recipe."""
+
+    segments: ClassVar[bool | None] = None
+    name: Literal["python"]
+    python_class: str  # its dotted name
+    digest: str  # of its parts and their settings
+
+
+AnyModel = Annotated[
+    CosmoFlowSection | UNet3DSection | TargetModel | PythonModel, Field(discriminator="name")
+]
+
+
+class ParallelizeSection(Section):
+    """What `hyperslab.parallelize` takes; ``kernels`` is a key of the recipe itself."""
+
+    until: tuple[str, ...] = ()  # parts of the network before which cut tensors are gathered
+    batch_norm: Literal["grid", "replica"] | None = None  # None: as the model's statistics say
+    ordinary_inputs: Literal["check", "trust"] = "check"
+    random_states: Literal["replica", "own"] = "replica"
+
+    @field_validator("until", mode="before")
+    @classmethod
+    def _one(cls, parts: object) -> object:
+        return (parts,) if isinstance(parts, str) else parts
 
 
 class GridSection(Section):
@@ -111,6 +161,19 @@ RegressionLoss = Literal["mse", "l1"]
 SegmentationLoss = Literal[
     "cross_entropy", "dice", "generalised_dice", "focal", "dice_cross_entropy"
 ]
+BY_NAME, BY_TARGET = "(a name)", "(a target)"
+"""Marks of the two ways to say what computes a loss; in brackets: no key is called so."""
+
+
+def _way(value: Any) -> str:
+    return BY_NAME if isinstance(value, str) else BY_TARGET
+
+
+AnyLoss = Annotated[
+    Annotated[Literal[RegressionLoss, SegmentationLoss], Tag(BY_NAME)]
+    | Annotated[TargetSection, Tag(BY_TARGET)],
+    Discriminator(_way),
+]
 
 
 class Recipe(Section):
@@ -120,7 +183,10 @@ class Recipe(Section):
     data: DataSection
     grid: GridSection = GridSection()
     optimizer: AnyOptimizer = AdamSection()
-    loss: Literal[RegressionLoss, SegmentationLoss] = "mse"
+    loss: AnyLoss = "mse"
+    # by the name that they get in the history; each the mean over the samples of a split
+    metrics: dict[str, AnyLoss] = Field(default={})
+    parallelize: ParallelizeSection = ParallelizeSection()
     epochs: PositiveInt = 130
     stop_at: StopSection | None = None  # before, where the validation is as good as this
     mlperf: MlperfSection | None = None  # write MLPerf's log
@@ -136,20 +202,26 @@ class Recipe(Section):
     follow_test: bool = False  # the test loss by epoch, to be shown; nothing is chosen by it
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
     peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it
+    # classes of what a program has handed to `hyperslab.fit`, by key; nobody writes this
+    handed_in: dict[str, str] = Field(default={})
+    # targets that the user has named himself, which may be any function; never in a file
+    trusted: frozenset[str] = Field(default=frozenset(), exclude=True)
 
     @model_validator(mode="after")
     def _goal_of_the_network(self) -> Recipe:
-        if self.model.segments and self.stop_at is not None and self.stop_at.validation_mae:
+        if self.segments and self.stop_at is not None and self.stop_at.validation_mae:
             raise ValueError(
                 f"stop_at.validation_mae does not go with model.name={self.model.name}, which "
                 "predicts no numbers: use stop_at.validation_loss"
             )
-        if self.model.segments and self.mlperf is not None:
+        if self.segments and self.mlperf is not None:
             raise ValueError(f"mlperf does not go with model.name={self.model.name}")
         return self
 
     @model_validator(mode="after")
     def _loss_of_the_network(self) -> Recipe:
+        if self.model.segments is None or not isinstance(self.loss, str):
+            return self
         losses = get_args(SegmentationLoss if self.model.segments else RegressionLoss)
         if self.loss not in losses:
             raise ValueError(
@@ -157,3 +229,37 @@ class Recipe(Section):
                 f"use one of {', '.join(losses)}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_batch_norm(self) -> Recipe:
+        own = getattr(self.model, "statistics", "grid")
+        if own != "grid" and self.parallelize.batch_norm not in (None, own):
+            raise ValueError(
+                f"model.statistics={own} and parallelize.batch_norm={self.parallelize.batch_norm} "
+                "say one thing in two ways: give one of them"
+            )
+        return self
+
+    @field_validator("loss")
+    @classmethod
+    def _with_a_target(cls, loss: Any) -> Any:
+        if isinstance(loss, TargetSection) and loss.target is None:
+            raise ValueError("give a name, such as mse, or a section with a target")
+        return loss
+
+    @property
+    def segments(self) -> bool | None:
+        """Whether every voxel gets a class; None where only the data can tell."""
+        if self.model.segments is not None:
+            return self.model.segments
+        if isinstance(self.loss, str):
+            return self.loss in get_args(SegmentationLoss)
+        if self.data.synthetic is not None:
+            return self.data.synthetic.classes is not None
+        return None
+
+    @property
+    def statistics(self) -> str:
+        """Of batch norm: of the whole grid's mini-batch, or of each replica's."""
+        own: str = getattr(self.model, "statistics", "grid")
+        return self.parallelize.batch_norm or own

@@ -57,12 +57,23 @@ class Run:
     def data(self) -> str | None:
         """Its folder of volumes, or a word where they were made in memory."""
         path = self.setting("data.path")
+        if source := self.setting("data.target") or self.setting("data.python_class"):
+            return str(source)
         return "synthetic" if path is None and self.setting("data.synthetic") else path
 
     @property
     def segments(self) -> bool:
         """Whether the network gives every voxel its class; others give numbers."""
-        return bool(self.setting("model.name") == "unet3d")
+        measured = any(name.startswith("validation_dice_") for name in self.epochs)
+        return measured or bool(self.scores) or self.setting("model.name") == "unet3d"
+
+    def called(self, section: str) -> str | None:
+        """What a section of the recipe names: a short form, or the class of its target."""
+        value = self.setting(section)
+        if not isinstance(value, dict):
+            return value
+        target = value.get("target") or value.get("python_class")
+        return str(target).rpartition(".")[2] if target else value.get("name")
 
     @property
     def grid(self) -> dict[str, int]:

@@ -65,7 +65,7 @@ def do_run(run: SweepRun, ranks: int) -> RunResult:
         train = ["train", str(file), "--resume", "--output", str(folder), *automatic]
         _launch(run.recipe, ranks, train, folder)
         if not run.chooses:
-            calibrate = [] if run.recipe.model.segments else ["--calibrate"]
+            calibrate = ["--calibrate"] if run.recipe.segments is False else []
             _launch(run.recipe, ranks, ["evaluate", str(folder), *calibrate], folder)
         result = collect_result(folder, epochs=run.recipe.epochs, evaluated=not run.chooses)
         remove_checkpoints(folder, keep_best=not run.chooses)

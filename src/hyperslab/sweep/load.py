@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import settings_of
 from hyperslab.recipe.load import load_recipe, read_yaml
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import Recipe, TargetSchedule
 from hyperslab.sweep.schema import SweepFile, VariantSection
 
 NO_MATTER = frozenset({"grid", "memory", "peak"})
@@ -144,6 +144,14 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     epochs = max(1, round(share * recipe.epochs))
     factor = epochs / recipe.epochs
     schedule = recipe.optimizer.schedule
+    if schedule is None or isinstance(schedule, TargetSchedule):
+        if share < 1 and isinstance(schedule, TargetSchedule) and not _follows_epochs(schedule):
+            raise RecipeError(
+                f"optimizer.schedule.target {schedule.target}: its numbers are of whole trainings, "
+                f"but rates are chosen in a share of {share:g} of the epochs\n    say them by "
+                "${training.epochs} or ${training.steps}, or choose in whole ones: choose.epochs=1"
+            )
+        return recipe.model_copy(update={"epochs": epochs, "follow_test": False})
     values = schedule.model_dump()
     for key in ("epochs", "warmup"):
         if key in values:
@@ -155,6 +163,10 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     return recipe.model_copy(
         update={"epochs": epochs, "optimizer": optimizer, "follow_test": False}
     )
+
+
+def _follows_epochs(schedule: TargetSchedule) -> bool:
+    return "${training." in str(schedule.arguments)
 
 
 def _variant(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hyperslab.atomic_files import write_csv, write_json
+from hyperslab.recipe.schema import Recipe
+from hyperslab.report.run_folder import NEEDED_OF_EPOCHS, read_table
 from hyperslab.sweep.load import Sweep, SweepRun, SweepVariant
 from hyperslab.sweep.result import RunResult
 
@@ -103,6 +106,14 @@ def rows_of(sweep: Sweep, outcomes: Outcomes, rates: Mapping[str, float]) -> lis
     return [_row(sweep, variant, outcomes, rates.get(variant.name)) for variant in sweep.variants]
 
 
+def _segments(recipe: Recipe, folders: Sequence[Path]) -> bool:
+    """As the recipe says, or where it does not, as what its first run has measured says."""
+    if recipe.segments is not None or not folders:
+        return bool(recipe.segments)
+    measured = read_table(folders[0] / "epochs.csv", NEEDED_OF_EPOCHS)
+    return any(name.startswith("validation_dice_") for name in measured)
+
+
 def _row(sweep: Sweep, variant: SweepVariant, outcomes: Outcomes, rate: float | None) -> SweepRow:
     own = {run: result for run, result in outcomes.items() if run.variant == variant.name}
     done = {
@@ -115,7 +126,7 @@ def _row(sweep: Sweep, variant: SweepVariant, outcomes: Outcomes, rate: float | 
     recalibrated = [result.recalibrated or {} for result in results]
     return SweepRow(
         name=variant.name,
-        segments=variant.recipe.model.segments,
+        segments=_segments(variant.recipe, [done[seed][0].folder for seed in seeds]),
         rate=rate,
         tried=rates_tried(variant, outcomes),
         wanted=len(variant.seeds),

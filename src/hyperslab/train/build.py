@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from hyperslab import data as volumes
-from hyperslab import models
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
@@ -20,13 +18,14 @@ from hyperslab.data.build import StorePolicy
 from hyperslab.data.sampler import samples_in, samples_listed, samples_of
 from hyperslab.data.splits import Splits
 from hyperslab.data.store.budget import memory_budget
-from hyperslab.errors import RecipeError
 from hyperslab.formats.source import Source
 from hyperslab.parallel import parallelize
-from hyperslab.parallel.recompute import recompute_stages
-from hyperslab.recipe.choices import choose
-from hyperslab.recipe.schema import CosmoFlowSection, Recipe, UNet3DSection
-from hyperslab.train.objective import Objective, Regression, Segmentation
+from hyperslab.recipe.schema import (
+    Recipe,
+)
+from hyperslab.train.built.networks import build_network
+from hyperslab.train.parts.given import NOTHING_GIVEN, Given
+from hyperslab.train.parts.networks import look_once
 
 KEEP_NOTHING = StorePolicy("direct")
 
@@ -81,7 +80,9 @@ def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
-def open_training(recipe: Recipe, grid: Grid) -> Iterator[volumes.Dataset]:
+def open_training(
+    recipe: Recipe, grid: Grid, given: Given = NOTHING_GIVEN
+) -> Iterator[volumes.Dataset]:
     """What is shown in every epoch: training, which gets the store's budget first, validation, and
     test, if it is to be followed.
 
@@ -91,15 +92,16 @@ def open_training(recipe: Recipe, grid: Grid) -> Iterator[volumes.Dataset]:
     others = ["validation", *(["test"] if recipe.follow_test else [])]
     if data.mode == "direct":
         for split in ("train", *others):
-            yield open_data(recipe, grid, split=split)
+            yield open_data(recipe, grid, split=split, given=given)
         return
     budget = memory_budget(grid) if data.budget is None else data.budget
     store = StorePolicy(data.mode, budget, data.staging)
-    training = open_data(recipe, grid, split="train", store=store)
+    training = open_data(recipe, grid, split="train", store=store, given=given)
     yield training
     budget -= training.store_room
     for split in others:
-        opened = open_data(recipe, grid, split=split, store=replace(store, budget=budget))
+        store = replace(store, budget=budget)
+        opened = open_data(recipe, grid, split=split, store=store, given=given)
         budget -= opened.store_room
         yield opened
 
@@ -111,6 +113,7 @@ def open_data(
     split: str,
     shuffle: bool | None = None,
     store: StorePolicy = KEEP_NOTHING,
+    given: Given = NOTHING_GIVEN,
 ) -> volumes.Dataset:
     """One split of the recipe's data; only training itself is shuffled, augmented and repeated.
 
@@ -119,7 +122,7 @@ def open_data(
     data = recipe.data
     trains = split == "train" and shuffle is not False
     return volumes.open(
-        data.origin,
+        given.source if given.source is not None else data.origin,
         grid,
         batch_size=data.batch_size,
         split=split,
@@ -179,85 +182,23 @@ def _voxel_of_all(source: Source) -> tuple[float, ...]:
     return first if alike else ()
 
 
-def build_model(recipe: Recipe, about: DataCard, grid: Grid) -> torch.nn.Module:
+def build_model(
+    recipe: Recipe, about: DataCard, grid: Grid, given: Given = NOTHING_GIVEN
+) -> torch.nn.Module:
     """The recipe's network for such data, parallelised; raises what `build_network` does."""
-    model = build_network(recipe, about)
-    statistics = recipe.model.statistics
-    return parallelize(model, grid, batch_norm=statistics, kernels=recipe.kernels)
-
-
-def build_network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    """The recipe's network for such data; its weights come from torch's generator.
-
-    Raises:
-        RecipeError: the network is for another kind of data, or for volumes of another size.
-    """
-    config = recipe.model
-    if config.segments != bool(about.classes):
-        raise RecipeError(_another_kind(recipe, about))
-    model = choose(MODELS, config.name, "model.name")(config, about, recipe.data.where)
-    if recipe.memory == "recompute":
-        recompute_stages(model)
+    model = build_network(recipe, about, given)
+    if given.model is not None and "no_sync" in vars(model):
+        return model  # by `hyperslab.fit`, or by the program itself
+    options = recipe.parallelize
+    parallelize(
+        model,
+        grid,
+        until=options.until,
+        batch_norm=recipe.statistics,
+        kernels=recipe.kernels,
+        ordinary_inputs=options.ordinary_inputs,
+        random_states=options.random_states,
+    )
+    if recipe.model.segments is None:
+        look_once(model, recipe, about)
     return model
-
-
-def build_objective(recipe: Recipe, about: DataCard) -> Objective:
-    """The recipe's loss, and the measures that go with such data."""
-    if about.classes:
-        return Segmentation(recipe.loss, about.classes)
-    return Regression(recipe.loss)
-
-
-def _another_kind(recipe: Recipe, about: DataCard) -> str:
-    found = "a class for every voxel" if about.classes else "parameters and no classes"
-    remedy = (
-        "model.name=unet3d and loss=dice_cross_entropy"
-        if about.classes
-        else "model.name=cosmoflow and loss=mse"
-    )
-    if recipe.data.synthetic is not None:
-        remedy += f", or data.synthetic.{'targets=4' if about.classes else 'classes=3'}"
-    return (
-        f"{recipe.data.where} holds volumes with {found}, for which "
-        f"model.name={recipe.model.name} and loss={recipe.loss} are not made\n    use {remedy}"
-    )
-
-
-def _unet3d(config: UNet3DSection, about: DataCard, _where: str) -> torch.nn.Module:
-    channels, *extents = about.shape
-    if min(extents) >> config.levels == 0:
-        raise RecipeError(
-            f"model.levels={config.levels} needs volumes of at least {1 << config.levels} voxels "
-            f"along each side, but they have {extents}"
-        )
-    return models.UNet3D(
-        channels, len(about.classes), channels=config.channels, levels=config.levels
-    )
-
-
-def _cosmoflow(config: CosmoFlowSection, about: DataCard, where: str) -> torch.nn.Module:
-    channels, *extents = about.shape
-    width = config.width or extents[0]
-    if extents != [width] * 3:
-        raise RecipeError(
-            f"{where} holds volumes of {extents} voxels but the model takes "
-            f"{[width] * 3}\n    set model.width or data.subvolume"
-        )
-    try:
-        return models.CosmoFlow(
-            width,
-            variant=config.variant,
-            in_channels=channels,
-            outputs=len(about.parameters.names),
-            batch_norm=config.batch_norm,
-            dropout=config.dropout,
-        )
-    except ValueError as error:
-        raise RecipeError(f"model.width, model.variant: {error}") from None
-
-
-MODELS: dict[str, Callable[[Any, DataCard, str], torch.nn.Module]] = {
-    "cosmoflow": _cosmoflow,
-    "unet3d": _unet3d,
-}
-"""By ``model.name``; each takes its section of the recipe, what the data are, and where."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab import losses
 from hyperslab.comm import Grid
+from hyperslab.errors import UnsupportedOp
 from hyperslab.metrics.confusion import count, predicted_classes, scores_of, sum_over_ranks
 from hyperslab.recipe.choices import choose
 from hyperslab.tensor import Sharded
-
-LossFunction = Callable[[Any, Any], torch.Tensor]
+from hyperslab.train.parts.given import LossFunction
 
 LOSSES: dict[str, LossFunction] = {
     "mse": F.mse_loss,
@@ -27,6 +27,15 @@ LOSSES: dict[str, LossFunction] = {
     "dice_cross_entropy": losses.dice_cross_entropy_loss,
 }
 """By their names in a recipe; each is the mean over the global mini-batch."""
+
+
+def named_loss(loss: str | LossFunction) -> LossFunction:
+    """The loss of this name; one that is none's stays itself.
+
+    Raises:
+        RecipeError: `LOSSES` has no such name.
+    """
+    return choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
 
 
 class MetricSums(Protocol):
@@ -55,8 +64,8 @@ class Regression:
 
     measures: tuple[str, ...] = ("validation_loss", "validation_mae")
 
-    def __init__(self, loss: str) -> None:
-        self.loss = choose(LOSSES, loss, "loss")
+    def __init__(self, loss: str | LossFunction) -> None:
+        self.loss = named_loss(loss)
 
     def metric_sums(self, grid: Grid) -> MetricSums:
         return _Errors(grid)
@@ -68,8 +77,8 @@ class Segmentation:
     Dice is of all voxels of the split together, and so are the counts that it is made of.
     """
 
-    def __init__(self, loss: str, classes: tuple[str, ...]) -> None:
-        self.loss = choose(LOSSES, loss, "loss")
+    def __init__(self, loss: str | LossFunction, classes: tuple[str, ...]) -> None:
+        self.loss = named_loss(loss)
         self.classes = classes
         dice = [f"validation_dice_{name}" for name in classes]
         counts = [f"{kind}_{name}" for name in classes for kind in COUNTS]
@@ -80,6 +89,69 @@ class Segmentation:
 
 
 COUNTS = {"tp": "true_positives", "fp": "false_positives", "fn": "false_negatives"}
+
+
+class WithMetrics:
+    """An objective of which more is measured: ``metrics`` by the names that they get."""
+
+    def __init__(self, objective: Objective, metrics: Mapping[str, LossFunction]) -> None:
+        self.objective = objective
+        self.loss = objective.loss
+        self.metrics = metrics
+        self.measures = (*objective.measures, *(f"validation_{name}" for name in metrics))
+
+    def metric_sums(self, grid: Grid) -> MetricSums:
+        return _More(self.objective.metric_sums(grid), MeansOfMetrics(grid, self.metrics))
+
+
+class _More:
+    """An objective's own sums and those of metrics."""
+
+    def __init__(self, own: MetricSums, more: MeansOfMetrics) -> None:
+        self.own = own
+        self.more = more
+
+    def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
+        self.own.add(prediction, target, loss)
+        self.more.add(prediction, target)
+
+    def result(self) -> dict[str, float | None]:
+        found = {f"validation_{name}": value for name, value in self.more.result().items()}
+        return {**self.own.result(), **found}
+
+
+class MeansOfMetrics:
+    """Metrics of mini-batches, and their means over the samples of a split.
+
+    Each is called with what the loss is called with, so that it is exact on cut tensors or refused.
+    """
+
+    def __init__(self, grid: Grid, metrics: Mapping[str, LossFunction]) -> None:
+        self.metrics = metrics
+        self.mean = _Mean(grid, len(metrics))
+
+    def add(self, prediction: Sharded, target: Sharded) -> None:
+        """Count a mini-batch.
+
+        Raises:
+            UnsupportedOp: a metric uses an operator that has no rule; names the metric.
+        """
+        values = [self._value(name, prediction, target) for name in self.metrics]
+        if values:
+            self.mean.add(target.shape[0], *values)
+
+    def _value(self, name: str, prediction: Sharded, target: Sharded) -> torch.Tensor:
+        try:
+            value = self.metrics[name](prediction, target)
+        except UnsupportedOp as error:
+            raise UnsupportedOp(f"metrics.{name}: {error}") from error
+        if isinstance(value, Sharded):
+            value = value.full()
+        return value.detach().reshape(()).double()
+
+    def result(self) -> dict[str, float | None]:
+        """By name; the same on every rank."""
+        return dict(zip(self.metrics, self.mean.result(), strict=True))
 
 
 class _Mean:

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from hyperslab.errors import RecipeError
 from hyperslab.larc import scale_by_norms
 from hyperslab.recipe.choices import choose
 from hyperslab.recipe.optimizer import (
     AdamSection,
+    AnyOptimizer,
     AnySchedule,
     LarcSection,
     LinearSchedule,
-    OptimizerSection,
     PolynomialSchedule,
     SGDSection,
     StepSchedule,
+    TargetOptimizer,
+    TargetSchedule,
 )
+from hyperslab.recipe.targets.instantiate import AN_OPTIMIZER, Maker, imported
+from hyperslab.train.parts.schedules import RateSchedule, schedule_from_target
 
 Weights = Iterable[torch.nn.Parameter]
 
 
-def build_optimizer(config: AdamSection | SGDSection, parameters: Weights) -> torch.optim.Optimizer:
+def build_optimizer(config: AnyOptimizer, parameters: Weights) -> torch.optim.Optimizer:
     """Torch's own optimizer with the recipe's numbers; with LARC, every step begins by it.
 
     Raises:
-        RecipeError: `OPTIMIZERS` has no such name.
+        RecipeError: `OPTIMIZERS` has no such name; or of a target what `Maker` raises.
     """
     optimizer = choose(OPTIMIZERS, config.name, "optimizer.name")(config, parameters)
     if config.larc is not None:
@@ -54,39 +60,88 @@ def _sgd(config: SGDSection, parameters: Weights) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=config.learning_rate, momentum=config.momentum)
 
 
+def _from_target(config: TargetOptimizer, parameters: Weights) -> torch.optim.Optimizer:
+    check_optimizer(config)
+    optimizer: torch.optim.Optimizer = Maker("optimizer", AN_OPTIMIZER, ([*parameters],))(
+        _with_rate(config)
+    )
+    return optimizer
+
+
+def check_optimizer(config: AnyOptimizer) -> None:
+    """Look at a target and its arguments, and make nothing.
+
+    Raises:
+        RecipeError: as `Maker`; or it is one that cannot train a network here.
+    """
+    if not isinstance(config, TargetOptimizer):
+        return
+    Maker("optimizer", AN_OPTIMIZER, ([],)).check(_with_rate(config))
+    kind = imported(str(config.target), "optimizer.target")
+    step = inspect.signature(kind.step).parameters if hasattr(kind, "step") else {}
+    if "closure" in step and step["closure"].default is inspect.Parameter.empty:
+        raise RecipeError(
+            f"optimizer.target {config.target} calls the network several times a step (it needs a "
+            "closure)\n    take one that makes one step of one gradient: AdamW, SGD, ..."
+        )
+    if kind is torch.optim.SparseAdam:
+        raise RecipeError(
+            "optimizer.target torch.optim.SparseAdam takes sparse gradients only, which volumes do "
+            "not give\n    take torch.optim.Adam"
+        )
+
+
+def _with_rate(config: TargetOptimizer) -> TargetOptimizer:
+    if config.learning_rate is None:
+        return config
+    return config.model_copy(update={"arguments": {"lr": config.learning_rate, **config.arguments}})
+
+
 OPTIMIZERS: dict[str, Callable[[Any, Weights], torch.optim.Optimizer]] = {
     "adam": _adam,
     "sgd": _sgd,
+    "target": _from_target,
 }
 """By ``optimizer.name``; each takes its section of the recipe and the weights."""
 
 
 def build_schedule(
-    config: OptimizerSection, optimizer: torch.optim.Optimizer, steps_per_epoch: int
-) -> LambdaLR:
-    """Set the learning rate before every step, as a function of the epochs done so far."""
-    return LambdaLR(optimizer, lambda step: factor_at(config.schedule, step / steps_per_epoch))
+    config: AnyOptimizer,
+    optimizer: torch.optim.Optimizer,
+    steps_per_epoch: int,
+    *,
+    epochs: int = 1,
+    trusted: frozenset[str] = frozenset(),
+    given: LRScheduler | None = None,
+) -> RateSchedule:
+    """Set the learning rate before every step: the recipe's own are functions of the epochs done.
+
+    A scheduler that is ``given`` moves on after each epoch.
+
+    Raises:
+        RecipeError: `SCHEDULES` has no such name; or of a target what `schedule_from_target` does.
+    """
+    schedule = config.schedule
+    if given is not None or schedule is None:
+        return RateSchedule(optimizer, given, "epoch")
+    if isinstance(schedule, TargetSchedule):
+        return schedule_from_target(
+            schedule,
+            optimizer,
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            trusted=trusted,
+        )
+
+    def factor(step: int) -> float:
+        return factor_at(schedule, step / steps_per_epoch)
+
+    return RateSchedule(optimizer, LambdaLR(optimizer, factor), "step")
 
 
 def settings_of_optimizer(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Its learning rate, betas and the like, of every group of parameters."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-
-def put_settings(schedule: LambdaLR, settings: list[dict[str, Any]]) -> None:
-    """Give a schedule's optimizer settings in place of those that came with a checkpoint.
-
-    The rate is what the schedule makes of it at its step.
-    """
-    schedule.base_lrs = [group["initial_lr"] for group in settings]
-    rates = [
-        first * factor(schedule.last_epoch)
-        for first, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-    ]
-    for group, given, rate in zip(schedule.optimizer.param_groups, settings, rates, strict=True):
-        group.update(given)
-        group["lr"] = rate
-    schedule._last_lr = rates
 
 
 def factor_at(schedule: AnySchedule, epoch: float) -> float:
@@ -97,6 +152,7 @@ def factor_at(schedule: AnySchedule, epoch: float) -> float:
     Raises:
         RecipeError: `SCHEDULES` has no such name.
     """
+    assert not isinstance(schedule, TargetSchedule)
     warm = min(epoch / schedule.warmup, 1.0) if schedule.warmup else 1.0
     return warm * choose(SCHEDULES, schedule.name, "optimizer.schedule.name")(schedule, epoch)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from hyperslab.checkpoint.retention import folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import any_rank, from_main, lost_contact, start_alike
+from hyperslab.comm.agreement import LOST, any_rank, from_main, lost_contact, start_alike
 from hyperslab.comm.start.last_words import last_words
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
@@ -25,21 +24,23 @@ from hyperslab.recipe.resume import changed_keys
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.build import (
     build_model,
-    build_objective,
     data_card,
     open_training,
     training_digest,
 )
+from hyperslab.train.built.checks import check_given, check_targets
+from hyperslab.train.built.objectives import build_objective
+from hyperslab.train.built.optimizing import optimizer_and_schedule
 from hyperslab.train.history import record_changes
 from hyperslab.train.mlperf.events import RunEvents
 from hyperslab.train.mlperf.log import MlperfLog
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizers import (
-    build_optimizer,
-    build_schedule,
-    put_settings,
     settings_of_optimizer,
 )
+from hyperslab.train.parts.given import NOTHING_GIVEN, Given
+from hyperslab.train.parts.loss import to_device
+from hyperslab.train.parts.schedules import RateSchedule
 from hyperslab.train.profile.recorder import ProfilePolicy
 from hyperslab.train.profile.trainer import ProfiledTrainer
 from hyperslab.train.progress import Progress
@@ -50,8 +51,6 @@ from hyperslab.train.trainer import TEST_LOSS, Trainer
 log = logging.getLogger("hyperslab")
 
 RECIPE = "recipe.yaml"
-
-LOST = re.compile(r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE)
 
 
 GridChoice = Callable[[Recipe, int], Recipe]
@@ -65,6 +64,7 @@ def train(
     started_again: bool = False,
     profile: ProfilePolicy | None = None,
     choose: GridChoice | None = None,
+    given: Given = NOTHING_GIVEN,
 ) -> None:
     """Train as the recipe says, into its ``output``; every rank calls it.
 
@@ -93,7 +93,7 @@ def train(
         with last_words():
             if recipe.grid.auto and choose is not None:
                 recipe = _chosen(recipe, choose)
-            _train(recipe, resume or any_rank(started_again), profile)
+            _train(recipe, resume or any_rank(started_again), profile, given)
     except Stopped:
         if started:
             dist.destroy_process_group()
@@ -107,13 +107,15 @@ def _chosen(recipe: Recipe, choose: GridChoice) -> Recipe:
     return from_main(lambda: choose(recipe, ranks))
 
 
-def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None) -> None:
+def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: Given) -> None:
     with ExitStack() as stack:
+        check_given(recipe, given)
+        check_targets(recipe)
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
         prepare_folder(recipe, stack, resume=resume)
         events = _events(recipe, grid, stack)
-        trainer = build(recipe, grid, stack, resume=resume, events=events)
+        trainer = build(recipe, grid, stack, resume=resume, events=events, given=given)
         ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)
@@ -148,21 +150,23 @@ def build(
     *,
     resume: bool,
     events: RunEvents | None = None,
+    given: Given = NOTHING_GIVEN,
 ) -> Trainer:
     """Everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
-    data, validation, *followed = map(stack.enter_context, open_training(recipe, grid))
+    data, validation, *followed = map(stack.enter_context, open_training(recipe, grid, given))
     if events is not None:
         events.data_opened(len(data), len(validation))
     about = data_card(data)
-    model = build_model(recipe, about, grid)
-    objective = build_objective(recipe, about)
-    optimizer = build_optimizer(recipe.optimizer, model.parameters())
+    model = build_model(recipe, about, grid, given)
+    objective = build_objective(recipe, about, given)
+    to_device(objective.loss, grid.device)
     steps = -(-data.steps // recipe.optimizer.accumulate)
+    optimizer, schedule = optimizer_and_schedule(recipe, model, steps, given)
     state = RunState(
         model,
         optimizer,
-        build_schedule(recipe.optimizer, optimizer, steps),
+        schedule,
         batch_size=recipe.data.batch_size,
         samples=training_digest(recipe, data),
         about=about,
@@ -203,7 +207,8 @@ def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     changes = from_main(lambda: _changes(recipe))
     settings = settings_of_optimizer(state.optimizer)
     at = state.restore(path, trust_pickle=recipe.checkpoint.trust_pickle)
-    put_settings(state.schedule, settings)
+    assert isinstance(state.schedule, RateSchedule)
+    state.schedule.put_settings(settings)
     if changes:
         words = f"cannot write into output {recipe.output}"
         from_main(

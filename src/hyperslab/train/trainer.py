@@ -15,6 +15,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
 from hyperslab.train.flops import FlopCount
 from hyperslab.train.objective import Objective
+from hyperslab.train.parts.schedules import RateSchedule
 from hyperslab.train.precision import autocast
 from hyperslab.train.progress import Progress
 from hyperslab.train.step import StepClock, StepResult
@@ -67,6 +68,7 @@ class Trainer:
         self.progress = progress
         self.model = progress.state.model
         self.optimizer = progress.state.optimizer
+        assert isinstance(progress.state.schedule, RateSchedule)
         self.schedule = progress.state.schedule
         self.no_sync: Callable[[], AbstractContextManager[None]] = self.model.no_sync  # type: ignore
         self.clock = StepClock(data)
@@ -98,6 +100,7 @@ class Trainer:
                 events.epoch_ends(epoch)
                 if self.test is not None:  # not counted: a training needs none of it
                     measured |= {TEST_LOSS: self.measure(self.test)["validation_loss"]}
+                self.schedule.end_epoch(measured)
                 self.progress.finish_epoch(measured, seconds)
 
     def train_epoch(self) -> None:

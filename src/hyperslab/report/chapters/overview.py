@@ -26,6 +26,8 @@ SETTINGS = {
     "device": "device",
     "seed": "seed",
 }
+CALLED = {"model.name": "model", "optimizer.name": "optimizer", "loss": "loss"}
+"""Settings that may be targets, by the section that says so."""
 
 
 def lede(run: Run) -> str:
@@ -33,7 +35,7 @@ def lede(run: Run) -> str:
     grid = times(f"{axis} {n}" for axis, n in run.grid.items() if n > 1)
     ranks = int(np.prod(list(run.grid.values()) or [1]))
     parts = [
-        " ".join(str(run.setting(k)) for k in ("model.name", "model.variant") if run.setting(k)),
+        " ".join(str(k) for k in (run.called("model"), run.setting("model.variant")) if k),
         f"{ranks} ranks: {grid}" if ranks > 1 else "one rank",
         f"{len(run.epochs.get('epoch', ()))} epochs",
     ]
@@ -47,7 +49,10 @@ def key_numbers(run: Run) -> list[Tile]:
 
 def facts_of(run: Run) -> list[Fact]:
     """Everything that says where the numbers come from."""
-    found = [(what, run.setting(key)) for what, key in SETTINGS.items()]
+    found = [
+        (what, run.called(CALLED[key]) if key in CALLED else run.setting(key))
+        for what, key in SETTINGS.items()
+    ]
     found.insert(list(SETTINGS).index("loss") + 1, ("data", run.data))
     found += [("grid", times(f"{axis} {n}" for axis, n in run.grid.items()))]
     if run.started is not None:

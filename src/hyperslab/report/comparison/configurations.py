@@ -124,4 +124,4 @@ def _grouped(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 
 def _name(run: Run, keys: Sequence[str]) -> str:
     words = [f"{key.rpartition('.')[2]}={run.setting(key)}" for key in keys]
-    return ", ".join(words) or str(run.setting("model.variant") or run.setting("model.name"))
+    return ", ".join(words) or str(run.setting("model.variant") or run.called("model"))

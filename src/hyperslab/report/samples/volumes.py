@@ -25,6 +25,8 @@ def first_volume(run: Run) -> Source:
     Raises:
         DataError: the folder of volumes is not there, holds none, or the file is broken.
     """
+    if source := run.setting("data.target") or run.setting("data.python_class"):
+        raise DataError(f"its volumes come from {source}, which a report does not run")
     found = synthetic_volumes(run) or other_volumes(run)
     return found or open_volume(run, min(volume_files(run)))
 

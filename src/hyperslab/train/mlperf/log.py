@@ -134,7 +134,7 @@ def _settings(recipe: Recipe, grid: Grid) -> dict[str, Any]:
         "seed": recipe.seed,
         "opt_name": optimizer.name,
         "opt_base_learning_rate": optimizer.learning_rate,
-        "opt_learning_rate_warmup_epochs": schedule.warmup,
+        "opt_learning_rate_warmup_epochs": getattr(schedule, "warmup", 0),
         "opt_learning_rate_warmup_factor": 1.0,
         "opt_learning_rate_decay_boundary_epochs": sorted(steps),
         "opt_learning_rate_decay_factor": max(steps.values(), default=1.0),

@@ -13,7 +13,7 @@ from torch import nn
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.data import DataSection
-from hyperslab.recipe.instantiate import (
+from hyperslab.recipe.targets.instantiate import (
     A_LOSS,
     A_NETWORK,
     A_SCHEDULE,
@@ -22,7 +22,7 @@ from hyperslab.recipe.instantiate import (
     Maker,
     RightKind,
 )
-from hyperslab.recipe.target import TargetSection
+from hyperslab.recipe.targets.section import TargetSection
 from tests.recipe import own_classes
 
 HERE = "tests.recipe.own_classes"

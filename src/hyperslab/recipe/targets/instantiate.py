@@ -10,24 +10,27 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, ImportString, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ImportString, TypeAdapter, ValidationError
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.errors import RecipeError, reason
 from hyperslab.formats.plugins import look_in_current_folder
 from hyperslab.formats.source import Source
-from hyperslab.recipe.target import TargetSection
-
-FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""YAML 1.1 takes 1e-3 for a text."""
+from hyperslab.recipe.targets.arguments import (
+    NOT_YET,
+    check_argument_names,
+    hints,
+    positional,
+    typed,
+)
+from hyperslab.recipe.targets.section import TargetSection
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
@@ -83,15 +86,16 @@ class Maker:
         """Find it and look at its arguments; nothing is called. Raises as calling does."""
         assert section.target is not None
         made, _ = self._found(section.target, f"{self.key}.target")
-        self._bound(made, section.arguments, self.key, section.target, lambda value, _: value)
+        self._bound(made, section.arguments, self.key, section.target, _known_now)
 
     def _make(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
         made, deferred = self._found(name, f"{key}.target")
         options = self._bound(made, arguments, key, name, self._value)
+        given = () if self._fills_given(made, arguments) else self.given
         if deferred:
             return partial(made, **options)
         try:
-            result = made(*self.given, **options)
+            result = made(*given, **options)
         except RecipeError:
             raise
         except Exception as error:  # whatever is wrong in somebody else's code
@@ -128,6 +132,10 @@ class Maker:
             f"yourself: {key}={name}"
         )
 
+    def _fills_given(self, made: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+        """Whether the recipe says itself what would be given, as for `ChainedScheduler`."""
+        return any(name in arguments for name in positional(made)[: len(self.given)])
+
     def _bound(
         self,
         made: Callable[..., Any],
@@ -141,22 +149,22 @@ class Maker:
             parameters = dict(inspect.signature(made).parameters)
         except (TypeError, ValueError):  # written in C
             return {k: value_of(value, f"{key}.{k}") for k, value in arguments.items()}
-        positional = [p for p in parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-        for taken in positional[: len(self.given)]:
-            del parameters[taken.name]
+        if not self._fills_given(made, arguments):
+            for taken in positional(made)[: len(self.given)]:
+                del parameters[taken]
         open_end = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, 2)}
         if made is not None and self.kind.deferred and not isinstance(made, type):
             named = {n: p for i, (n, p) in enumerate(named.items()) if i >= 2 or n in arguments}
-        _check_names(arguments, named, f"{key}.target {name}", open_end=open_end)
-        hints = _hints(made)
+        check_argument_names(arguments, named, f"{key}.target {name}", open_end=open_end)
+        annotations = hints(made)
         found = {}
         for argument, value in arguments.items():
             ready = value_of(value, f"{key}.{argument}")
             parameter = named.get(argument)
             default = parameter.default if parameter is not None else None
-            found[argument] = _typed(
-                ready, hints.get(argument, Any), default, f"{key}.{argument}", name
+            found[argument] = typed(
+                ready, annotations.get(argument, Any), default, f"{key}.{argument}", name
             )
         return found
 
@@ -175,6 +183,11 @@ class Maker:
         if isinstance(value, (list, tuple)):
             return [self._value(item, f"{key}.{i}") for i, item in enumerate(value)]
         return value
+
+
+def _known_now(value: Any, key: str) -> Any:
+    text = str(value)
+    return NOT_YET if REFERENCE.search(text) or "'target'" in text else value
 
 
 def imported(name: str, key: str) -> Any:
@@ -224,70 +237,5 @@ def _what(found: Any) -> str:
 
 def _returned(function: Callable[..., Any]) -> type:
     """The class that a function says it returns; `object` where it says nothing."""
-    found = _hints(function).get("return")
+    found = hints(function).get("return")
     return found if isinstance(found, type) else object
-
-
-def _hints(made: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function, or of what makes an instance of a class."""
-    try:
-        return typing.get_type_hints(made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
-    except Exception:  # names that are there for type checkers alone, say
-        return {}
-
-
-def _check_names(
-    arguments: Mapping[str, Any],
-    parameters: Mapping[str, inspect.Parameter],
-    where: str,
-    *,
-    open_end: bool,
-) -> None:
-    unknown = [name for name in arguments if name not in parameters]
-    if unknown and not open_end:
-        near = difflib.get_close_matches(unknown[0], parameters, 1)
-        nearest = f"nearest: {near[0]!r}; " if near else ""
-        raise RecipeError(
-            f"{where} takes no argument {unknown[0]!r}\n"
-            f"    {nearest}it takes {', '.join(parameters) or 'none'}"
-        )
-    missing = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and name not in arguments
-    ]
-    if missing:
-        raise RecipeError(f"{where} needs the argument {missing[0]!r}: it is missing")
-
-
-def _typed(value: Any, hint: Any, default: Any, key: str, name: str) -> Any:
-    """The value as its annotation has it; where there is none, or none that says anything, itself.
-
-    Raises:
-        RecipeError: it is of another type.
-    """
-    if value is None and default is None:
-        return None
-    if isinstance(value, list) and _mentions_tensor(hint):
-        return torch.tensor(value)
-    if hint in (Any, inspect.Parameter.empty):
-        return float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value
-    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, LRScheduler)):
-        return value
-    try:
-        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
-    except (PydanticUserError, TypeError, NameError, AttributeError):
-        return value  # an annotation of which pydantic knows nothing
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        words = str(error.errors()[0]["msg"]).replace("Input should", "it should")
-        wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else None
-        raise RecipeError(
-            f"bad value {value!r} for {key!r}: {words} ({name} wants "
-            f"{wanted or str(hint).replace('typing.', '')})"
-        ) from None
-
-
-def _mentions_tensor(hint: Any) -> bool:
-    return hint is torch.Tensor or torch.Tensor in typing.get_args(hint)

@@ -1,0 +1,1 @@
+"""Classes of anybody's that a recipe names: their section, their arguments, how they are made."""

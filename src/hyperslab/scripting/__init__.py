@@ -1,0 +1,1 @@
+"""Training from a program: `hyperslab.fit` and what it returns."""

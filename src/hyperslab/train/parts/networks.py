@@ -1,0 +1,199 @@
+"""Networks that are not ours: made from a recipe's target, and looked at when they first run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.comm.agreement import LOST
+from hyperslab.errors import HyperslabError, RecipeError, reason
+from hyperslab.recipe.schema import PythonModel, Recipe, TargetModel
+from hyperslab.recipe.targets.instantiate import A_NETWORK, Maker, imported
+from hyperslab.recipe.targets.section import TargetSection
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
+
+
+def references_to_data(about: DataCard) -> dict[str, Any]:
+    """What a recipe's ``${...}`` may stand for."""
+    return {
+        "data.channels": about.shape[0],
+        "data.extents": list(about.shape[1:]),
+        "data.outputs": outputs_of(about),
+    }
+
+
+def outputs_of(about: DataCard) -> int:
+    """How many channels a network's output has: one a class, or one a parameter."""
+    return len(about.classes) or len(about.parameters.names)
+
+
+def from_target(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    """The network that a recipe names; raises what `Maker` does."""
+    assert isinstance(recipe.model, TargetModel)
+    references = references_to_data(about)
+    maker = Maker("model", A_NETWORK, references=references, trusted=recipe.trusted)
+    model: torch.nn.Module = maker(recipe.model)
+    return model
+
+
+def rebuilt(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    """The network that a program has trained, made anew by its class alone.
+
+    Raises:
+        RecipeError: its class cannot be imported or needs arguments, or what it makes is another
+            network; says how to hand it in.
+    """
+    config = recipe.model
+    assert isinstance(config, PythonModel)
+    section = TargetSection(target=config.python_class)
+    maker = Maker("model", A_NETWORK)
+    try:
+        maker.check(section)
+        with torch.random.fork_rng(devices=[]):
+            model: torch.nn.Module = maker(section)
+    except RecipeError as error:
+        raise RecipeError(_not_rebuilt(recipe, str(error).splitlines()[0])) from error
+    if digest_of_network(model) != config.digest:
+        words = f"{config.python_class}() is built otherwise than the network that was trained"
+        raise RecipeError(_not_rebuilt(recipe, words))
+    return model
+
+
+def _not_rebuilt(recipe: Recipe, why: str) -> str:
+    assert isinstance(recipe.model, PythonModel)
+    name = recipe.model.python_class.rpartition(".")[2]
+    return (
+        f"the network of {recipe.output} came from a program and cannot be made anew: {why}\n"
+        f"    hand it in: hs.TrainedRun({str(recipe.output)!r}, model={name}(...)).evaluate(), or "
+        '.predict(...); or let fit make it from {"target": ..., ...} (docs/own-networks.md)'
+    )
+
+
+def check_target(recipe: Recipe) -> None:
+    """Look at a network's target and its arguments, and make nothing; raises as `Maker` does."""
+    if isinstance(recipe.model, TargetModel):
+        Maker("model", A_NETWORK, trusted=recipe.trusted).check(recipe.model)
+
+
+def name_of(recipe: Recipe) -> str:
+    """By which errors call the network."""
+    config = recipe.model
+    if isinstance(config, TargetModel):
+        return f"model.target {config.target}"
+    if isinstance(config, PythonModel):
+        return f"the network {config.python_class}"
+    return f"model.name={config.name}"
+
+
+def class_name(kind: type) -> str:
+    """The dotted name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_importable(kind: type) -> bool:
+    """Whether its name leads back to it, in another process, too."""
+    if kind.__module__ == "__main__" or "<" in kind.__qualname__:
+        return False
+    try:
+        return imported(class_name(kind), "model") is kind
+    except RecipeError:
+        return False
+
+
+def digest_of_network(model: torch.nn.Module) -> str:
+    """The SHA-256 of how a network is built: the classes of its parts, and all plain settings.
+
+    Of two networks of one class with other strides, activations or probabilities of dropout it
+    differs, also where their weights have the same names and shapes.
+    """
+    text = hashlib.sha256()
+    for line in _described(model):
+        text.update(f"{line}\n".encode())
+    return text.hexdigest()
+
+
+def _described(model: torch.nn.Module) -> Iterator[str]:
+    for name, part in model.named_modules():
+        yield f"{name}: {type(part).__qualname__}"
+        for key, value in sorted(vars(part).items()):
+            if not key.startswith("_") and key not in ("training", "forward", "no_sync"):
+                yield f"{name}.{key} = {_plainly(value)}"
+        for key, weight in (*part._parameters.items(), *part._buffers.items()):
+            form = None if weight is None else (tuple(weight.shape), weight.dtype)
+            yield f"{name}.{key}: {form}"
+
+
+def _plainly(value: Any) -> str:
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plainly, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k!r}: {_plainly(v)}' for k, v in value.items())}}}"
+    named = getattr(value, "__qualname__", None)
+    return f"{type(value).__qualname__} {named}" if named else type(value).__qualname__
+
+
+def look_once(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:
+    """Let the first forward pass say in one line what does not go with the data.
+
+    Raises, from that pass:
+        RecipeError: the network fails on its input, or its output is not what the data need.
+    """
+    forward = model.forward
+    name = name_of(recipe)
+
+    def first(*args: Any, **options: Any) -> Any:
+        model.forward = forward  # type: ignore[method-assign]
+        x = args[0]
+        prediction = _running(lambda: forward(*args, **options), name, tuple(x.shape))
+        check_output(prediction, tuple(x.shape), about, name)
+        return prediction
+
+    model.forward = first  # type: ignore[method-assign]
+
+
+def _running(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> Any:
+    try:
+        return run()
+    except (HyperslabError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever is wrong in somebody else's code
+        if LOST.search(str(error)):
+            raise
+        words = " ".join(reason(error).split())[:400]
+        raise RecipeError(
+            f"{name} fails on the data's mini-batch of shape {list(shape)}: {words}"
+        ) from error
+
+
+def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str) -> None:
+    """Compare a network's output with what data of this shape (N, C, D, H, W) need.
+
+    Raises:
+        RecipeError: names the dim that differs.
+    """
+    if not isinstance(output, torch.Tensor):
+        raise RecipeError(
+            f"{name} gives a {type(output).__name__}, not one tensor\n"
+            "    take a form of the network that gives the prediction alone"
+        )
+    count = outputs_of(about)
+    wanted = (shape[0], count, *shape[2:]) if about.classes else (shape[0], count)
+    found = tuple(output.shape)
+    if found == wanted:
+        return
+    what = f"one channel for each of {count} classes, and the volume's voxels"
+    if not about.classes:
+        what = f"{count} numbers for each sample: {', '.join(about.parameters.names)}"
+    differs = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
+    where = "" if len(found) != len(wanted) or differs is None else f" (dim {differs} differs)"
+    raise RecipeError(
+        f"{name} gives {list(found)} for a mini-batch of shape {list(shape)}, but the data need "
+        f"{list(wanted)}{where}: {what}\n    ${{data.outputs}} stands for {count} in a recipe"
+    )
