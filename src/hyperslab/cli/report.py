@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hyperslab.report import FigureFormat
 
 
 def report_command(
@@ -25,6 +28,13 @@ def report_command(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers of a comparison to this file.")
     ] = None,
+    figures: Annotated[
+        str,
+        typer.Option(
+            help="Write the figures as files for a paper, too: pdf, png or pdf,png. They come into "
+            "the folder report-figures beside the page."
+        ),
+    ] = "",
 ) -> None:
     """Write the figures and tables of a run as one page that needs nothing else.
 
@@ -32,15 +42,32 @@ def report_command(
     against predicted, errors with intervals. Runs that differ by their seed alone are one
     configuration. Of two runs it is the page of the first, with both timelines on one scale.
     """
-    from hyperslab.report import write_comparison, write_report  # matplotlib: others need not wait
+    # matplotlib: other commands need not wait for it
+    from hyperslab.report import figures_beside, write_comparison, write_report
 
+    formats = _formats(figures)
     controls = [_control(words) for words in control or []]
     compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
     if compares or controls or output is not None or json_path is not None:
-        page = write_comparison(runs, controls, output=output, numbers=json_path)
+        page = write_comparison(runs, controls, output=output, numbers=json_path, figures=formats)
     else:
-        page = write_report(*runs)
+        page = write_report(*runs, figures=formats)
     typer.echo(f"{page}")
+    if formats:
+        folder = figures_beside(page)
+        names = sorted({file.stem for file in folder.iterdir() if file.suffix[1:] in formats})
+        typer.echo(f"{len(names)} figures in {folder}, each as {' and '.join(formats)}:")
+        typer.echo(", ".join(names))
+
+
+def _formats(words: str) -> list[FigureFormat]:
+    from hyperslab.report.figures.paper import FigureFormat
+
+    try:
+        return [FigureFormat(word.strip()) for word in words.split(",") if word.strip()]
+    except ValueError:
+        known = ", ".join(FigureFormat)
+        raise typer.BadParameter(f"--figures {words}: choose from {known}") from None
 
 
 def _control(words: str) -> tuple[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +14,28 @@ from hyperslab.report.chapters.overview import key_numbers, lede
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import read_comparison
 from hyperslab.report.comparison.page import write_comparison
+from hyperslab.report.figures.paper import FigureFormat, figures_beside, write_figures
 from hyperslab.report.page.blocks import Chapter, Page
 from hyperslab.report.page.render import render_page
 from hyperslab.report.run_folder import Run, read_run
 
-__all__ = ["render", "write_comparison", "write_report"]
+__all__ = ["FigureFormat", "figures_beside", "render", "write_comparison", "write_report"]
 
 
-def write_report(path: str | Path, beside: str | Path | None = None) -> Path:
+def write_report(
+    path: str | Path,
+    beside: str | Path | None = None,
+    *,
+    figures: Sequence[FigureFormat] = (),
+) -> Path:
     """Write ``report.html`` into a run's folder and return its path.
 
     With ``beside``, the folder of another run, the timelines of both are shown on one scale, and
     their errors are compared if both are evaluated on the same volumes.
 
     A run that is not finished or not evaluated gives a page that says what is missing and
-    which command makes it.
+    which command makes it. In the formats ``figures`` all figures of the page are written, too, as
+    `figures_beside` says.
 
     Raises:
         DataError: not a run's folder, a broken file in it, or a folder that cannot be written.
@@ -35,12 +43,13 @@ def write_report(path: str | Path, beside: str | Path | None = None) -> Path:
     run = read_run(path)
     if beside is not None:
         run = replace(run, beside=read_run(beside))
-    page = render(run)
+    page = page_of(run)
     target = run.path / "report.html"
     try:
-        write_text(target, page, concurrent=True)
+        write_text(target, render_page(page), concurrent=True)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror}") from error
+    write_figures(page.pictures, figures_beside(target), figures)
     return target
 
 
@@ -55,12 +64,16 @@ def _compared(run: Run) -> list[Chapter]:
 
 def render(run: Run) -> str:
     """The page of a run, as text."""
+    return render_page(page_of(run))
+
+
+def page_of(run: Run) -> Page:
+    """The page of a run, as values."""
     made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
-    page = Page(
+    return Page(
         title=run.path.resolve().name,
         lede=lede(run),
         tiles=key_numbers(run),
         chapters=[*(chapter(run) for chapter in CHAPTERS), *_compared(run)],
         made=made,
     )
-    return render_page(page)

@@ -38,6 +38,9 @@ PARAMETERS = (
 """In the order of ``unitPar``. The centres are the published generator's; the widths are wider than
 its ±10 % for Omega_m and sigma_8, which a small universe tells, and narrower for n_s."""
 
+FIDUCIAL_H_0 = 70.0
+"""[km/s/Mpc]: sides of universes are given for it."""
+
 OMEGA_B = 0.05
 """Baryons, in the initial power spectrum only; kept at this value as Omega_m varies."""
 

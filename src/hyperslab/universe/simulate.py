@@ -11,10 +11,8 @@ from hyperslab.errors import DataError
 from hyperslab.formats.shared.filled_folder import filling
 from hyperslab.universe import universe_file
 from hyperslab.universe.nbody import REDSHIFTS, Nbody
-from hyperslab.universe.parameters import NAMES, check_names, draw_universe
+from hyperslab.universe.parameters import FIDUCIAL_H_0, NAMES, check_names, draw_universe
 from hyperslab.universe.ranges import parameters_in, words_of_ranges
-
-FIDUCIAL_H_0 = 70.0
 
 VOXEL = 2.0
 """The default side of a voxel [Mpc/h]: where small universes tell most about sigma_8."""

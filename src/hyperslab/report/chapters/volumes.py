@@ -28,7 +28,7 @@ def _slices(run: Run) -> list[Block]:
     window = first_window(run, planes.shape)
     cuts = cuts_of(planes.shape, run.grid)
     text = (
-        f"{planes.sample}, log(1 + count) of the first channel. Every sample of "
+        f"{planes.sample}, {planes.quantity} of the first channel. Every sample of "
         f"{times(planes.shape)} voxels "
     )
     if all(cut.parts == 1 for cut in cuts.values()):
@@ -40,7 +40,7 @@ def _slices(run: Run) -> list[Block]:
     if window is not None and (halo := halo_words(cuts, window)):
         text += f" For the first convolution neighbours exchange a halo of {halo} (shaded)."
     pictures = universe(planes, cuts, window)
-    return [Paragraph(text), Figures(pictures, "small")]
+    return [Paragraph(text), Figures(pictures, "medium")]
 
 
 def first_window(run: Run, shape: tuple[int, int, int]) -> Window | None:

@@ -99,7 +99,7 @@ def _figure(
         whole_numbers(canvas)
     what = "test loss (MSE)" if followed else "validation loss (MSE)"
     canvas.axes.set(xlabel=axis, ylabel=what)
-    canvas.legend(columns=2)
+    canvas.legend()
     at_the_end = "; ".join(
         f"{one.name} {number(float(np.median(curve.losses, 0)[-1]))}"
         for one, curve in zip(comparison.configurations, curves, strict=True)

@@ -12,6 +12,7 @@ from hyperslab.errors import DataError, reason
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import Comparison, read_comparison
 from hyperslab.report.comparison.tables import comparison_numbers
+from hyperslab.report.figures.paper import FigureFormat, figures_beside, write_figures
 from hyperslab.report.page.blocks import Page
 from hyperslab.report.page.render import render_page
 
@@ -22,11 +23,13 @@ def write_comparison(
     *,
     output: Path | None = None,
     numbers: Path | None = None,
+    figures: Sequence[FigureFormat] = (),
 ) -> Path:
     """Write one page on several runs, or on sweeps, and return its path.
 
     By default it is ``report.html`` in the folder of a sweep, or ``comparison.html`` in the folder
-    that all runs are in. ``numbers``: a JSON file for the numbers of its tables.
+    that all runs are in. ``numbers``: a JSON file for the numbers of its tables. ``figures``: the
+    formats in which its figures are written, too, as `figures_beside` says.
 
     Raises:
         DataError: as `read_comparison`, or a file cannot be written.
@@ -49,6 +52,7 @@ def write_comparison(
             write_json(numbers, comparison_numbers(comparison))
     except OSError as error:
         raise DataError(f"the comparison cannot be written: {reason(error)}") from error
+    write_figures(page.pictures, figures_beside(output), figures)
     return output
 
 

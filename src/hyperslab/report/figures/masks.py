@@ -9,8 +9,8 @@ from matplotlib.colors import to_rgba
 
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.geometry import Cut
-from hyperslab.report.figures.slices import draw_cut
-from hyperslab.report.figures.svg import Canvas, Picture
+from hyperslab.report.figures.plane import PlaneCanvas, Range, limits_of, place_words
+from hyperslab.report.figures.svg import Picture
 from hyperslab.report.number_format import number
 from hyperslab.report.samples.scans import Scan, Slice
 
@@ -18,8 +18,6 @@ from hyperslab.report.samples.scans import Scan, Slice
 COLOURS = ("#ff9d00", "#ff4fa3", "#00d6a1", "#ffe600", "#9f8bff", "#ff6b4a")
 ALPHA = 0.4
 """Of the predicted mask, so that the scan below stays visible."""
-
-Range = tuple[float, float]
 
 
 def colour(index: int) -> str:
@@ -31,14 +29,8 @@ def planes(
     scan: Scan, classes: Sequence[str], window: Range | None, cuts: Mapping[str, Cut], place: int
 ) -> list[Picture]:
     """The three planes of a scan, the ``place``-th that is shown."""
-    low, high = window or _range(scan)
-    return [_plane(scan, across, classes, (low, high), cuts, place) for across in SPATIAL_AXES]
-
-
-def _range(scan: Scan) -> Range:
-    every = np.concatenate([plane.ravel() for plane in scan.values.values()])
-    low, high = np.percentile(every, [1, 99])
-    return float(low), float(max(high, low + 1e-6))
+    limits = window or limits_of(list(scan.values.values()), (1, 99))
+    return [_plane(scan, across, classes, limits, cuts, place) for across in SPATIAL_AXES]
 
 
 def _plane(
@@ -50,27 +42,19 @@ def _plane(
     place: int,
 ) -> Picture:
     rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
-    canvas = Canvas(f"mask-{place}-{across}", width=240, height=240)
-    low, high = window
-    canvas.axes.imshow(
-        scan.values[across],
-        cmap="gray",
-        vmin=low,
-        vmax=high,
-        interpolation="none",
-        origin="lower",  # up is up: the indices grow towards head, front and right
-    )
+    values = scan.values[across]
+    # Up is up: the indices grow towards head, front and right.
+    name = f"mask-{place}-{across}"
+    canvas = PlaneCanvas(name, values.shape, scan.voxels, rows=rows, columns=columns, upwards=True)
+    canvas.values(values, window, colours="gray", quantity=scan.quantity)
     true = scan.true[across]
     predicted = scan.predicted[across]
-    canvas.axes.imshow(_tinted(predicted), interpolation="none", origin="lower")
+    canvas.over(_tinted(predicted))
     for index in range(1, len(classes)):
         if (true == index).any():
-            canvas.axes.contour(true == index, [0.5], colors=[colour(index)], linewidths=1.5)
+            canvas.outline(true == index, colour(index))
     for axis, along in ((rows, "y"), (columns, "x")):
-        draw_cut(canvas, cuts[axis], None, along=along)
-    canvas.axes.set(xlabel=columns, ylabel=rows)
-    canvas.axes.grid(visible=False)
-    canvas.axes.locator_params(nbins=5, integer=True)
+        canvas.cut(cuts[axis], along=along)
     extent = scan.shape[SPATIAL_AXES.index(across)]
     scores = [
         f"{name} {number(dice)}"
@@ -78,10 +62,10 @@ def _plane(
         if index and (dice := _dice(true == index, predicted == index)) is not None
     ]
     found = f"Dice here: {', '.join(scores)}." if scores else "Nothing but background here."
-    return canvas.picture(
+    return canvas.canvas.picture(
         title=f"Across {across}",
         alt=f"Plane of {scan.sample} across {across} with the true and the predicted mask. {found}",
-        caption=f"Plane {scan.at[across]} of {extent}. {found}",
+        caption=f"{place_words(scan.at[across], extent, across, scan.voxels)}. {found}",
     )
 
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.patheffects as effects
-import numpy as np
-from numpy.typing import NDArray
-
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.geometry import Cut, Window
-from hyperslab.report.figures.svg import Canvas, Picture
+from hyperslab.report.figures.plane import PlaneCanvas, Range, limits_of, place_words
+from hyperslab.report.figures.svg import Picture
 from hyperslab.report.number_format import times
 from hyperslab.report.samples.universe import Planes
 
-CUT_COLOUR = "#7fd4ff"  # on the picture itself, so the same on a light and on a dark page
-OUTLINE = (effects.withStroke(linewidth=3, foreground="black"),)
 ZOOM = 12
 """Voxels either side of a cut in the enlarged picture."""
 
@@ -33,10 +28,11 @@ def universe(planes: Planes, cuts: Mapping[str, Cut], window: Window | None) -> 
 
     ``window`` is the first convolution's; it gives the halo.
     """
-    pictures = [_plane(planes, across, cuts, window) for across in SPATIAL_AXES]
+    limits = limits_of(list(planes.values.values()), (1, 99.8))
+    pictures = [_plane(planes, across, cuts, window, limits) for across in SPATIAL_AXES]
     first = next((axis for axis in SPATIAL_AXES if cuts[axis].parts > 1), None)
     if first is not None and window is not None:
-        pictures.append(_enlarged(planes, cuts[first], window))
+        pictures.append(_enlarged(planes, cuts[first], window, limits))
     return pictures
 
 
@@ -62,36 +58,39 @@ def halo_words(cuts: Mapping[str, Cut], window: Window) -> str:
     return f"{max(wide)} voxel{'s' if max(wide) > 1 else ''}"
 
 
-def _plane(planes: Planes, across: str, cuts: Mapping[str, Cut], window: Window | None) -> Picture:
+def _plane(
+    planes: Planes, across: str, cuts: Mapping[str, Cut], window: Window | None, limits: Range
+) -> Picture:
     rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
-    canvas = _image(f"slice-{across}", planes.values[across], rows, columns)
-    draw_cut(canvas, cuts[rows], window, along="y")
-    draw_cut(canvas, cuts[columns], window, along="x")
+    canvas = _drawn(planes, f"slice-{across}", across, limits)
+    for axis, along in ((rows, "y"), (columns, "x")):
+        canvas.cut(cuts[axis], along=along, halos=_shared(cuts[axis], window), alpha=0.35)
     crossing = [f"{cuts[a].parts} along {a}" for a in (rows, columns) if cuts[a].parts > 1]
     parts = cuts[rows].parts * cuts[columns].parts
-    middle = planes.shape[SPATIAL_AXES.index(across)] // 2
+    extent = planes.shape[SPATIAL_AXES.index(across)]
+    where = place_words(extent // 2, extent, across, planes.voxels)
     shards = f"cut into {parts} shards: {times(crossing)}" if crossing else "not cut here"
-    return canvas.picture(
+    return canvas.canvas.picture(
         title=f"Across {across}",
-        alt=f"Middle plane of a universe across {across}, {shards}.",
-        caption=f"Plane {middle} of {planes.shape[SPATIAL_AXES.index(across)]}, {shards}.",
+        alt=f"Middle plane of a volume across {across}, {shards}.",
+        caption=f"{where}, {shards}.",
     )
 
 
-def _enlarged(planes: Planes, cut: Cut, window: Window) -> Picture:
+def _enlarged(planes: Planes, cut: Cut, window: Window, limits: Range) -> Picture:
     """The voxels around the first bound of ``cut``, halo and all."""
     across = "height" if cut.axis == "depth" else "depth"
     rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
-    canvas = _image("slice-zoom", planes.values[across], rows, columns)
+    canvas = _drawn(planes, "slice-zoom", across, limits)
     upright = cut.axis == columns
-    draw_cut(canvas, cut, window, along="x" if upright else "y", alpha=0.45)
-    bound = cut.bounds[1] - 0.5
+    canvas.cut(cut, along="x" if upright else "y", halos=_shared(cut, window), alpha=0.45)
+    bound = cut.bounds[1]
     extents = dict(zip(SPATIAL_AXES, planes.shape, strict=True))
-    other = extents[rows if upright else columns] / 2 - 0.5
+    other = extents[rows if upright else columns] / 2
     x, y = (bound, other) if upright else (other, bound)
-    canvas.axes.set(xlim=(x - ZOOM, x + ZOOM), ylim=(y + ZOOM, y - ZOOM))
+    canvas.zoom(x, y, min(ZOOM, min(extents.values()) / 2))
     wide = halo_words({cut.axis: cut}, window)
-    return canvas.picture(
+    return canvas.canvas.picture(
         title="A cut, enlarged",
         alt=f"The voxels around a cut along {cut.axis}; a halo of {wide} lies on each side.",
         caption=f"Shaded: the halo of the first convolution, {wide}, "
@@ -99,28 +98,15 @@ def _enlarged(planes: Planes, cut: Cut, window: Window) -> Picture:
     )
 
 
-def _image(name: str, values: NDArray[np.float64], rows: str, columns: str) -> Canvas:
-    canvas = Canvas(name, width=240, height=240)
-    low, high = np.percentile(values, [1, 99.8])
-    canvas.axes.imshow(
-        values, cmap="magma", vmin=low, vmax=max(high, low + 1e-6), interpolation="none"
+def _drawn(planes: Planes, name: str, across: str, limits: Range) -> PlaneCanvas:
+    rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
+    values = planes.values[across]
+    canvas = PlaneCanvas(
+        name, values.shape, planes.voxels, rows=rows, columns=columns, upwards=False
     )
-    canvas.axes.set(xlabel=columns, ylabel=rows)
-    canvas.axes.grid(visible=False)
-    canvas.axes.locator_params(nbins=5, integer=True)
+    canvas.values(values, limits, colours="magma", quantity=planes.quantity)
     return canvas
 
 
-def draw_cut(
-    canvas: Canvas, cut: Cut, window: Window | None, *, along: str, alpha: float = 0.35
-) -> None:
-    """The bounds of ``cut`` as lines and its halos as bands, between voxels at half numbers.
-
-    ``along`` is the axis of the picture, "x" or "y", that the cut divides.
-    """
-    line = canvas.axes.axvline if along == "x" else canvas.axes.axhline
-    band = canvas.axes.axvspan if along == "x" else canvas.axes.axhspan
-    for bound in cut.bounds[1:-1]:
-        line(bound - 0.5, color=CUT_COLOUR, linewidth=1.6, path_effects=OUTLINE)
-    for lo, hi in halos(cut, window) if window is not None and cut.parts > 1 else ():
-        band(lo - 0.5, hi - 0.5, color=CUT_COLOUR, alpha=alpha, linewidth=0)
+def _shared(cut: Cut, window: Window | None) -> list[tuple[int, int]]:
+    return halos(cut, window) if window is not None and cut.parts > 1 else []

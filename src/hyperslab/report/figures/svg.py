@@ -10,12 +10,13 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import matplotlib as mpl
 from markupsafe import Markup
 from matplotlib import ticker
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -68,15 +69,26 @@ STYLE = {
     "path.simplify": True,
 }
 
+LETTER_WIDTH = 0.56
+"""Of an average letter, over its height."""
+
+BESIDE_LABEL = 3.8
+"""A legend's sample and the spaces around, over the height of its letters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One figure of the page: its SVG, what it shows in words, and the text below it."""
+    """One figure of the page: its SVG, what it shows in words, and the text below it.
+
+    ``figure`` is what it was drawn as, in marker colours; ``name`` is unique on a page.
+    """
 
     svg: Markup
     alt: str
     title: str
     caption: str = ""
+    name: str = ""
+    figure: Figure | None = field(default=None, compare=False, repr=False)
 
 
 class Canvas:
@@ -99,13 +111,10 @@ class Canvas:
         self.axes.yaxis.set_major_formatter(decimal)
         self.axes.yaxis.set_minor_locator(ticker.NullLocator())
 
-    def legend(self, *, columns: int = 3, **options: Any) -> None:
+    def legend(self, handles: Sequence[Artist] | None = None) -> None:
         """A legend in the page's ink, above the axes so that it covers nothing."""
-        with mpl.rc_context(STYLE):
-            self.axes.legend(
-                loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2,
-                handlelength=1.4, columnspacing=1.2, fontsize=11.5, **options,
-            )  # fmt: skip
+        found = self.axes.get_legend_handles_labels()[0] if handles is None else handles
+        place_legend(self.axes, found, [str(handle.get_label()) for handle in found], 11.5)
 
     def picture(self, *, title: str, alt: str, caption: str = "") -> Picture:
         """The finished Picture; ``alt`` says in words what a reader would see."""
@@ -114,13 +123,48 @@ class Canvas:
         with mpl.rc_context({**STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             self.figure.savefig(text, format="svg", transparent=True)
-        return Picture(inline(text.getvalue(), self.name, alt), alt, title, caption)
+        svg = inline(text.getvalue(), self.name, alt)
+        return Picture(svg, alt, title, caption, self.name, self.figure)
 
     def _tame_texts(self) -> None:
         """Names come from a run's files: no formulas in them, and no control characters."""
         for text in self.figure.findobj(Text):
             text.set_parse_math(False)
             text.set_text(printable(text.get_text()))
+
+
+def place_legend(
+    axes: Axes, handles: Sequence[Artist], labels: Sequence[str], letters: float
+) -> None:
+    """A legend above ``axes`` with letters of so many points, in as many columns as fit."""
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    room = 0.86 * 72 * figure.get_figwidth() / letters  # in letters' heights
+    longest = max(int((room - BESIDE_LABEL) / LETTER_WIDTH), 8)
+    shown = [cut_short(printable(label), longest) for label in labels]
+    columns = next((n for n in (3, 2) if _row_width(shown, n) <= room), 1)
+    with mpl.rc_context(STYLE):
+        axes.legend(
+            handles, shown, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2,
+            ncols=columns, handlelength=1.6, columnspacing=1.2,
+            fontsize=letters,
+        )  # fmt: skip
+
+
+def _row_width(labels: Sequence[str], columns: int) -> float:
+    """Of a legend, over the height of its letters; it fills one column after the other."""
+    each = -(-len(labels) // columns) or 1
+    parts = [labels[at : at + each] for at in range(0, len(labels), each)]
+    return sum(LETTER_WIDTH * max(map(len, part)) + BESIDE_LABEL for part in parts)
+
+
+def cut_short(text: str, longest: int) -> str:
+    """A text of at most so many letters.
+
+    >>> cut_short("learning_rate=0.001", 8)
+    'learnin…'
+    """
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def inline(svg: str, name: str, alt: str) -> Markup:

@@ -140,6 +140,11 @@ class Page:
     tiles: Sequence[Tile] = field(default=())
     kind: str = "report of a run"
 
+    @property
+    def pictures(self) -> list[Picture]:
+        """All of its figures, in their order."""
+        return [picture for chapter in self.chapters for picture in chapter.pictures]
+
 
 def bar(share: float, text: str) -> TableCell:
     """A number with a bar behind it."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.data import Source
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.labels import LIVER
 from hyperslab.geometry import Box
 from hyperslab.report.run_folder import Run
 from hyperslab.report.samples.volumes import (
@@ -22,6 +23,7 @@ from hyperslab.report.samples.volumes import (
     synthetic_volumes,
     volume_files,
 )
+from hyperslab.report.samples.voxels import Voxels, voxels_of
 
 Slice = NDArray[Any]
 
@@ -30,8 +32,9 @@ Slice = NDArray[Any]
 class Scan:
     """The three planes of a scan through the centre of what is not background.
 
-    ``values`` [HU], ``true`` and ``predicted`` classes, each by the axis that the plane is across:
-    ``values["depth"]`` is (height, width), and so on. ``at`` is where the planes lie.
+    ``values`` of the first channel, ``true`` and ``predicted`` classes, each by the axis that the
+    plane is across: ``values["depth"]`` is (height, width), and so on. ``at`` is where the planes
+    lie.
     """
 
     sample: str
@@ -40,6 +43,8 @@ class Scan:
     values: Mapping[str, Slice]
     true: Mapping[str, Slice]
     predicted: Mapping[str, Slice]
+    voxels: Voxels
+    quantity: str
 
 
 def scans(run: Run) -> list[Scan]:
@@ -74,6 +79,7 @@ def _scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
         true = source.labels(index, Box.whole(extents))
         if true.shape != predicted.shape:
             raise DataError(f"{source.where(index)}: {true.shape} voxels, a mask {predicted.shape}")
+        voxels = voxels_of(source, index)
         at = dict(zip(SPATIAL_AXES, _centre(true), strict=True))
         values = {}
         for dim, axis in enumerate(SPATIAL_AXES):
@@ -84,7 +90,9 @@ def _scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
             values[axis] = source.read(index, Box(tuple(lo), tuple(hi))).squeeze((0, dim + 1))
     finally:
         source.close()
-    return Scan(sample, extents, at, values, _planes(true, at), _planes(predicted, at))
+    quantity = "HU" if source.classes == LIVER else "intensity"
+    planes = (_planes(true, at), _planes(predicted, at))
+    return Scan(sample, extents, at, values, *planes, voxels, quantity)
 
 
 def _planes(classes: Slice, at: Mapping[str, int]) -> dict[str, Slice]:
