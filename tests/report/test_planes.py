@@ -10,7 +10,7 @@ import pytest
 
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.report import page_of, write_report
-from hyperslab.report.figures.plane import LONGEST, PlaneCanvas, limits_of
+from hyperslab.report.figures.plane import LONGER_SIDE, PlaneCanvas, limits_of
 from hyperslab.report.run_folder import read_run
 from hyperslab.report.samples.volumes import first_volume
 from hyperslab.report.samples.voxels import Voxels, of_affine, voxels_of
@@ -77,7 +77,7 @@ def test_a_scan_is_drawn_in_its_shape_with_the_letters_of_sides(tmp_path: Path) 
         box = axes.get_window_extent()
         assert box.width / box.height == pytest.approx(wide / high, rel=0.02)
         pixels = max(box.width, box.height) * 72 / picture.figure.dpi
-        assert pixels == pytest.approx(LONGEST, rel=0.01)
+        assert pixels == pytest.approx(LONGER_SIDE, rel=0.01)
         assert axes.get_xlim() == (0.0, pytest.approx(wide))
         assert [text.get_text() for text in axes.texts] == letters
         assert "mm" in picture.caption

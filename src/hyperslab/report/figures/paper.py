@@ -38,7 +38,7 @@ COLUMN = 3.5
 """The width [in] of a figure that is COLUMN_PIXELS wide on the page."""
 
 COLUMN_PIXELS = 440
-LETTERS = 8 / 12
+PAPER_LETTERS = 8 / 12
 """What becomes of the page's letters of 12 px."""
 
 DOTS = 300  # per inch
@@ -103,14 +103,14 @@ def for_paper(figure: Figure) -> None:
     scale = COLUMN / (COLUMN_PIXELS / 72)
     figure.set_size_inches(width * scale, height * scale)
     for text in figure.findobj(Text):
-        text.set_fontsize(float(text.get_fontsize()) * LETTERS)
+        text.set_fontsize(float(text.get_fontsize()) * PAPER_LETTERS)
     for axes in figure.findobj(mpl.axes.Axes):
         if (legend := axes.get_legend()) is not None:
             labels = [text.get_text() for text in legend.get_texts()]
             handles = [handle for handle in legend.legend_handles if handle is not None]
-            place_legend(axes, handles, labels, 11.5 * LETTERS)
+            place_legend(axes, handles, labels, 11.5 * PAPER_LETTERS)
         axes.tick_params(
-            labelsize=12 * LETTERS, color=PALETTE[MUTED], labelcolor=PALETTE[INK],
+            labelsize=12 * PAPER_LETTERS, color=PALETTE[MUTED], labelcolor=PALETTE[INK],
             grid_color=PALETTE[RULE], width=0.6, length=2.5, pad=2,
         )  # fmt: skip
     recolour(figure, PALETTE)

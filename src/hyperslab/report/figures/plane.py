@@ -18,7 +18,7 @@ from hyperslab.report.samples.voxels import Voxels
 CUT_COLOUR = "#7fd4ff"  # on the picture itself, so the same on a light and on a dark page
 LETTER_COLOUR = "#ffffff"
 OUTLINE = (effects.withStroke(linewidth=3, foreground="black"),)
-LONGEST = 190
+LONGER_SIDE = 190
 """The longer side of a plane [px]."""
 
 THINNEST = 8
@@ -138,8 +138,8 @@ def _canvas(name: str, ratio: float) -> Canvas:
     The margins are fixed: an automatic layout does not see the colour bar, which is as high as
     the plane and no higher.
     """
-    wide = max(LONGEST * min(1.0, ratio), LONGEST / THINNEST)
-    high = max(LONGEST * min(1.0, 1 / ratio), LONGEST / THINNEST)
+    wide = max(LONGER_SIDE * min(1.0, ratio), LONGER_SIDE / THINNEST)
+    high = max(LONGER_SIDE * min(1.0, 1 / ratio), LONGER_SIDE / THINNEST)
     width = LEFT + wide + BESIDE
     height = BELOW + high + ABOVE
     canvas = Canvas(name, width=round(width), height=round(height))
