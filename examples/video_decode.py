@@ -14,10 +14,9 @@ import resource
 import time
 from collections.abc import Callable
 
+import hyperslab as hs
 import torch
 from torch import nn
-
-import hyperslab as hs
 
 
 def wan(width: int) -> nn.Module:

@@ -15,7 +15,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.joined import joined
 from hyperslab.formats.mapped.source import MappedFolder
 from hyperslab.formats.shared.channels import Channels
-from hyperslab.formats.shared.data_map import DataMap
+from hyperslab.formats.shared.data_map import OWN_DATA, DataMap
 from hyperslab.formats.shared.listing import Refuse, check_folder, walk
 from hyperslab.formats.shared.manifest import volumes_of
 from hyperslab.formats.shared.reach import STRICT, Allowed
@@ -201,7 +201,9 @@ def find_format(folder: Path) -> tuple[Format, str]:
     found = Counter((name.count("/"), kind) for name in walk(folder) if (kind := _kind(name)))
     if not found:
         known = ", ".join("*" + suffix for format in formats() for suffix in format.suffixes)
-        raise DataError(f"{folder}: no file {known} in it or below")
+        raise DataError(
+            f"{folder}: no file {known} in it or below\n    for others see {OWN_DATA}, a Source"
+        )
     top = min(depth for depth, _ in found)
     first = sorted(kind for depth, kind in found if depth == top)
     if len(first) > 1:

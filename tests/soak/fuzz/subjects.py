@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import h5py
 import numpy as np
 import torch
 
 import hyperslab as hs
 from hyperslab.convert.request import Request
 from hyperslab.convert.run import convert
+from hyperslab.formats import DataMap
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.tfrecord.records import masked
 from hyperslab.machine import load_machine
@@ -28,6 +30,7 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.report import write_report
 from hyperslab.sweep.load import load_sweep
 from tests.formats import writers
+from tests.formats.mapped.published import camels, quijote
 from tests.report.fake import fake_run
 from tests.soak.fuzz.mutate import BINARY, HDF5, TEXT, Change, mutate
 
@@ -63,8 +66,8 @@ class Subject:
         return path, how, self.summed(path) and not forged and changed != data
 
 
-def read_samples(folder: Path) -> Digest:
-    source = source_of(folder, hs.Grid())
+def read_samples(folder: Path, mapping: DataMap | None = None) -> Digest:
+    source = source_of(folder, hs.Grid(), mapping=mapping)
     digest = hashlib.sha256(repr((source.shape, source.dtype, source.classes)).encode())
     try:
         for sample in range(len(source.names)):
@@ -98,6 +101,29 @@ def converted(
         (folder / "conversion.jsonl").unlink()
 
     return make
+
+
+def keyed_by_user(folder: Path) -> None:
+    folder.mkdir()
+    for i in range(3):
+        with h5py.File(folder / f"sim_{i}.hdf5", "w") as file:
+            file["grid/delta"] = np.random.default_rng(i).random((8, 8, 8)).astype(np.float32)
+            file.create_group("Header").attrs["Omega0"] = 0.1 * i
+
+
+def read_by_keys(folder: Path) -> Digest:
+    return read_samples(folder, DataMap(volume="grid/delta", targets=("Header@Omega0",)))
+
+
+def zips(folder: Path) -> None:
+    folder.mkdir()
+    for i in range(3):
+        values = np.random.default_rng(i).random((8, 8, 8))
+        np.savez(folder / f"sim_{i}.npz", delta=values, parameters=np.array([0.1 * i, 1.0]))
+
+
+def read_zips(folder: Path) -> Digest:
+    return read_samples(folder, DataMap(volume="delta", targets=("parameters",)))
 
 
 def journal(folder: Path) -> None:
@@ -208,6 +234,13 @@ SUBJECTS: dict[str, Subject] = {
     "zarr-scans": Subject(writers.zarr_scans, read_samples, TEXT, "*.json"),
     "npy": Subject(writers.npy("first"), read_samples, BINARY),
     "npy-table": Subject(writers.npy("none"), read_samples, TEXT, "*.csv"),
+    "camels": Subject(camels, read_samples, BINARY, "*.npy"),
+    "camels-table": Subject(camels, read_samples, TEXT, "*.txt"),
+    "quijote-table": Subject(
+        quijote, lambda folder: read_samples(folder / "latin_hypercube"), TEXT, "*.txt"
+    ),
+    "hdf5-keys": Subject(keyed_by_user, read_by_keys, HDF5, "*.hdf5"),
+    "npz": Subject(zips, read_zips, BINARY, "*.npz"),
     "tfrecord": Subject(writers.tfrecords(False), read_samples, BINARY, "*", always, framed),
     "tfrecord-gzip": Subject(
         writers.tfrecords(True), read_samples, BINARY, "*", always, framed_in_gzip

@@ -30,6 +30,7 @@ from hyperslab.formats.parameters import numbered, universe_names
 from hyperslab.formats.shared import labels
 from hyperslab.formats.shared.channels import DTYPES, Channels, channel_order
 from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.data_map import OWN_DATA
 from hyperslab.formats.shared.reach import Reach
 from hyperslab.formats.shared.storage_order import (
     CDHW,
@@ -129,7 +130,10 @@ def _keys(path: Path, file: KeyedFile) -> tuple[str, str]:
                 raise DataError(f"{path}: has {key!r} but no data set {name!r}")
         return key, target
     known = " or ".join(f"{key!r} and {target!r}" for key, target in LAYOUT_KEYS)
-    raise DataError(f"{path}: not a known layout: needs {known}, has {file.keys()}")
+    raise DataError(
+        f"{path}: not a known layout: needs {known}, has {file.keys()}\n    other keys are set in "
+        f"a recipe: data.keys: {{volume: grid/delta, targets: Header@Omega0}} ({OWN_DATA}, keys)"
+    )
 
 
 def _volume(file: KeyedFile, key: str) -> Any:
@@ -139,10 +143,14 @@ def _volume(file: KeyedFile, key: str) -> Any:
     assert volume is not None, "it was looked for"
     if volume.ndim != 4 or 0 in volume.shape:
         raise DataError(
-            f"{path}: {key!r} has shape {volume.shape}; needs three spatial dims and channels"
+            f"{path}: {key!r} has shape {volume.shape}; needs three spatial dims and channels\n"
+            f"    for others set data.keys.volume={key} and data.keys.targets ({OWN_DATA}, arrays)"
         )
     if volume.dtype.name not in DTYPES:
-        raise DataError(f"{path}: {key!r} is {volume.dtype}; needs one of {', '.join(DTYPES)}")
+        raise DataError(
+            f"{path}: {key!r} is {volume.dtype}; needs one of {', '.join(DTYPES)}\n    others are "
+            f"read with data.keys.volume={key} and data.keys.targets ({OWN_DATA}, arrays)"
+        )
     file.check_volume(key, volume)
     return volume
 

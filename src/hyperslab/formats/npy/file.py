@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.channels import DTYPES
 from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.data_map import OWN_DATA
 from hyperslab.formats.shared.strided_read import read_box
 from hyperslab.geometry import Box
 
@@ -46,7 +47,8 @@ def header_of(path: Path) -> NpyHeader:
     if len(header.shape) not in (3, 4) or size == 0 or header.dtype.name not in DTYPES:
         raise DataError(
             f"{path}: is {header.dtype} {header.shape}; needs three spatial dims, with or without "
-            f"channels, of {', '.join(DTYPES)}"
+            f"channels, of {', '.join(DTYPES)}\n    many volumes in one array, and other types, go "
+            f"with data.table ({OWN_DATA}, arrays)"
         )
     return header
 

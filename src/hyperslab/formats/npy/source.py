@@ -26,6 +26,7 @@ from hyperslab.formats.npy.file import NpyHeader, header_of, read_values, read_v
 from hyperslab.formats.parameters import Floats, Parameters, numbered
 from hyperslab.formats.shared.channels import Channels, channel_order
 from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.data_map import OWN_DATA
 from hyperslab.formats.shared.fingerprint import Stamp, unchanged
 from hyperslab.formats.shared.listing import Refuse, list_files, sift
 from hyperslab.formats.shared.storage_order import (
@@ -191,6 +192,12 @@ def _targets(
 
     def vector(name: str) -> NDArray[Any]:
         path = folder / f"{name}{TARGET}"
+        if not path.exists():
+            raise DataError(
+                f"{folder}: {printable(name)!r} has no target: neither {TABLE} nor "
+                f"{path.name} is there\n    name the file of a table: data.table=params.txt "
+                f"({OWN_DATA}, tables)"
+            )
         with naming(path, "npy"):
             values = read_vector(path)
         if values.ndim != 1 or values.size == 0 or sizes[:1] not in ([], [values.size]):
