@@ -47,10 +47,13 @@ HDF5_DIR ?= /usr/lib/$(shell gcc -print-multiarch)/hdf5/openmpi
 # Where the real MRI of `make test-mri` is unpacked.
 MRI ?= build/mricron
 
+# Slurm, its node daemon and its commands, as Debian and Ubuntu name them.
+SLURM_PACKAGES := munge slurmctld slurmd slurm-client iproute2
+
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi test-mri soak fuzz lint docs bench bench-gpu clean
+.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi test-mri setup-slurm test-slurm soak fuzz lint docs bench bench-gpu clean
 
 setup: $(ready)
 
@@ -115,6 +118,20 @@ test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 test-mpi: $(mpi_ready)
 	mpirun -n $(MPI_RANKS) --oversubscribe $(mpi)/python -m mpi4py -m tests.mpi.collective
 	$(mpi)/python -m tests.mpi.command
+
+# Installed where this is root on Debian or the like; elsewhere that is up to you.
+setup-slurm:
+	@(for tool in munged slurmctld slurmd srun ip; do command -v $$tool || exit 1; done) > /dev/null || \
+		{ test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \
+			export DEBIAN_FRONTEND=noninteractive && timeout 120 apt-get update > /dev/null && \
+			timeout 300 apt-get install -y --no-install-recommends $(SLURM_PACKAGES) > /dev/null; } || \
+		{ echo "needs root and the packages $(SLURM_PACKAGES)"; exit 1; }
+	@test "$$(id -u)" = 0 && unshare --net true || { echo "needs root and network namespaces"; exit 1; }
+
+# A real Slurm with two nodes, in a temporary folder; it runs the files in slurm/.
+test-slurm: export HYPERSLAB_TEST_SLURM = 1
+test-slurm: $(ready) setup-slurm
+	$(bin)/python -m pytest -n 0 --durations=5 tests/slurm
 
 # With a CUDA device: what is marked so, then the samples of all operators on ranks that share it.
 test-gpu: $(ready)
