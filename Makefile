@@ -60,7 +60,7 @@ setup: $(ready)
 $(ready): pyproject.toml Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet "$(TORCH)"
-	$(bin)/python -m pip install --quiet -e ".[dev,docs,gpu,universe,medical,zarr,mlperf]"
+	$(bin)/python -m pip install --quiet -e ".[dev,docs,gpu,universe,medical,zarr,mlperf,wandb,mlflow]"
 	touch $@
 
 demo: $(ready)

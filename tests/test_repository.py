@@ -28,11 +28,18 @@ TEXT = sorted(
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OPTIONAL = [
-    need for extra in ("universe", "medical", "zarr", "mpi", "gpu") for need in EXTRAS[extra]
+    need
+    for extra in ("universe", "medical", "zarr", "mpi", "gpu", "wandb", "mlflow")
+    for need in EXTRAS[extra]
 ]
 RUNTIME = [*PROJECT["dependencies"], *OPTIONAL]
 OTHERS_NEED = {"setuptools"}  # jax-cosmo imports it and does not say so
-IMPORT_NAMES = {"PyYAML": "yaml", "jax-cosmo": "jax_cosmo", "google-crc32c": "google_crc32c"}
+IMPORT_NAMES = {
+    "PyYAML": "yaml",
+    "jax-cosmo": "jax_cosmo",
+    "google-crc32c": "google_crc32c",
+    "mlflow-skinny": "mlflow",
+}
 # An absolute path of one machine, a home folder say; the pattern does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")
 # What docs and docstrings call a module: `comm/grid.py`, or `grid.py` where the folder is clear.

@@ -52,6 +52,7 @@ def test_tests_stand_in_rooms_of_the_same_names() -> None:
         "structure",
         "losses",
         "soak",
+        "slurm",
     }
     for folder in tests.rglob("*/"):
         name = str(folder.relative_to(tests))

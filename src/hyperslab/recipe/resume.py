@@ -32,6 +32,7 @@ SAME_RESULT = (
     "memory",
     "device",
     "checkpoint",
+    "loggers",
     "follow_test",
     "metrics",
     "parallelize.until",

@@ -176,6 +176,9 @@ AnyLoss = Annotated[
 ]
 
 
+LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
+
+
 class Recipe(Section):
     """One training run."""
 
@@ -199,6 +202,7 @@ class Recipe(Section):
     seed: NonNegativeInt = 0  # of the weights and of dropout
     output: Path  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()
+    loggers: tuple[LoggerName, ...] = ("tensorboard",)  # csv is written anyway
     follow_test: bool = False  # the test loss by epoch, to be shown; nothing is chosen by it
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
     peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it

@@ -1,16 +1,18 @@
-"""What the main rank writes and shows: CSV files, TensorBoard, a progress bar or log lines."""
+"""What the main rank writes and shows: CSV files, loggers, a progress bar or log lines."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
 
 from hyperslab.train.history import STEP_COLUMNS, HistoryFile, epochs_columns
+from hyperslab.train.loggers.build import check_loggers, open_loggers
 
 log = logging.getLogger("hyperslab")
 
@@ -34,18 +36,25 @@ class Reporter:
         epoch: int,
         total_steps: int,
         console: Console | None = None,
+        loggers: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Go on after ``step`` steps, in ``epoch``; both are 0 at first.
 
-        ``measures`` are those of a validation.
+        ``measures`` are those of a validation. ``loggers`` are named as in a recipe; they get
+        ``settings``, nested dictionaries of what JSON can say, to show beside the numbers.
+
+        Raises:
+            RecipeError: the library of a logger is not installed.
         """
+        check_loggers(loggers)
         self.steps = HistoryFile(run / "steps.csv", STEP_COLUMNS, before=step + 1)
         try:
             self.epochs = HistoryFile(run / "epochs.csv", epochs_columns(measures), before=epoch)
+            self.loggers = open_loggers(loggers, run, settings or {}, step)
         except BaseException:
             self.steps.close()
             raise
-        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
         console = console or Console()
         self.live = console.is_terminal
         self.bar = _bar(console, disable=not self.live)
@@ -58,9 +67,9 @@ class Reporter:
         self.steps.add({name: _cell(row[name]) for name in STEP_COLUMNS})
         known = {name: value for name, value in row.items() if value is not None}
         step = int(known["step"])
-        for name in STEP_COLUMNS[2:]:
-            if name in known:
-                self.board.add_scalar(f"step/{name}", known[name], step)
+        shown = {f"step/{name}": known[name] for name in STEP_COLUMNS[2:] if name in known}
+        for logger in self.loggers:
+            logger.add(shown, step)
         note = _note(known)
         self.bar.update(self.task, completed=step, note=note)
         if not self.live and time.monotonic() - self.logged > LOG_EVERY:
@@ -69,10 +78,11 @@ class Reporter:
     def epoch(self, row: dict[str, float | None], step: int) -> None:
         """Record one epoch, counted from 0, that ended with ``step``."""
         self.epochs.add({name: _cell(row[name]) for name in self.epochs.columns})
-        for name in self.epochs.columns[1:]:
-            if row[name] is not None:
-                self.board.add_scalar(f"epoch/{name}", row[name], step)
-        self.board.flush()
+        cells = {f"epoch/{name}": row[name] for name in self.epochs.columns[1:]}
+        known = {name: value for name, value in cells.items() if value is not None}
+        for logger in self.loggers:
+            logger.add(known, step)
+            logger.flush()
         shown = [
             f"{name.replace('_', ' ')} {row[name]:.4g}"
             for name in self.epochs.columns
@@ -92,7 +102,8 @@ class Reporter:
         self.bar.stop()
         self.steps.close()
         self.epochs.close()
-        self.board.close()
+        for logger in self.loggers:
+            logger.close()
 
 
 def _bar(console: Console, *, disable: bool) -> Progress:

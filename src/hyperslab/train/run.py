@@ -266,6 +266,8 @@ def _reporter(
         step=at.step,
         epoch=at.epoch,
         total_steps=steps * recipe.epochs,
+        loggers=recipe.loggers,
+        settings=recipe.model_dump(mode="json"),
     )
     stack.callback(reporter.close)
     return reporter

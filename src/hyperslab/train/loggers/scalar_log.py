@@ -1,0 +1,64 @@
+"""What a logger is, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+log = logging.getLogger("hyperslab")
+
+
+class ScalarLog(Protocol):
+    """Takes numbers by name; whatever it raises switches it off."""
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers of a step, counted from 1."""
+
+    def flush(self) -> None:
+        """At the end of an epoch."""
+
+    def close(self) -> None:
+        """At the end of the run, or of this part of it."""
+
+
+class GuardedLog:
+    """A logger that may fail: then one warning is logged, and the run goes on without it."""
+
+    def __init__(self, name: str, guarded: ScalarLog) -> None:
+        self.name = name
+        self._log: ScalarLog | None = guarded
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        if self._log is not None:
+            try:
+                self._log.add(values, step)
+            except Exception as error:
+                self._switch_off(error)
+
+    def flush(self) -> None:
+        if self._log is not None:
+            try:
+                self._log.flush()
+            except Exception as error:
+                self._switch_off(error)
+
+    def close(self) -> None:
+        if self._log is not None:
+            try:
+                self._log.close()
+            except Exception as error:
+                self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        self._log = None
+        warn_of(self.name, error)
+
+
+def warn_of(name: str, error: Exception) -> None:
+    """Say once why a logger gets nothing more."""
+    words = next(iter(str(error).strip().splitlines()), "") or "no reason given"
+    log.warning(
+        "logger %s failed and is off from here on (%s: %s); steps.csv and epochs.csv go on",
+        *(name, type(error).__name__, words),
+    )

@@ -1,0 +1,140 @@
+"""Loggers that fail, hang or are not installed (tier: no process)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hyperslab.errors import RecipeError
+from hyperslab.recipe.load import load_recipe
+from hyperslab.train.history import STEP_COLUMNS
+from hyperslab.train.loggers import background
+from hyperslab.train.loggers.background import BackgroundLog
+from hyperslab.train.loggers.identity import run_identity
+from hyperslab.train.loggers.scalar_log import GuardedLog
+from hyperslab.train.reporter import Reporter
+from hyperslab.train.run import train
+
+WORDS = (
+    "logger own failed and is off from here on (OSError: no space); steps.csv and epochs.csv go on"
+)
+
+
+class Failing:
+    """Takes so many steps and fails at the next one."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+        self.taken: list[int] = []
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        if len(self.taken) == self.left:
+            raise OSError("no space\nat all")
+        self.taken.append(step)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        raise AssertionError("it is off")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_one_warning_and_the_rest_is_dropped(
+    behind: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing(2)
+    logger = GuardedLog("own", BackgroundLog("own", lambda: failing) if behind else failing)
+    for step in range(1, 6):
+        logger.add({"loss": 1.0}, step)
+        logger.flush()
+    logger.close()
+    assert failing.taken == [1, 2]
+    assert warnings_of(caplog) == [WORDS]
+
+
+def test_one_that_cannot_be_opened_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def open_log() -> Failing:
+        raise ConnectionError("nobody there")
+
+    logger = GuardedLog("own", BackgroundLog("own", open_log))
+    logger.add({"loss": 1.0}, 1)
+    logger.close()
+    assert [words.partition(";")[0] for words in warnings_of(caplog)] == [
+        "logger own failed and is off from here on (ConnectionError: nobody there)"
+    ]
+
+
+def test_nobody_waits_for_one_that_hangs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "CLOSING", 0.2)
+    go_on = threading.Event()
+
+    def open_log() -> Failing:
+        go_on.wait(60)
+        return Failing(0)
+
+    logger = GuardedLog("own", BackgroundLog("own", open_log))
+    logger.add({"loss": 1.0}, 1)
+    logger.close()
+    go_on.set()
+    assert [words.partition(";")[0] for words in warnings_of(caplog)] == [
+        "logger own failed and is off from here on (TimeoutError: it did not take all that it was "
+        "sent within 0.2 s)"
+    ]
+
+
+def test_the_history_goes_on_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reporter = Reporter(tmp_path, measures=(), step=0, epoch=0, total_steps=4, loggers=["csv"])
+    assert reporter.loggers == []
+    reporter.loggers.append(GuardedLog("own", Failing(1)))
+    for step in range(1, 4):
+        reporter.step({**dict.fromkeys(STEP_COLUMNS, 1.0), "step": step})
+    reporter.close()
+    lines = (tmp_path / "steps.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines[1:]] == ["1", "2", "3"]
+    assert warnings_of(caplog) == [WORDS]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_library_that_is_missing_is_named_before_the_training(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        f"device: cpu\nloggers: [{name}]\noutput: {tmp_path / 'run'}\n"
+    )
+    with pytest.raises(RecipeError, match=rf"loggers: {name} .*pip install hyperslab\[{name}\]"):
+        train(load_recipe(recipe))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_logger_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text("data: {path: x}\nloggers: [csv, comet]\noutput: run\n")
+    with pytest.raises(RecipeError, match="loggers"):
+        load_recipe(recipe)
+
+
+def test_a_run_keeps_its_name_until_it_begins_anew(tmp_path: Path) -> None:
+    names = iter("abcd")
+
+    def of(*, new: bool, service: str = "one") -> str:
+        return run_identity(tmp_path, service, new=new, make=lambda: next(names))
+
+    assert [of(new=True), of(new=False), of(new=False, service="two")] == ["a", "a", "b"]
+    assert [of(new=True), of(new=False, service="two")] == ["c", "b"]
+    (tmp_path / "loggers.json").write_text('["damaged"')
+    assert of(new=False) == "d"
