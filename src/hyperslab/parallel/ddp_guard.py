@@ -24,6 +24,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.parallel.equal_parameters import EqualParameters
 from hyperslab.parallel.ordinary_inputs import OrdinaryInputs
 from hyperslab.parallel.rest_of_gradients import RestOfGradients
+from hyperslab.parallel.sharded_parameters import refuse_sharded_parameters
 from hyperslab.parallel.shared_gradients import SharedGradients
 from hyperslab.tensor import Sharded
 
@@ -116,6 +117,7 @@ class Guard:
         changed = any(self.averaged.get(key) != kind for key, kind in now.items())
         # With none left to train (a frozen discriminator) there is nothing to average.
         if changed or (frozen and now and not self.freezing):
+            refuse_sharded_parameters(self.module)
             raise LayoutError(
                 f"the trainable parameters of {type(self.module).__name__} are not those that it "
                 "was parallelised with, so some gradients would not be averaged\n    freeze, "

@@ -21,6 +21,7 @@ from hyperslab.parallel.gather_before import Submodule, gather_before
 from hyperslab.parallel.ordinary_inputs import ORDINARY, Ordinary, OrdinaryInputs
 from hyperslab.parallel.random_states import RANDOM_STATES, RandomStates, share_random_states
 from hyperslab.parallel.same_network import check_same_network
+from hyperslab.parallel.sharded_parameters import refuse_sharded_parameters
 from hyperslab.parallel.shared_gradients import share_gradients
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_homes import GradientHomes
@@ -103,6 +104,7 @@ def parallelize(
         raise LayoutError("the module is parallelised already")
     _check_word(ordinary_inputs, "ordinary_inputs", ORDINARY)
     _check_word(random_states, "random_states", RANDOM_STATES)
+    refuse_sharded_parameters(module)
     homes = GradientHomes()
     policy = prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
     if grid.size > 1 or policy != Policy():
