@@ -103,7 +103,7 @@ def _written(
     y = like.like(written, Partition(tuple(input.shape), cuts))
     if not in_place:
         return y
-    _check_replaceable(input, y, name, alone)
+    _check_replaceable(input, y, name, alone or not y.grid.has_values)  # in a trace all are views
     return y.take_place_of(input)
 
 
