@@ -26,6 +26,12 @@ INLINE __m256i halves_of(__m512 values, int64_t type)
     if (type == FLOAT16)
         return _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
     __m512i word = _mm512_castps_si512(values);
+#ifdef __AVX512BF16__ /* by the processor, unless there are subnormal numbers: it takes those for zero */
+    __m512i size = _mm512_and_si512(word, _mm512_set1_epi32(0x7fffffff));
+    __m512i one = _mm512_set1_epi32(1), largest = _mm512_set1_epi32(0x7fffff);
+    if (!_mm512_cmplt_epu32_mask(_mm512_sub_epi32(size, one), largest))
+        return (__m256i)_mm512_cvtneps_pbh(values);
+#endif
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(word, 16), _mm512_set1_epi32(1));
     __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
     __m512i rounded = _mm512_add_epi32(word, half);
