@@ -29,6 +29,9 @@ def mixed(x: Any, weight: Any, bias: Any, *, way: str, seed: int) -> Any:
         return F.conv1d(
             rows, torch.ones(weight.shape[0], 1, 3).to(x), padding=1, groups=weight.shape[0]
         )
+    if way == "token mixing":
+        tokens = x.permute(0, *range(2, x.dim()), 1).flatten(1, x.dim() - 2)
+        return F.conv1d(tokens, torch.ones(2, tokens.shape[1], 1).to(x))
     if way == "sorted":
         return rows.sort(-1).values + rows.cumsum(-1)
     if way == "merged again":
@@ -41,7 +44,7 @@ def mixed(x: Any, weight: Any, bias: Any, *, way: str, seed: int) -> Any:
     )
 
 
-WAYS = ["view", "unflattened", "tokens", "blurred", "sorted", "merged again"]
+WAYS = ["view", "unflattened", "tokens", "blurred", "token mixing", "sorted", "merged again"]
 
 
 @st.composite

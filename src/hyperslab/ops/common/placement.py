@@ -28,7 +28,9 @@ def check_input(x: object, n: int, name: str) -> None:
 def check_channels(x: Sharded, name: str) -> None:
     """Refuse a tensor whose dim 1 is cut: it was a spatial dim before some dims were dropped."""
     cut = x.partition.cuts[1]
-    if cut is not None:
+    if cut is not None and cut.merged:  # tokens, say: a reshape has left them cut
+        x.gather_merged()
+    elif cut is not None:
         raise LayoutError(
             f"{name} takes dim 1 for the channels, but it is cut: {x.partition}\n"
             f"    use hyperslab.gather(x, {cut.axis!r}) before it"
