@@ -67,8 +67,84 @@ def vqvae() -> nn.Module:
     )  # fmt: skip
 
 
+class Corners(nn.Module):
+    """A Fourier layer as Li et al. 2021 published it: low modes of both signs, one by one."""
+
+    def __init__(self, channels: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        shape = (4, channels, channels, modes, modes, modes)
+        self.weights = nn.Parameter(0.3 * torch.randn(shape, dtype=torch.cfloat))
+        self.skip = nn.Conv3d(channels, channels, 1)
+
+    def forward(self, x: Any) -> Any:
+        m = self.modes
+        modes = torch.fft.rfftn(x, dim=[-3, -2, -1])
+        shape = (x.size(0), x.size(1), x.size(-3), x.size(-2), x.size(-1) // 2 + 1)
+        out = torch.zeros(*shape, dtype=modes.dtype, device=x.device)
+        low, high = slice(0, m), slice(-m, None)
+        for weight, first, second in zip(
+            self.weights, (low, high, low, high), (low, low, high, high), strict=True
+        ):
+            part = modes[:, :, first, second, :m]
+            out[:, :, first, second, :m] = torch.einsum("bixyz,ioxyz->boxyz", part, weight)
+        y = torch.fft.irfftn(out, s=(x.size(-3), x.size(-2), x.size(-1)))
+        return nn.functional.gelu(y + self.skip(x))
+
+
+class Adaptive(nn.Module):
+    """The mixing of AFNO (Guibas et al. 2022): blocks of channels, soft shrinkage."""
+
+    def __init__(self, channels: int, kept: int) -> None:
+        super().__init__()
+        self.kept = kept
+        self.weights = nn.Parameter(0.3 * torch.randn(2, 2, channels // 2, channels // 2))
+
+    def forward(self, x: Any) -> Any:
+        modes = torch.fft.rfft2(x, dim=(2, 3), norm="ortho")
+        batch, depth, height, width, channels = modes.shape
+        modes = modes.reshape(batch, depth, height, width, 2, channels // 2)
+        middle, kept = height // 2, self.kept
+        chosen = (slice(None), slice(None), slice(middle - kept, middle + kept), slice(0, kept))
+        real = torch.zeros(modes.shape, dtype=x.dtype, device=x.device)
+        imaginary = torch.zeros(modes.shape, dtype=x.dtype, device=x.device)
+        part = modes[chosen]
+        a, b = (
+            torch.einsum("...bi,bio->...bo", p, w)
+            for p, w in zip((part.real, part.imag), self.weights, strict=True)
+        )
+        real[chosen] = torch.relu(a - b)
+        imaginary[chosen] = torch.relu(a + b)
+        mixed = nn.functional.softshrink(torch.stack([real, imaginary], dim=-1), lambd=0.01)
+        mixed = torch.view_as_complex(mixed).reshape(batch, depth, height, width, channels)
+        return x + torch.fft.irfft2(mixed, s=x.shape[2:4], dim=(2, 3), norm="ortho")
+
+
+class ChannelsLast(nn.Module):
+    """A layer that has channels last, as transformers do."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
+
+
+def corners() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(1, 4, 1), Corners(4, 3), Corners(4, 3), nn.Conv3d(4, 2, 1))
+
+
+def adaptive() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(1, 4, 3, padding=1), ChannelsLast(nn.LayerNorm(4)), ChannelsLast(Adaptive(4, 3)),
+        ChannelsLast(nn.Linear(4, 2)),
+    )  # fmt: skip
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    network.__name__: network for network in (fno, padded_fno, tucker_fno, uno, vqvae)
+    network.__name__: network
+    for network in (fno, padded_fno, tucker_fno, uno, corners, adaptive, vqvae)
 }
 GRIDS = {
     "2": {"depth": 2},

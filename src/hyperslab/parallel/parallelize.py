@@ -67,7 +67,7 @@ def parallelize(
         module: any module; its forward takes `Sharded` inputs.
         grid: the ranks.
         until: submodules, or their names in the module, that need whole volumes (a transformer
-            behind convolutions, a Fourier layer). What they are given is gathered along the axes
+            behind convolutions, a sort). What they are given is gathered along the axes
             that cut space; the batch stays cut. The ranks of a replica repeat their work and that
             of what uses their results, until such a result meets a tensor that is cut (the skip
             connection of a decoder): then each rank takes its part. Takes the memory of the
