@@ -166,6 +166,11 @@ docs: $(ready)
 	$(bin)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
+# Run the notebooks and keep what they print and draw.
+.PHONY: notebooks
+notebooks: $(ready)
+	$(bin)/python docs/notebooks/run.py
+
 # On a machine with a GPU; it goes on where the last run ended.
 bench-gpu: $(ready)
 	$(bin)/python benchmarks/gpu.py

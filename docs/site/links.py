@@ -35,6 +35,8 @@ def for_the_site(
         path, mark, anchor = link.partition("#")
         file = posixpath.normpath(posixpath.join(folder, path))
         found = moved.get(file, file.removeprefix("docs/") if file.startswith("docs/") else None)
+        if found is not None and found.endswith(".ipynb"):
+            found = found.removesuffix(".ipynb") + ".md"  # notebooks are pages
         if found not in known:
             return None
         return posixpath.relpath(found, posixpath.dirname(page) or ".") + mark + anchor

@@ -32,7 +32,9 @@ def in_words(node: Mapping[str, Any], anchors: Mapping[str, str]) -> str:
     """
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
-        return f"[section](#{anchors[name]})" if name in anchors else f"*{name}*"
+        if name not in anchors:
+            return f"*{name}*"
+        return f"[`{anchors[name].rpartition('-')[2]}`](#{anchors[name]})"
     several = node.get("anyOf") or node.get("oneOf") or node.get("allOf")
     if several:
         return _either([in_words(one, anchors) for one in several])
@@ -45,12 +47,8 @@ def in_words(node: Mapping[str, Any], anchors: Mapping[str, str]) -> str:
 
 def _either(words: list[str]) -> str:
     words = list(dict.fromkeys(words))
-    sections = [word for word in words if word.startswith("[section]")]
-    if len(sections) > 1:
-        links = [f"[{n}]{word.removeprefix('[section]')}" for n, word in enumerate(sections, 1)]
-        words = [f"one of {len(sections)} sections: {', '.join(links)}"] + [
-            word for word in words if word not in sections
-        ]
+    if all(word.startswith("[") for word in words):
+        return f"section: {', '.join(words)}"
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 

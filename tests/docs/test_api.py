@@ -71,4 +71,6 @@ def test_every_public_name_has_an_example_and_a_description(name: str) -> None:
         line for block in blocks_of(text) for line in block.code.splitlines() if line[:1] in ">."
     )
     assert re.search(rf"\bhs\.{re.escape(name)}\b", examples), "no example"
-    assert re.search(rf"^::: hyperslab\.{re.escape(name)}$", text, re.M), "no description"
+    assert re.search(rf"^::: hyperslab\.([\w.]+\.)?{re.escape(name)}$", text, re.M), (
+        "no description"
+    )

@@ -16,7 +16,6 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 TO_COME = {"own-networks.md", "own-data.md", "medical.md", "video.md", "clusters.md"}
-TO_COME |= {f"notebooks/{name}.md" for name in ("first-steps", "own-network", "results")}
 """Pages that the navigation has room for."""
 WRITTEN = {"index.md", "reference/recipe.md", "reference/commands.md"}
 """Pages that have no file in docs/, or one that is not looked for by its links."""
