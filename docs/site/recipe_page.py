@@ -96,7 +96,7 @@ def _chapter(part: Part, schema: dict[str, Any], anchors: dict[str, str]) -> str
     level = "###" if part.key.count(".") or part.chosen else "##"
     lines = [f"{level} {title} {{#{_anchor(part)}}}", "", node.get("description", ""), ""]
     if rows:
-        lines += ["| key | value | default | |", "|---|---|---|---|", *rows, ""]
+        lines += ["| key | | value | default |", "|---|---|---|---|", *rows, ""]
     return "\n".join(lines)
 
 
@@ -105,7 +105,7 @@ def _row(
 ) -> str:
     default = "**required**" if required else shown_value(node.get("default"))
     default = default or "its own"  # a section's
-    words = [name, in_words(node, anchors), default, comment]
+    words = [name, comment, in_words(node, anchors), default]
     key, *cells = (word.replace("|", "\\|") for word in words)
     return f"| `{key}` | {' | '.join(cells)} |"
 
