@@ -15,6 +15,8 @@ from value_types import in_words, referred, shown_value
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
 
+NOBODY_WRITES = {"trusted", "handed_in", "python_class"}
+"""Keys of a run's own recipe, for data and networks that a program has handed in."""
 BEGIN = """# Recipes
 
 What a recipe may say: every key, its type, its default and what it means. This page is written
@@ -91,7 +93,7 @@ def _chapter(part: Part, schema: dict[str, Any], anchors: dict[str, str]) -> str
     rows = [
         _row(name, value, name in required, comments.get(name, ""), anchors)
         for name, value in node["properties"].items()
-        if not (part.chosen and name == "name")
+        if name not in NOBODY_WRITES and not (part.chosen and name == "name")
     ]
     level = "###" if part.key.count(".") or part.chosen else "##"
     lines = [f"{level} {title} {{#{_anchor(part)}}}", "", node.get("description", ""), ""]

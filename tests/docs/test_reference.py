@@ -32,6 +32,9 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+NOBODY_WRITES = {"trusted", "handed_in", "python_class"}
+
+
 def rows(text: str) -> dict[str, list[list[str]]]:
     """The rows of the tables, by key: of a key of alternatives several, one after the other."""
     found: dict[str, list[list[str]]] = {}
@@ -59,6 +62,8 @@ def test_the_page_has_every_key_that_a_recipe_may_have(page: Any) -> None:
 def test_defaults_are_those_of_the_schema(page: Any) -> None:
     text = page("recipe_page").recipe_page()
     for name, field in Recipe.model_fields.items():
+        if name in NOBODY_WRITES:
+            continue
         ((*_, default),) = rows(text)[name]
         if field.default is PydanticUndefined:
             assert default == "**required**"
@@ -67,7 +72,7 @@ def test_defaults_are_those_of_the_schema(page: Any) -> None:
         elif isinstance(field.default, str | int | float):
             assert default.strip("`").lower() == str(field.default).removesuffix(".0").lower()
         else:
-            assert default == "its own"
+            assert default in ("its own", "`{}`")
 
 
 def test_choices_and_comments_are_there(page: Any) -> None:
