@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,8 @@ def test_defaults_are_those_of_the_schema(page: Any) -> None:
             assert default == "`null`"
         elif isinstance(field.default, str | int | float):
             assert default.strip("`").lower() == str(field.default).removesuffix(".0").lower()
+        elif isinstance(field.default, tuple | list):
+            assert json.loads(default.strip("`")) == list(field.default)
         else:
             assert default in ("its own", "`{}`")
 
