@@ -15,7 +15,16 @@ from hyperslab.cli.errors import say
 from hyperslab.cli.inspect import MISSING
 from hyperslab.cli.progress import progress
 from hyperslab.convert import Request, convert
-from hyperslab.ct import Pair, ScanOutcome, Shape, convert_scans, find, list_phantoms, make_phantoms
+from hyperslab.ct import (
+    Pair,
+    ScanOutcome,
+    Shape,
+    convert_scans,
+    find,
+    list_phantoms,
+    make_phantoms,
+    respace_scans,
+)
 from hyperslab.formats.nifti.dataset_json import DATASET_JSON
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, compressions, names
@@ -67,6 +76,14 @@ the right), resamples it to the size, and writes OUT/volume-N.hdf5 with HU as in
 A volume that is damaged, not 3-D, empty, oblique, without labels or with labels that do not fit is
 skipped and named on standard error. Run it again to go on after a stop: finished files are kept.
 Exits with 1 if there is nothing to show for it."""
+
+
+SCANS_HELP = """Bring scans with labels to one size of a voxel [mm]: networks learn in voxels.
+
+Reads what data.path of a recipe takes: a dataset.json, a CSV list, a folder of scans. Writes
+OUT/imagesTr, OUT/labelsTr and OUT/dataset.json: values by SimpleITK, linear after a Gaussian along
+what becomes coarser, labels the nearest. Damaged scans are skipped and named; run again, scans that
+are there are kept. `hyperslab predict` brings what it predicts to the same size."""
 
 
 def _wrapped(text: str) -> str:
@@ -193,6 +210,33 @@ def lits(
     _report(outcomes, out)
     failed = [o for o in outcomes if o.state == "skipped" and not o.pair.test]
     if (strict and failed) or all(outcome.state == "skipped" for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+@convert_commands.command("scans", help=_wrapped(SCANS_HELP))
+def respaced(
+    src: Annotated[Path, typer.Argument(metavar="SRC", help="A folder of scans, or their list.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; made if missing.")],
+    spacing: Annotated[str, typer.Option(help="Of voxels along z, y, x [mm]: 2.5,0.8,0.8.")],
+    outside_files: Annotated[
+        bool, typer.Option("--outside-files", help="The list may name files outside of its folder.")
+    ] = False,
+) -> None:
+    sizes = _numbers("--spacing", spacing)
+    if len(sizes) not in (1, 3):
+        raise typer.BadParameter(f"--spacing {spacing}: give one number or three, D,H,W")
+    depth, height, width = sizes * 3 if len(sizes) == 1 else sizes
+    with progress() as bar:
+        task = bar.add_task("scans", total=None)
+        outcomes = respace_scans(
+            src,
+            out,
+            (depth, height, width),
+            allowed=Allowed(outside_files),
+            done=lambda outcome: bar.advance(task),
+        )
+    _report(outcomes, out)
+    if all(outcome.state == "skipped" for outcome in outcomes):
         raise typer.Exit(1)
 
 

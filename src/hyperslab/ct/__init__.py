@@ -6,6 +6,7 @@
 
 from hyperslab.ct.import_scans import ScanOutcome, convert_scans
 from hyperslab.ct.phantom import list_phantoms, make_phantoms
+from hyperslab.ct.respace import respace_scans
 from hyperslab.ct.scan_file import Shape
 from hyperslab.formats.nifti.image import CtVolume, read, read_labels, write_mask
 from hyperslab.formats.nifti.pairs import Pair, find
@@ -21,5 +22,6 @@ __all__ = [
     "make_phantoms",
     "read",
     "read_labels",
+    "respace_scans",
     "write_mask",
 ]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperslab.atomic_files import write_json
 from hyperslab.ct import anatomy, scan_file
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
+from hyperslab.formats.nifti.dataset_json import write_dataset_json
 from hyperslab.formats.nifti.header import NIFTI
 from hyperslab.formats.nifti.pairs import Pair
 from hyperslab.formats.shared import optional
@@ -71,25 +71,7 @@ def list_phantoms(path: Path, pairs: Sequence[Pair]) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    names = [(_below(path, pair.image), _below(path, pair.labels)) for pair in pairs]
-    content = {
-        "name": "phantoms of hyperslab",
-        "tensorImageSize": "3D",
-        "modality": {"0": "CT"},
-        "labels": {str(number): name for number, name in enumerate(LIVER)},
-        "numTraining": len(pairs),
-        "numTest": 0,
-        "training": [{"image": image, "label": labels} for image, labels in names],
-        "test": [],
-    }
-    try:
-        write_json(path, content)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _below(path: Path, file: Path) -> str:
-    return f"./{file.relative_to(path.parent).as_posix()}"
+    write_dataset_json(path, pairs, LIVER, ("CT",))
 
 
 def _is(path: Path, words: str) -> bool:

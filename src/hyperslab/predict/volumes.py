@@ -188,7 +188,7 @@ def _lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] | None:
     """
     if not about.varied:
         return about.whole[1:]
-    if not about.voxel or np.allclose(scan.spacing, about.voxel, rtol=1e-2):
+    if not about.voxel or np.allclose(scan.spacing, about.voxel, rtol=5e-2):
         return None
     extents = np.array(scan.values.shape[1:]) * scan.spacing / np.array(about.voxel)
     return tuple(max(1, round(float(extent))) for extent in extents)

@@ -178,7 +178,7 @@ def _voxel_of_all(source: Source) -> tuple[float, ...]:
     if first is None:
         return ()
     others = (source.voxel_size(sample) for sample in range(1, len(source.names)))
-    alike = all(size is not None and np.allclose(size, first, rtol=1e-2) for size in others)
+    alike = all(size is not None and np.allclose(size, first, rtol=5e-2) for size in others)
     return first if alike else ()
 
 

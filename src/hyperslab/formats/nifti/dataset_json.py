@@ -1,19 +1,21 @@
 """`dataset.json`: the list of the Medical Segmentation Decathlon, and that of nnU-Net.
 
 The Decathlon's has ``training`` (``image`` and ``label`` of each scan), ``labels`` by number and
-``modality``; MONAI's lists of this kind may have ``validation`` too, and several files for an
-image. nnU-Net's second version has ``channel_names``, ``labels`` by name and ``file_ending``; its
-scans are ``imagesTr/{case}_{channel:04}`` and ``labelsTr/{case}``, or are listed in ``dataset``.
-Paths are relative to the file.
+``modality``; MONAI's lists of this kind may have ``validation`` and ``testing`` too, and several
+files for an image. nnU-Net's second version has ``channel_names``, ``labels`` by name and
+``file_ending``; its scans are ``imagesTr/{case}_{channel:04}`` and ``labelsTr/{case}``, or are
+listed in ``dataset``. Paths are relative to the file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from hyperslab.atomic_files import write_json
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.nifti.pairs import Pair, stem
 from hyperslab.formats.nifti.scan_list import (
@@ -27,6 +29,9 @@ from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.reach import Reach
 
 DATASET_JSON = "dataset.json"
+
+SPLIT_KEYS = {"training": "train", "validation": "validation", "testing": "test"}
+"""Of lists that deal out their scans, the split of each key; the Decathlon has the first alone."""
 
 MOST_BYTES = 256 * 1024 * 1024
 """Of a list [B]: millions of scans."""
@@ -64,6 +69,44 @@ def read_dataset_json(path: Path, reach: Reach) -> ScanList:
     if not pairs:
         raise DataError(f"{path}: lists no scan with labels")
     return ScanList(pairs, classes, channels, splits)
+
+
+def write_dataset_json(
+    path: Path,
+    pairs: Sequence[Pair],
+    classes: Sequence[str],
+    channels: Sequence[str] = (),
+    splits: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """List the pairs as the Decathlon does, those to validate and test on as MONAI does.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    keys = {split: key for key, split in SPLIT_KEYS.items()}
+    parts: dict[str, list[dict[str, str]]] = {"training": []}
+    for pair in pairs:
+        key = keys[splits.get(pair.name, "train")]
+        entry = {"image": _below(path, pair.image), "label": _below(path, pair.labels)}
+        parts.setdefault(key, []).append(entry)
+    content = {
+        "name": path.parent.name,
+        "tensorImageSize": "4D" if len(channels) > 1 else "3D",
+        "modality": {str(number): name for number, name in enumerate(channels or ("image",))},
+        "labels": {str(number): name for number, name in enumerate(classes)},
+        "numTraining": len(parts["training"]),
+        "numTest": 0,
+        **parts,
+        "test": [],
+    }
+    try:
+        write_json(path, content)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _below(path: Path, file: Path) -> str:
+    return f"./{file.relative_to(path.parent).as_posix()}"
 
 
 def _classes(path: Path, content: Content) -> tuple[str, ...]:
@@ -105,12 +148,14 @@ def _channels(path: Path, content: Content) -> tuple[str, ...]:
 def _listed(
     path: Path, content: Content, channels: tuple[str, ...], reach: Reach
 ) -> tuple[tuple[Pair, ...], dict[str, str]]:
-    """The Decathlon's; with ``validation`` also the split of each."""
+    """The Decathlon's; with ``validation`` or ``testing`` also the split of each."""
     pairs: list[Pair] = []
     parts: list[str] = []
-    for key, split in (("training", "train"), ("validation", "validation")):
+    for key, split in SPLIT_KEYS.items():
         for number, entry in enumerate(content.get(key, [])):
             what = f"{key}[{number}]"
+            if split == "test" and not (isinstance(entry, dict) and "label" in entry):
+                continue  # published without labels
             if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
                 raise DataError(f"{path}: {what} is {entry!r}; needs image and label")
             images = entry["image"] if isinstance(entry["image"], list) else [entry["image"]]
@@ -119,7 +164,7 @@ def _listed(
             pairs.append(scan_of(path, list(map(str, images)), str(entry["label"]), reach, what))
             parts.append(split)
     named = distinct(path, pairs)
-    if "validation" not in content:
+    if set(parts) == {"train"}:
         return named, {}
     return named, {pair.name: part for pair, part in zip(named, parts, strict=True)}
 

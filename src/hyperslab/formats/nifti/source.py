@@ -105,7 +105,7 @@ class NiftiFolder(Source):
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
         """``folder`` may also be a list itself, a .json or .csv file."""
-        found = _listed(folder, options.allowed)
+        found = listed_scans(folder, options.allowed)
         return cls(_scan(folder, found, options.refuse))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -205,8 +205,12 @@ def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
         return order.to_volume(np.asarray(image.dataobj[stored.slices()], dtype_of(image)))
 
 
-def _listed(folder: Path, allowed: Allowed) -> ScanList:
-    """The scans of a list, or of a folder with or without one."""
+def listed_scans(folder: Path, allowed: Allowed) -> ScanList:
+    """The scans of a list, or of a folder with or without one.
+
+    Raises:
+        DataError: the list is no good, or the folder holds no scans.
+    """
     path = folder / DATASET_JSON if folder.is_dir() else folder
     if folder.is_dir() and not path.is_file():
         return named_scans(folder)
