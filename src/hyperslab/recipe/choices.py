@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from hyperslab.errors import RecipeError
@@ -22,3 +23,10 @@ def choose(table: Mapping[str, T], name: str, key: str) -> T:
     if name not in table:
         raise RecipeError(f"bad value {name!r} for {key!r}: use one of {', '.join(table)}")
     return table[name]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Marks a key that takes one of a list of words that may grow; for errors."""
+
+    words: Callable[[], Sequence[str]]

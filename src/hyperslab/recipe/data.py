@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,18 +23,12 @@ from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
+from hyperslab.recipe.choices import OneOf
 from hyperslab.recipe.lists import Lists, absolute, check_words
 from hyperslab.recipe.section import Section
 from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.recipe.targets.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.targets.section import TargetSection
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Marks a key that takes one of a list of words that may grow; for errors."""
-
-    words: Callable[[], Sequence[str]]
 
 
 def _registered(format: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hyperslab.recipe.data import OneOf
+from hyperslab.recipe.choices import OneOf
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.short_forms import A_TARGET, DEFAULT_NAMES, TORCH
 

@@ -109,7 +109,8 @@ def _written(
 
 def _check_replaceable(x: torch.Tensor, y: Sharded, name: str, alone: bool) -> None:
     """Refuse to turn an ordinary tensor into a cut one behind the back of its views."""
-    if not alone or x.requires_grad or y.requires_grad:
+    traced = not y.grid.has_values  # there all share nothing
+    if not (alone or traced) or x.requires_grad or y.requires_grad:
         raise LayoutError(
             f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
             f"{describe([x, y])}    use {name}, which returns a new tensor"
