@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hyperslab.errors import UnsupportedOp
 from hyperslab.plan.job import job_of
 from hyperslab.recipe.load import recipe_of_values
 from hyperslab.trace import trace_step
@@ -33,7 +34,7 @@ def values(optimizer: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["adamw", "adadelta", "adafactor", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop"],
+    ["adamw", "adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop"],
 )
 def test_a_step_of_it_is_traced(optimizer: str) -> None:
     recipe = recipe_of_values(values(optimizer), "f")
@@ -43,3 +44,9 @@ def test_a_step_of_it_is_traced(optimizer: str) -> None:
     assert any("conv" in name for name in names)
     assert trace.gradients > 0
     assert any(operator.stage == "optimizer" for operator in trace.operators)
+
+
+def test_an_optimizer_that_looks_at_values_is_refused_by_name() -> None:
+    work = job_of(recipe_of_values(values("adafactor"), "f")).workload()
+    with pytest.raises(UnsupportedOp, match="the optimizer Adafactor looks at values in its step"):
+        trace_step(work, {})

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hyperslab.errors import UnsupportedOp
 from hyperslab.ops.kernels.choose import as_if_on
 from hyperslab.parallel.parallelize import prepare
 from hyperslab.tensor import Sharded
@@ -168,8 +169,15 @@ class _Step:
         if self.optimizer is not None:
             before = self.nothing.live
             recorder.optimizing = True
-            self.optimizer.step()
-            recorder.optimizing = False
+            try:
+                self.optimizer.step()
+            except UnsupportedOp as error:
+                raise UnsupportedOp(
+                    f"the optimizer {type(self.optimizer).__name__} looks at values in its step, "
+                    "and a step that is traced has none\n    plan with another one: AdamW, SGD, ..."
+                ) from error
+            finally:
+                recorder.optimizing = False
             trace.optimizer_state += self.nothing.live - before
         self.model.zero_grad()
 
