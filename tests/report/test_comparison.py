@@ -151,7 +151,15 @@ def test_the_page_of_two_runs_compares_them_if_it_can(tmp_path: Path) -> None:
     other = fake_run(tmp_path / "b")
     done = CliRunner().invoke(app, ["report", str(run), str(other)])
     assert done.output.strip() == str(run / "report.html")
-    assert "All configurations" not in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert "All configurations" not in page
+    assert "Their errors are not compared" in page
+    assert "Losses by epoch" in page
+    assert "Losses by time" in page
+    shown = page.partition("What differs in their recipes")[2].partition("</table>")[0]
+    assert ">data.path</th>" in shown
+    assert str(tmp_path / "b" / "universes") in shown
+    assert "optimizer" not in shown
     pair = [write_run(tmp_path / name, seed=seed, noise=0.2) for seed, name in enumerate("cd")]
     done = CliRunner().invoke(app, ["report", *map(str, pair)])
     assert done.output.strip() == str(pair[0] / "report.html")

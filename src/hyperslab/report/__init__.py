@@ -14,6 +14,7 @@ from hyperslab.report.chapters.overview import key_numbers, lede
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import read_comparison
 from hyperslab.report.comparison.page import write_comparison
+from hyperslab.report.comparison.two_runs import two_runs
 from hyperslab.report.figures.paper import FigureFormat, figures_beside, write_figures
 from hyperslab.report.page.blocks import Chapter, Page
 from hyperslab.report.page.render import render_page
@@ -57,9 +58,10 @@ def _compared(run: Run) -> list[Chapter]:
     if run.beside is None:
         return []
     try:
-        return comparison_chapters(read_comparison([run.path, run.beside.path]))
-    except DataError:  # networks of another kind, or not evaluated: there are the timelines
-        return []
+        comparison = read_comparison([run.path, run.beside.path])
+    except DataError as error:  # networks of another kind, or not evaluated: losses and timelines
+        return [two_runs(run, run.beside, str(error))]
+    return [two_runs(run, run.beside), *comparison_chapters(comparison)]
 
 
 def render(run: Run) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from hyperslab.metrics.bootstrap import ConfidenceInterval
+
 LABELS = {"Omega_m": "Ωₘ", "sigma_8": "σ₈", "n_s": "nₛ", "N_spec": "nₛ", "H_0": "H₀"}
 UNITS = {"H_0": "km/s/Mpc"}
 MINUS = "\N{MINUS SIGN}"
@@ -28,6 +30,11 @@ def number(value: float | None) -> str:
         return f"{mantissa}·10{_superscript(int(exponent))}".replace("-", MINUS)
     places = DIGITS - 1 - (math.floor(math.log10(abs(value))) if value else 0)
     return f"{value:.{max(places, 0)}f}".replace("-", MINUS)
+
+
+def interval_words(found: ConfidenceInterval) -> str:
+    """``0.143 (0.08 – 0.25)``: an estimate and its interval."""
+    return f"{number(found.value)} ({number(found.lower)} {DASH} {number(found.upper)})"
 
 
 def duration(seconds: float) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from hyperslab.report.chapters.learnt import Ratios, learnt_words, ratios_of
 from hyperslab.report.chapters.segmentation import class_scores
-from hyperslab.report.figures.learning import reach_of, residuals, scatter_plot
+from hyperslab.report.figures.learning import reach_of, residuals
+from hyperslab.report.figures.scatter import scatter_plot
 from hyperslab.report.number_format import DASH, MINUS, UNITS, label, number
 from hyperslab.report.page.blocks import (
     Block,
@@ -50,15 +52,11 @@ def accuracy(run: Run) -> Chapter:
         return Chapter("accuracy", "Accuracy", [notice])
     if run.scores:
         return class_scores(run)
-    return Chapter("accuracy", "Accuracy", [*_tables(run), *_pictures(run)])
-
-
-def best_ratio(run: Run) -> tuple[str, float] | None:
-    """The parameter that was learnt best, by its ratio."""
-    ratios = [
-        (name, ratio) for name, row in run.errors.items() if (ratio := row.get("ratio")) is not None
-    ]
-    return min(ratios, key=lambda pair: pair[1], default=None)
+    ratios = ratios_of(run)
+    words = learnt_words(ratios)
+    sentence = [Paragraph(words)] if words else []
+    blocks = [*sentence, *_tables(run), *_pictures(run, ratios)]
+    return Chapter("accuracy", "Accuracy", blocks)
 
 
 def _tables(run: Run) -> list[Block]:
@@ -89,7 +87,7 @@ def _tables(run: Run) -> list[Block]:
     return [Paragraph(about), normalised, physical]
 
 
-def _pictures(run: Run) -> list[Block]:
+def _pictures(run: Run, ratios: Ratios) -> list[Block]:
     errors = run.errors
     if not run.predictions:
         return [
@@ -104,7 +102,9 @@ def _pictures(run: Run) -> list[Block]:
         Paragraph(
             "Normalised parameters of the test samples; a point on the dashed line is exact."
         ),
-        Figures([scatter_plot(n, run.predictions, errors[n]) for n in errors], "small"),
+        Figures(
+            [scatter_plot(n, run.predictions, errors[n], ratios.get(n)) for n in errors], "small"
+        ),
         Heading("Residuals"),
         Figures([residuals(n, run.predictions, errors[n], reach=reach) for n in errors], "small"),
     ]

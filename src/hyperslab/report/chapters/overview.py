@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hyperslab.report.chapters.accuracy import best_ratio
+from hyperslab.report.chapters.learnt import learnt, ratios_of
 from hyperslab.report.chapters.segmentation import dice_of
 from hyperslab.report.figures import timeline
-from hyperslab.report.number_format import TIMES, duration, label, number, size, times
+from hyperslab.report.number_format import duration, label, number, size, times
 from hyperslab.report.page.blocks import Tile
 from hyperslab.report.run_folder import Run
 
@@ -86,11 +86,11 @@ def _learnt(run: Run) -> list[tuple[str, str, str]]:
     found = [
         (f"Dice: {name}", number(dice), "of the test voxels") for name, dice in dice_of(run.scores)
     ]
-    if (best := best_ratio(run)) is not None:
-        name, ratio = best
-        found.append(
-            (f"Best learnt: {label(name)}", number(ratio), f"{TIMES} the error of the mean")
-        )
+    if ratios := ratios_of(run):
+        names = learnt(ratios)
+        which = ", ".join(map(label, names)) or "none"
+        remark = f"{which}: less error than the mean, 95 %"
+        found.append(("Learnt", f"{len(names)} of {len(ratios)}", remark))
     loss = run.epochs.get("validation_loss", np.array([]))
     if np.isfinite(loss).any():
         at = int(np.nanargmin(loss))

@@ -75,30 +75,6 @@ def loss_by_step(steps: Table, *, measure: str) -> Picture:
     )
 
 
-def scatter_plot(name: str, predictions: Table, errors: dict[str, float | None]) -> Picture:
-    """True against predicted, normalised, with the line y = x (figure 10, top)."""
-    canvas = Canvas(f"scatter-{_slug(name)}", width=240, height=250)
-    true = predictions[f"true_{name}"]
-    predicted = predictions[f"predicted_{name}"]
-    chosen = evenly(len(true))
-    reach = max(1.1, _reach(true, predicted))
-    axes = canvas.axes
-    axes.plot([-reach, reach], [-reach, reach], color=MUTED, linewidth=1, linestyle="--")
-    axes.plot(true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.65, markersize=5, mew=0)
-    axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xlabel="true", ylabel="predicted")
-    axes.set_aspect("equal")
-    r2 = number(errors.get("r2"))
-    axes.set_title(f"R² = {r2}", loc="left", fontsize=12, color=INK)
-    axes.locator_params(nbins=5)
-    some = "" if len(chosen) == len(true) else f" {len(chosen)} of {len(true)} samples are drawn."
-    return canvas.picture(
-        title=label(name),
-        alt=f"{name}: predicted against true for {len(true)} test samples, R squared {r2}, "
-        f"correlation {number(errors.get('correlation'))}.",
-        caption=f"Correlation {number(errors.get('correlation'))}.{some}",
-    )
-
-
 def residuals(
     name: str, predictions: Table, errors: dict[str, float | None], *, reach: float
 ) -> Picture:
@@ -107,7 +83,7 @@ def residuals(
     ``reach`` ends the horizontal axis on both sides: one for all parameters, so that a narrow
     distribution looks narrow.
     """
-    canvas = Canvas(f"residual-{_slug(name)}", width=240, height=190)
+    canvas = Canvas(f"residual-{slug(name)}", width=240, height=190)
     off = off_by(name, predictions)
     bins = np.linspace(-reach, reach, 2 * int(np.clip(1.5 * np.sqrt(len(off)), 7, 30)) + 2)
     canvas.axes.hist(off, bins=list(bins), color=FIRST, alpha=0.75)
@@ -129,7 +105,7 @@ def residuals(
 
 def reach_of(names: Iterable[str], predictions: Table) -> float:
     """A limit that holds the residuals of all parameters either side of zero."""
-    return _reach(*(off_by(name, predictions) for name in names))
+    return reach_around(*(off_by(name, predictions) for name in names))
 
 
 def off_by(name: str, predictions: Table) -> FloatArray:
@@ -156,7 +132,7 @@ def running_median(values: FloatArray) -> FloatArray:
     return medians
 
 
-def _reach(*values: FloatArray) -> float:
+def reach_around(*values: FloatArray) -> float:
     """A limit that holds all values either side of zero."""
     reach = max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
     return 1.08 * reach if reach > 0 else 1.0
@@ -184,5 +160,5 @@ def _best(epochs: Table) -> tuple[str, str]:
     )
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name)
