@@ -230,6 +230,26 @@ def test_what_is_missing_is_said(tmp_path: Path, said: dict[str, Any], words: st
     assert words in str(caught.value)
 
 
+def test_one_row_does_not_make_channels_of_samples(tmp_path: Path) -> None:
+    np.save(tmp_path / "all.npy", VALUES)
+    table = tmp_path / "p.txt"
+    table.write_text("1\n")
+    with pytest.raises(DataError, match=r"all.npy: is <f4 \(3, 5, 6, 7\), but .*p.txt has 1 rows"):
+        opened(tmp_path / "all.npy", table=table)
+    said = DataMap(table=table)
+    source = source_of(tmp_path / "all.npy", hs.Grid(), channels="first", mapping=said)
+    assert source.shape == VALUES.shape
+
+
+def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", delta=VALUES[0], om=1.0)
+    data = bytearray((tmp_path / "s.npz").read_bytes())
+    data[:40] = b"x" * 40
+    (tmp_path / "s.npz").write_bytes(data)
+    with pytest.raises(DataError, match=r"s.npz: cannot be read as npz"):
+        opened(tmp_path, volume="delta", targets=("om",))
+
+
 def test_types_and_shapes_that_are_no_volumes(tmp_path: Path) -> None:
     table = tmp_path / "p.txt"
     table.write_text("1\n")

@@ -117,7 +117,7 @@ def test_two_kinds_of_realisations_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "words"),
-    [(11, "but .* have 11 rows|has 11 rows"), (13, "has 13 rows"), (0, "has no row of numbers")],
+    [(1, "has 1 rows"), (11, "has 11 rows"), (13, "has 13 rows"), (0, "has no row of numbers")],
 )
 def test_rows_are_counted(tmp_path: Path, rows: int, words: str) -> None:
     camels(tmp_path)

@@ -46,6 +46,7 @@ class Published:
     """What is known of a data set: the ``pattern`` of its volumes, its ``table`` and ``priors``.
 
     ``parameters``: how many of the columns say something, where it is not all of them.
+    ``stacked``: an array holds many volumes.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Published:
     table: Path | None
     priors: Ranges
     parameters: int | None = None
+    stacked: bool = False
 
 
 def recognised(path: Path) -> Published | None:
@@ -75,7 +77,8 @@ def _camels(folder: Path, entries: list[str]) -> Published | None:
         folder / f"params_{found[0]['set']}_{suite}.txt" for suite in _suites(found[0]["suite"])
     ]
     table = next((table for table in tables if table.is_file()), None)
-    return Published("CAMELS", pattern, table, CAMELS_PRIORS, 2 if gravity_only else None)
+    parameters = 2 if gravity_only else None
+    return Published("CAMELS", pattern, table, CAMELS_PRIORS, parameters, stacked=True)
 
 
 def _suites(suite: str) -> Iterator[str]:

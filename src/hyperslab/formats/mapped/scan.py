@@ -24,7 +24,7 @@ from hyperslab.formats.mapped.table import TargetTable, read_target_table
 from hyperslab.formats.mapped.targets import physical_targets, scaled_targets
 from hyperslab.formats.parameters import Floats, Parameters
 from hyperslab.formats.shared.channels import Channels, channel_order
-from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.checks import ANY, OF_LIBRARIES, naming
 from hyperslab.formats.shared.data_map import OWN_DATA, DataMap
 from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import sift, walk
@@ -84,7 +84,8 @@ def scan_arrays(path: Path, options: ScanOptions) -> MappedArrays:
 
     def read(name: str) -> tuple[ArrayAt, list[Array]]:
         file = Path(name)
-        with naming(file, kind_of_file(file)):
+        kind = kind_of_file(file)
+        with naming(file, kind, ANY if kind == "npz" else OF_LIBRARIES):
             array = find_array(file, said.volume, reach)
             return array, read_numbers(file, said.targets, reach) if said.targets else []
 
@@ -105,7 +106,8 @@ def scan_arrays(path: Path, options: ScanOptions) -> MappedArrays:
     arrays = [array for _, (array, _) in found]
     table = None if table_path is None else read_target_table(table_path)
     beside = [numbers for _, (_, numbers) in found]
-    stacked, order = _order(folder, files, arrays, table, beside, options.channels)
+    sure = known is not None and known.stacked
+    stacked, order = _order(folder, files, arrays, table, beside, options.channels, sure)
     _check_alike(folder, files, arrays, stacked)
     places = [
         (number, row)
@@ -195,8 +197,9 @@ def _order(
     table: TargetTable | None,
     beside: Sequence[Sequence[Array]],
     channels: Channels | None,
+    sure: bool,
 ) -> tuple[bool, StorageOrder]:
-    """Whether the first dim counts samples, and what the others are."""
+    """Whether the first dim counts samples, ``sure`` if it does, and what the others are."""
     first = arrays[0]
     path = folder / files[0]
     shape = first.shape
@@ -207,8 +210,10 @@ def _order(
         )
     count = sum(array.shape[0] for array in arrays)
     rows = len(table.values) if table else sum(len(b[0]) for b in beside if b and b[0].ndim)
-    many = len(shape) == 5 or (len(shape) == 4 and _is_stack(files, rows, count, table, beside))
-    if len(shape) == 4 and not many and len(files) == 1 and rows != 1:
+    many = len(shape) == 5 or (
+        len(shape) == 4 and (sure or _is_stack(files, rows, count, table, beside))
+    )
+    if len(shape) == 4 and not many and len(files) == 1 and (rows != 1 or channels is None):
         raise DataError(
             f"{path}: is {first.dtype} {shape}, but {table.path if table else 'targets'} "
             f"{'has' if table else 'have'} {rows} rows: an array of many volumes needs one for "
