@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ByteSize,
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,8 +23,8 @@ from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.source import Source
 from hyperslab.recipe.choices import OneOf
+from hyperslab.recipe.keys import KeysSection, Words, map_of
 from hyperslab.recipe.lists import Lists, absolute, check_words
-from hyperslab.recipe.section import Section
 from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.recipe.targets.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.targets.section import TargetSection
@@ -38,22 +37,6 @@ def _registered(format: str) -> str:
 
 
 FormatName = Annotated[str, AfterValidator(_registered), OneOf(registry.names)]
-
-
-def _as_words(value: object) -> object:
-    """One word for a list of one."""
-    return (value,) if isinstance(value, str) else value
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
-"""Paths of samples, see `recipe.lists`."""
-
-
-class KeysSection(Section):
-    """Where in a file volume and targets are; by default its only array with so many dims."""
-
-    volume: str | None = None  # the path of an array, "grid/delta" say
-    targets: Words | None = None  # paths of arrays, or of attributes: "Header@Omega0"
 
 
 LISTS = ("train", "validation", "test")
@@ -215,22 +198,8 @@ class DataSection(TargetSection):
 
     @property
     def mapping(self) -> DataMap | None:
-        """What is said of where volumes and targets are; None where nothing is.
-
-        Raises:
-            DataError: targets are in two places, or a range is none.
-        """
-        said = (self.files, self.keys.volume, self.keys.targets, self.table, self.columns)
-        if not any(said) and not self.ranges:
-            return None
-        return DataMap(
-            self.files or "",
-            self.keys.volume or "",
-            self.keys.targets or (),
-            self.table,
-            self.columns or (),
-            self.ranges or {},
-        )
+        """What is said of where volumes and targets are, see `map_of`."""
+        return map_of(self.files, self.keys, self.table, self.columns, self.ranges)
 
     @property
     def allowed(self) -> Allowed:
