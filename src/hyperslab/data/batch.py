@@ -41,17 +41,20 @@ class BatchAllocator:
         self.source = source
         self.boxes = boxes
         self.grid = boxes.grid
-        self.kind = kind
+        maps = boxes.by_shape.values()
+        self.target_shapes = {found.shape: kind.shape(found.own.shape[1:]) for found in maps}
+        self.whole_targets = {found.shape: kind.shape(found.shape[1:]) for found in maps}
         self.value_dtype = _torch_dtype(source.dtype)
         self.target_dtype = _torch_dtype(kind.dtype)
         self.pinned = self.grid.device.type == "cuda"
 
     def empty(self, samples: list[int], count: int) -> LocalBatch:
         """Room for the ``count`` samples of a mini-batch that this rank computes."""
-        shape = self.boxes.of(samples[0]).own.shape
+        boxes = self.boxes.maps[samples[0]]
+        shape = boxes.own.shape
         values = torch.empty((count, *shape), dtype=self.value_dtype, pin_memory=self.pinned)
         targets = torch.empty(
-            (count, *self.kind.shape(shape[1:])),
+            (count, *self.target_shapes[boxes.shape]),
             dtype=self.target_dtype,
             pin_memory=self.pinned and self.source.classes != (),
         )
@@ -66,10 +69,10 @@ class BatchAllocator:
         self, values: torch.Tensor, targets: torch.Tensor, samples: list[int], *, kept: bool
     ) -> LocalBatch:
         count = len(samples)
-        shape = self.source.shape_of(samples[0])
+        shape = self.boxes.maps[samples[0]].shape
         partition = self.grid.partition((count, *shape))
         channels = not self.source.classes
-        cut = self.grid.partition((count, *self.kind.shape(shape[1:])), channels=channels)
+        cut = self.grid.partition((count, *self.whole_targets[shape]), channels=channels)
         return LocalBatch(values, targets, partition, cut, tuple(samples), kept)
 
 

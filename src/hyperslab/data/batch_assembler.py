@@ -150,7 +150,7 @@ class BatchAssembler:
 
     def _keep(self, sample: int) -> SampleBox:
         """This rank's own box of a sample that its replica keeps; read if it is not here yet."""
-        own = self.planner.boxes.of(sample).own
+        own = self.planner.boxes.maps[sample].own
         return self.store.keep(sample, functools.partial(self.reader.read, sample, own))
 
     def _read(self, plan: SlotPlan) -> SampleBox:
@@ -187,7 +187,7 @@ class BatchAssembler:
         kept = self._keep(plan.sample)
         for part in plan.transfer.sends:
             assert self.transport is not None
-            own = self.planner.boxes.of(plan.sample).own
+            own = self.planner.boxes.maps[plan.sample].own
             box = part_of(kept, own, part.box, self.kind)
             send(box, part.rank, self.transport, (epoch, step, plan.slot), plan.sample)
         return kept
@@ -206,7 +206,7 @@ class BatchAssembler:
             return
         part = plan.transfer.kept
         if kept is not None and part is not None:
-            own = self.planner.boxes.of(plan.sample).own
+            own = self.planner.boxes.maps[plan.sample].own
             assembly.put(part, part_of(kept, own, part, self.kind))
 
 

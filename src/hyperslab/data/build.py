@@ -25,7 +25,7 @@ from hyperslab.data.skip import Skipped
 from hyperslab.data.store.boxes import Store
 from hyperslab.data.store.budget import disk_budget, memory_budget, stores
 from hyperslab.data.store.ownership import Ownership
-from hyperslab.data.store.plan import BatchPlanner, SampleBoxes
+from hyperslab.data.store.plan import BatchPlanner, SampleBoxes, largest_box
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.source import Source
@@ -143,7 +143,7 @@ def _extents(shape: Sequence[int]) -> str:
 def sample_bytes(source: Source, grid: Grid) -> int:
     """Of one sample the most that a rank holds, its target included [B]."""
     kind = target_kind(source)
-    box = SampleBoxes(grid, source).largest
+    box = largest_box(grid, source)
     values = box.size * np.dtype(source.dtype).itemsize
     return values + math.prod(kind.shape(box.shape[1:])) * kind.dtype.itemsize
 

@@ -60,26 +60,28 @@ class BoxMap:
 
 
 class SampleBoxes:
-    """The `BoxMap` of each sample of a source: one for every shape that its samples have."""
+    """The `BoxMap` of each sample of a source: ``maps``, and one for every shape ``by_shape``."""
 
     def __init__(self, grid: Grid, source: Source) -> None:
         self.grid = grid
-        self.source = source
-        shapes = dict.fromkeys(source.shapes or (source.shape,))
-        self._maps = {tuple(shape): BoxMap(grid, tuple(shape)) for shape in shapes}
+        self.by_shape = boxes_by_shape(grid, source)
+        self.maps: Sequence[BoxMap]
+        if source.shapes:
+            self.maps = [self.by_shape[tuple(shape)] for shape in source.shapes]
+        else:
+            self.maps = [self.by_shape[tuple(source.shape)]] * len(source.names)
 
-    def of(self, sample: int) -> BoxMap:
-        """That of a sample."""
-        return self._maps[tuple(self.source.shape_of(sample))]
 
-    def of_shape(self, shape: tuple[int, ...]) -> BoxMap:
-        """That of the samples of ``shape``."""
-        return self._maps[shape]
+def boxes_by_shape(grid: Grid, source: Source) -> dict[tuple[int, ...], BoxMap]:
+    """A `BoxMap` for every shape that the samples of a source have."""
+    shapes = {tuple(shape) for shape in source.shapes or (source.shape,)}
+    return {shape: BoxMap(grid, shape) for shape in shapes}
 
-    @property
-    def largest(self) -> Box:
-        """A box of the most voxels that a rank holds of a sample."""
-        return max((boxes.largest for boxes in self._maps.values()), key=lambda box: box.size)
+
+def largest_box(grid: Grid, source: Source) -> Box:
+    """A box of the most voxels that a rank holds of a sample."""
+    maps = boxes_by_shape(grid, source).values()
+    return max((boxes.largest for boxes in maps), key=lambda box: box.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class BatchPlanner:
             keeps = owner == self._replica
             if not keeps and self._replica not in replicas:
                 continue
-            shape = self.boxes.of(sample).shape
+            shape = self.boxes.maps[sample].shape
             augmentation = IDENTITY
             if self.augmenter is not None:
                 augmentation = self.augmenter.of(turn, sample, shape)
@@ -147,7 +149,7 @@ class BatchPlanner:
         Only the ranks are named of which this one may hear: where it owns nothing nobody asks it,
         and where it computes nothing nobody sends to it.
         """
-        boxes = self.boxes.of_shape(shape)
+        boxes = self.boxes.by_shape[shape]
         rank = boxes.grid.rank
         computes = self._replica in replicas
         wanted = _wanted(boxes, replicas, augmentation) if owner == self._replica else {}
