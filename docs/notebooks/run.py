@@ -35,6 +35,8 @@ import subprocess
 import sys
 os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
 os.environ["COLUMNS"] = "100"
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # of kernels; they make a terminal of a pipe
+    os.environ.pop(name, None)
 
 def _system(command):
     done = subprocess.run(command, shell=True, stdout=-1, stderr=-2, text=True)

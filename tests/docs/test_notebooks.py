@@ -27,6 +27,7 @@ def test_a_notebook_shows_what_it_printed(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert any(cell.outputs for cell in cells)
+    assert "\\u001b[" not in path.read_text()  # no progress bars, no colours
     assert path.stat().st_size < 200_000
     assert notebook.cells[0].source.startswith("# ")
 
