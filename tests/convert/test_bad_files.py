@@ -64,7 +64,7 @@ BAD: dict[str, tuple[str, str, Callable[[Path], Any], str]] = {
     "record": ("TFRecord", "univ_1.tfrecord", cut_short, "needs one whole record"),
     "packed record": ("TFRecord gzip", "univ_1.tfrecord", cut_short, "univ_1.tfrecord: cannot be"),
     "array": ("npy first", "v1.npy", cut_short, "v1.npy: cannot be read as npy"),
-    "no target": ("npy first", "v1.target.npy", Path.unlink, "v1.target.npy: cannot be read"),
+    "no target": ("npy first", "v1.target.npy", Path.unlink, "nor v1.target.npy is there"),
     "group": ("Zarr", "univ_1.zarr/zarr.json", Path.unlink, "univ_1.zarr: cannot be read as Zarr"),
     "chunk": (
         "Zarr",
