@@ -42,9 +42,9 @@ class Record:
             monkeypatch.setattr(GroupCommunicator, name, self._watching(name, purpose))
         average = Shared.average_shown
 
-        def averaging(shared: Shared, *args: Any) -> None:
+        def averaging(shared: Shared, *args: Any, **kwargs: Any) -> None:
             self.used[GRADIENTS].add(MEMORY)
-            average(shared, *args)
+            average(shared, *args, **kwargs)
 
         monkeypatch.setattr(Shared, "average_shown", averaging)
 

@@ -185,3 +185,81 @@ def test_it_is_said_once() -> None:
     assert not second
     assert "4 of 7 parameters of Branches" in first[0]
     assert "second.weight, second.bias, head.weight, ..." in first[0]
+
+
+OF_REPLICAS = [("ab", "ab"), ("a", "b"), ("ab", "a"), ("b", "b"), ("b", "ab"), ("ab", "ab")]
+"""The branches that the samples of even and of odd replicas take, step by step."""
+
+
+def by_replica(axes: dict[str, int], way: str, rounds: int) -> list[Gradients]:
+    """Steps of Adam, which forgets nothing, where each replica has branches of its own."""
+    torch.manual_seed(0)
+    model = Branches().double()
+    replicas = axes["data"]
+    x = torch.randn(replicas, 1, 8, 6, 4, dtype=torch.float64)
+    serial = way == "serial"
+    grid = hs.Grid() if serial else hs.Grid(**axes)
+    if not serial:
+        never = patch("hyperslab.parallel.parallelize._can_share", no)
+        with never if way == "torch" else nullcontext():
+            hs.parallelize(model, grid)
+    adam = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    found = []
+    for step, branches in enumerate(OF_REPLICAS):
+        if step != 3:
+            adam.zero_grad(set_to_none=step != 4)
+        for turn in range(rounds):
+            if serial:
+                for replica, sample in enumerate(x.split(1)):
+                    y = sum(model(sample, branches[(replica + turn) % 2]))
+                    (y.square().mean() / replicas).backward()
+                continue
+            # Accumulated without an average, but for the last.
+            with model.no_sync() if turn < rounds - 1 else nullcontext():  # type: ignore[operator]
+                y = sum(model(hs.shard(x, grid), branches[(grid.coords["data"] + turn) % 2]))
+                y.square().mean().backward()
+        adam.step()
+        found.append(of(model))
+    return [*found, [p.detach().clone() for p in model.parameters()]]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("way", ["shared memory", "torch"])
+@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 3}, {"data": 2, "depth": 2}], ids=str)
+def test_replicas_that_use_different_parameters(
+    axes: dict[str, int], way: str, rounds: int
+) -> None:
+    """What a replica does not use has no gradient from it; None only what nobody uses."""
+    expected = run_ranks(1, by_replica, axes, "serial", rounds)[0]
+    for found in run_ranks(math.prod(axes.values()), by_replica, axes, way, rounds):
+        for step, (got, want) in enumerate(zip(found, expected, strict=True)):
+            for g, w in zip(got, want, strict=True):
+                assert (g is None) == (w is None), step
+                if g is not None and w is not None:
+                    assert (g - w).norm() <= 1e-11 * max(1.0, w.norm().item()), step
+
+
+def in_two_losses(serial: bool) -> list[Gradients]:
+    """Of two backward passes through one forward each replica sends the other branch first."""
+    torch.manual_seed(0)
+    model = Branches().double()
+    x = torch.randn(2, 1, 8, 6, 4, dtype=torch.float64)
+    grid = hs.Grid() if serial else hs.Grid(data=2)
+    if serial:
+        for sample in x.requires_grad_().split(1):
+            sum(y.square().mean() / 2 for y in model(sample, "ab", True)).backward()  # type: ignore[union-attr]
+        return [of(model)]
+    hs.parallelize(model, grid)
+    inputs = hs.shard(x, grid).clone().requires_grad_()
+    losses = [y.square().mean() for y in model(inputs, "ab", True)]
+    for loss in losses if grid.rank else reversed(losses):
+        loss.backward()
+    return [of(model)]
+
+
+def test_replicas_whose_passes_come_in_another_order() -> None:
+    (expected,) = run_ranks(1, in_two_losses, True)[0]
+    for (found,) in run_ranks(2, in_two_losses, False):
+        for g, w in zip(found, expected, strict=True):
+            assert (g is None) == (w is None)
+            assert g is None or w is None or (g - w).norm() <= 1e-11

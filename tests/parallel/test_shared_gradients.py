@@ -38,14 +38,14 @@ def averages() -> list[torch.Tensor]:
             assert buffers is not None
             parts = [buffer.view(dtype) for buffer in buffers]
             parts[grid.rank].copy_(numbers[grid.rank])
-            shared.average_shown([Shown(parts, range(grid.size))], "a test")
+            shared.average_shown([Shown(parts, range(grid.size))], "a test", nbytes=parts[0].nbytes)
             assert torch.equal(parts[grid.rank].long(), numbers.sum(0) // grid.size)
     torch.manual_seed(grid.rank)
     buffers = shared_buffers(4 * SIZES[-1])
     assert buffers is not None
     parts = [buffer.view(torch.float32) for buffer in buffers]
     parts[grid.rank].normal_()
-    shared.average_shown([Shown(parts, range(grid.size))], "a test")
+    shared.average_shown([Shown(parts, range(grid.size))], "a test", nbytes=parts[0].nbytes)
     return [parts[grid.rank].clone()]
 
 

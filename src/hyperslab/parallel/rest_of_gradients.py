@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ class RestOfGradients:
     """Of a module: the average of those gradients that a backward pass brought.
 
     Parameters that no loss uses keep the ``.grad`` that they have, None mostly, as in serial torch.
-    Every rank runs the same program, so they are the same ones on all ranks: it takes no message.
+    Those that the losses of some replicas use have no gradient, zero, from the others.
 
     ``owed``: parameters, by id, whose gradients accumulated without an average (``no_sync``).
     """
@@ -43,7 +43,9 @@ class RestOfGradients:
     def complete(self, seen: set[int], averaged: Collection[int]) -> None:
         """Bring zeros to the others, for DistributedDataParallel waits for all of them.
 
-        From then on they count as ``seen``: it averages once for each forward pass.
+        These are -0.0, which any other number turns into +0.0: what is still -0.0 after the average
+        nobody has used, and no message has to tell. From then on they count as ``seen``:
+        it averages once for each forward pass.
         """
         self._say(seen, averaged)
         missing = self._missing(seen, averaged)
@@ -53,16 +55,26 @@ class RestOfGradients:
         try:
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            zeros = [p.new_zeros(()).expand_as(p) for p in missing]
+            zeros = [
+                p.new_full((), complex(-0.0, -0.0) if p.is_complex() else -0.0).expand_as(p)
+                for p in missing
+            ]
             torch.autograd.backward(missing, zeros)
         finally:
             self.filling = False
             for parameter in frozen:
                 parameter.requires_grad_(False)
-        for parameter in without:
+        for parameter in self._unused(without):
             parameter.grad = None
         seen.update(averaged)
         self.owed.clear()
+
+    def _unused(self, without: Sequence[nn.Parameter]) -> Iterable[nn.Parameter]:
+        """Of those that had no gradient before: the ones to which no rank brought any."""
+        if self.grid.data == 1 or not without:  # the ranks of a replica run the same program
+            return without
+        found = torch.stack([_brought(p.grad) for p in without if p.grad is not None])
+        return [p for p, other in zip(without, found.tolist(), strict=True) if not other]
 
     def _missing(self, seen: Collection[int], averaged: Collection[int]) -> list[nn.Parameter]:
         return [p for p in self.module.parameters() if id(p) in averaged and id(p) not in seen]
@@ -82,3 +94,9 @@ class RestOfGradients:
             f"{len(names)} of {len(averaged)} parameters of {type(self.module).__name__} got no "
             f"gradient in a backward pass ({some}): their .grad stays as it is, as in serial torch",
         )
+
+
+def _brought(average: torch.Tensor) -> torch.Tensor:
+    """Whether anything but -0.0 has entered it."""
+    numbers = torch.view_as_real(average) if average.is_complex() else average
+    return numbers.signbit().logical_not().any()

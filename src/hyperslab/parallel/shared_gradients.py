@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,17 +10,27 @@ import torch
 from torch import nn
 
 from hyperslab.comm import Grid, Shown, shared_buffers, shared_channels
-from hyperslab.comm.shared_memory.channels import Shared
 from hyperslab.geometry import Cut
 from hyperslab.tensor.gradient_homes import GradientHomes
 
 LINE = 64  # [B] at which a gradient begins: a cache line
 
 
+# What a rank tells the others of a parameter.
+NOTHING = 0  # no gradient
+OLD = 1  # one of earlier backward passes, averaged then
+NEW = 2  # one to which this backward pass has added
+IN_ROWS = 3  # NEW, and zero but for the rank's own rows
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a gradient: numbers ``begin`` to ``end`` of those of its type, ``row`` in each row."""
+    """Of a gradient: numbers ``begin`` to ``end`` of those of its type, ``row`` in each row.
 
+    ``index``: of the byte that tells the others of it.
+    """
+
+    index: int
     dtype: int
     begin: int
     end: int
@@ -33,7 +43,8 @@ class SharedGradients:
     Every ``.grad`` lies in memory that all ranks map. When the last gradient of a backward
     pass is there, each rank averages its share of the numbers, in place: nothing is sent. A rank
     of the CPU has no other core that could do it meanwhile. Of a layer whose filters ranks share
-    only the rank that has them reads its gradient.
+    only the rank that has them reads its gradient. What a pass brought on some ranks alone (the
+    branch that one replica's samples took) is zero on the others.
 
     ``require_backward_grad_sync``: whether the next forward's gradients will be averaged, as
     DistributedDataParallel has it.
@@ -46,13 +57,13 @@ class SharedGradients:
         grid: Grid,
         homes: GradientHomes,
     ) -> None:
-        """``buffers`` are bytes, one of each rank, and as many as `bytes_needed`."""
+        """``buffers`` are bytes, by rank: as many as `bytes_needed`, and one of each parameter."""
         self.require_backward_grad_sync = True
         self.homes = homes
         self._parts: list[list[torch.Tensor]] = []  # of each dtype, by rank
         self._places: dict[int, _Place] = {}  # in the order of memory
         self._size = grid.size
-        self._shares = grid.size > grid.data
+        self._rank = grid.rank
         self._ranks = {axis: _ranks_along(axis, grid) for axis in grid.extents}
         self._rows: dict[int, Cut] = {}
         self._collected: list[tuple[torch.Tensor, int]] = []  # with the version of its gradient
@@ -63,6 +74,8 @@ class SharedGradients:
             self._parts.append([buffer[begin:end].view(dtype) for buffer in buffers])
             self._make_homes(of_dtype, self._parts[-1][grid.rank])
             begin = end
+        self._nbytes = begin + len(self._places)
+        self._told = [buffer[begin : self._nbytes] for buffer in buffers]
 
     def _make_homes(self, parameters: Sequence[nn.Parameter], whole: torch.Tensor) -> None:
         begin = 0
@@ -71,7 +84,8 @@ class SharedGradients:
             self.homes.add(parameter, _as(parameter, flat))
             end = begin + bytes_needed([parameter]) // parameter.element_size()
             row = parameter.numel() // max(1, parameter.shape[0]) if parameter.dim() else 1
-            self._places[id(parameter)] = _Place(len(self._parts) - 1, begin, end, row)
+            index = len(self._places)
+            self._places[id(parameter)] = _Place(index, len(self._parts) - 1, begin, end, row)
             begin = end
 
     def begin(self) -> None:
@@ -89,7 +103,7 @@ class SharedGradients:
             self._rows[id(parameter)] = rows
 
     def average(self) -> None:
-        """All gradients that there are have been collected, of the same parameters on all ranks.
+        """All gradients that this rank's backward pass brought have been collected.
 
         Raises:
             CommError: a rank died or did not answer within the time limit.
@@ -100,48 +114,46 @@ class SharedGradients:
         for parameter, version in self._collected:
             if not self.homes.bring_back(parameter, version):
                 self._rows.pop(id(parameter), None)
-        collected = {id(parameter) for parameter, _ in self._collected}
+        self._tell({id(parameter) for parameter, _ in self._collected})
         self._collected.clear()  # what a module keeps of a step is no tensor of it
-        in_rows = self._in_rows_on_all(shared, what)
-        sums: list[Shown] = []
+        shared.average_shown(self._sums(), what, nbytes=self._nbytes)
+
+    def _tell(self, collected: Collection[int]) -> None:
+        """Write down what this rank has of every parameter, where the others look when all met."""
+        told = []
+        for key in self._places:
+            if key in collected:
+                told.append(IN_ROWS if key in self._rows else NEW)
+            else:
+                told.append(OLD if self.homes.stay(key) else NOTHING)
+        self._told[self._rank].copy_(torch.tensor(told, dtype=torch.uint8))
+
+    def _sums(self) -> Iterator[Shown]:
+        """What is averaged, by what all ranks have told.
+
+        A hook of one rank alone, say, may have made another gradient of one that is in rows.
+        """
+        everybody = range(self._size)
+        all_told = torch.stack(self._told).T.tolist()
         for number, parts in enumerate(self._parts):
             adjacent: list[_Place] = []  # of gradients that come from all ranks
             for key, place in self._places.items():
                 if place.dtype != number:
                     continue
-                if key in collected and key not in in_rows:
+                told = all_told[place.index]
+                in_rows = min(told) == IN_ROWS
+                if max(told) >= NEW and min(told) > NOTHING and not in_rows:
                     adjacent.append(place)
                     continue
-                sums += self._from_all(parts, adjacent)
+                yield from _from_ranks(parts, adjacent, everybody)
                 adjacent.clear()
-                if key in collected:
-                    sums += self._from_owners(parts, place, self._rows[key])
-            sums += self._from_all(parts, adjacent)
-        shared.average_shown(sums, what)
-
-    def _in_rows_on_all(self, shared: Shared, what: str) -> set[int]:
-        """Parameters whose gradient is zero on every rank but for its own rows.
-
-        A hook of one rank alone, say, may have made another gradient of it there.
-        """
-        if not self._shares:
-            return set()
-        found = torch.tensor([float(key in self._rows) for key in self._places])
-        shared.all_reduce(found, range(self._size), what)
-        return {
-            key
-            for key, count in zip(self._places, found.tolist(), strict=True)
-            if count == self._size
-        }
-
-    def _from_all(
-        self, parts: Sequence[torch.Tensor], adjacent: Sequence[_Place]
-    ) -> Iterator[Shown]:
-        """Of gradients that lie one after the other."""
-        if adjacent:
-            begin = adjacent[0].begin
-            end = adjacent[-1].end
-            yield Shown([part[begin:end] for part in parts], range(self._size))
+                if in_rows:
+                    yield from self._from_owners(parts, place, self._rows[key])
+                elif max(told) >= NEW:
+                    ranks = [rank for rank in everybody if told[rank] > NOTHING]
+                    yield from _from_ranks(parts, [place], ranks)
+                    self.homes.adopt(key)
+            yield from _from_ranks(parts, adjacent, everybody)
 
     def _from_owners(
         self, parts: Sequence[torch.Tensor], place: _Place, rows: Cut
@@ -169,8 +181,18 @@ def share_gradients(module: nn.Module, grid: Grid, homes: GradientHomes) -> Shar
     All ranks call this.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    buffers = shared_buffers(bytes_needed(parameters))
+    buffers = shared_buffers(bytes_needed(parameters) + len(parameters))
     return None if buffers is None else SharedGradients(parameters, buffers, grid, homes)
+
+
+def _from_ranks(
+    parts: Sequence[torch.Tensor], adjacent: Sequence[_Place], ranks: Sequence[int]
+) -> Iterator[Shown]:
+    """Of gradients that lie one after the other; other ranks have none."""
+    if adjacent:
+        begin = adjacent[0].begin
+        end = adjacent[-1].end
+        yield Shown([part[begin:end] for part in parts], ranks)
 
 
 def bytes_needed(parameters: Sequence[torch.Tensor]) -> int:

@@ -98,6 +98,28 @@ class GradientHomes:
             return False
         return gradient._version == version
 
+    def stay(self, parameter_id: int) -> bool:
+        """Whether a parameter that this pass brings nothing has a gradient; it is moved home.
+
+        Else others may write a gradient into the home, which nobody here sees.
+        """
+        parameter = self._homes[parameter_id].parameter()
+        if parameter is None:
+            return False
+        if parameter.grad is None:
+            self._let_go(parameter)
+            return False
+        self.settle(parameter)
+        return True
+
+    def adopt(self, parameter_id: int) -> None:
+        """Give a parameter without a gradient the one that others wrote into its home."""
+        entry = self._homes[parameter_id]
+        parameter = entry.parameter()
+        if parameter is not None and parameter.grad is None:
+            parameter.grad = entry.gradient.data
+            self._shown[parameter_id] = weakref.ref(parameter.grad)
+
     def _let_go(self, parameter: torch.Tensor) -> None:
         """Somebody may have kept the gradient of an earlier step: it gets memory of its own."""
         shown = self._shown.pop(id(parameter), None)

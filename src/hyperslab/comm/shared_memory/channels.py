@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -84,9 +84,9 @@ class Shared:
         """``scale`` times the sum over ``ranks``, in place; see `SharedSums.all_reduce`."""
         self._sums.all_reduce(x, ranks, what, scale)
 
-    def average_shown(self, sums: Sequence[Shown], what: str) -> None:
+    def average_shown(self, sums: Iterable[Shown], what: str, *, nbytes: int) -> None:
         """The mean over all ranks in memory that all map; see `SharedSums.average_shown`."""
-        self._sums.average_shown(sums, what)
+        self._sums.average_shown(sums, what, nbytes=nbytes)
 
     def _slot(
         self, sender: int, receiver: int, number: int, like: torch.Tensor, last: bool

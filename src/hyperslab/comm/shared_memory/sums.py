@@ -6,7 +6,7 @@ half an area holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,17 +64,22 @@ class SharedSums:
         for rank in others:
             self._pairs.post(self.rank, rank, TOKEN)
 
-    def average_shown(self, sums: Sequence[Shown], what: str) -> None:
+    def average_shown(self, sums: Iterable[Shown], what: str, *, nbytes: int) -> None:
         """The mean over all ranks, in place of tensors that all of them map.
 
         A number is read where it was written, and its mean is written where it belongs; of every
         sum each rank that has a term does so for its share of the numbers.
 
+        Args:
+            sums: the same ones on all ranks; asked for when all have met, so that a generator can
+                look at what the others show.
+            what: for errors.
+            nbytes: of the memory that they are in.
+
         Raises:
             CommError: see `all_reduce`.
         """
         others = [rank for rank in range(len(self._areas)) if rank != self.rank]
-        nbytes = sum(shown.parts[self.rank].nbytes for shown in sums)
         self._may_write(what)
         self._segment.numbers[self.rank] = nbytes
         self.meet(others, what)

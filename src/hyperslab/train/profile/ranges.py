@@ -48,7 +48,7 @@ MARKED: tuple[tuple[type, str, Method], ...] = (
     (Pending, "wait", lambda own: f"{MARK}halos:{id(own)}:{own._what}"),
     (GroupCommunicator, "sum_in_place", lambda _own, _x, what: f"{MARK}statistics:{what}"),
     (Shared, "all_reduce", _of_gradients),
-    (Shared, "average_shown", lambda _own, _sums, what: f"{MARK}gradients:{what}"),
+    (Shared, "average_shown", lambda _own, _sums, what, **_: f"{MARK}gradients:{what}"),
     (Prefetcher, "take", lambda *_: f"{MARK}data:a mini-batch"),
     (Trainer, "train_step", lambda *_: f"{MARK}framework:between operators"),
     (Progress, "record", lambda *_: f"{MARK}framework:the history"),
