@@ -23,6 +23,7 @@ from hyperslab.train.build import samples_of_split
 from hyperslab.train.built.networks import build_network
 from hyperslab.train.built.objectives import build_objective
 from hyperslab.train.optimizers import build_optimizer
+from hyperslab.train.parts.first_look import look_first
 from hyperslab.train.precision import PRECISIONS
 
 VolumeShape = tuple[int, ...]
@@ -76,7 +77,7 @@ class GridJob:
         classes = self.about.classes
         numbers = len(self.about.parameters.names)
         return Workload(
-            partial(build_network, recipe, self.about),
+            partial(_network, recipe, self.about),
             self.inputs,
             target=(self.batch, *self.about.shape[1:]) if classes else (self.batch, numbers),
             target_dtype=torch.int64 if classes else torch.float32,
@@ -91,6 +92,14 @@ class GridJob:
     def with_recipe(self, **changes: object) -> GridJob:
         """The same for a recipe that is changed in some keys."""
         return replace(self, recipe=self.recipe.model_copy(update=changes))
+
+
+def _network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    """The recipe's network, whose first forward pass says what does not go with the data."""
+    model = build_network(recipe, about)
+    if recipe.model.segments is None:
+        look_first(model, recipe, about)
+    return model
 
 
 def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:

@@ -15,7 +15,7 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_or_raise
 from hyperslab.data.reader import check_values
 from hyperslab.data.transforms import Transform, decode, transform_of
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, RecipeError
 from hyperslab.predict.volumes import partition
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
@@ -65,7 +65,8 @@ class Network:
         Nothing is gathered: each layer holds what its rank's box needs. ``where`` names the volume.
 
         Raises:
-            DataError: on every rank: values that cannot be right.
+            DataError: on every rank: values that cannot be right, or the network does not take
+                extents like those of the volume.
             LayoutError: the volume is too small for the grid or the network.
         """
         all_or_raise(
@@ -76,6 +77,9 @@ class Network:
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, self.transform, torch.float32, shape, self.grid)
         x = Sharded.from_local(x, partition(shape, self.grid), self.grid)
-        with autocast(self.grid.device, self.recipe.precision):
-            prediction: Sharded = self.model(x)
+        try:
+            with autocast(self.grid.device, self.recipe.precision):
+                prediction: Sharded = self.model(x)
+        except RecipeError as error:  # of this volume, whatever those of the training were
+            raise DataError(f"{where}: {error}") from error
         return prediction

@@ -24,8 +24,8 @@ from hyperslab.recipe.schema import (
     Recipe,
 )
 from hyperslab.train.built.networks import build_network
+from hyperslab.train.parts.first_look import look_first
 from hyperslab.train.parts.given import NOTHING_GIVEN, Given
-from hyperslab.train.parts.networks import look_once
 
 KEEP_NOTHING = StorePolicy("direct")
 
@@ -200,5 +200,5 @@ def build_model(
         random_states=options.random_states,
     )
     if recipe.model.segments is None:
-        look_once(model, recipe, about)
+        look_first(model, recipe, about)
     return model

@@ -1,16 +1,15 @@
-"""Networks that are not ours: made from a recipe's target, and looked at when they first run."""
+"""Networks that are not ours: made from a recipe's target, or made anew by their class."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from hyperslab.checkpoint.data_card import DataCard
-from hyperslab.comm.agreement import LOST
-from hyperslab.errors import HyperslabError, RecipeError, reason
+from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import PythonModel, Recipe, TargetModel
 from hyperslab.recipe.targets.instantiate import A_NETWORK, Maker, imported
 from hyperslab.recipe.targets.section import TargetSection
@@ -137,63 +136,3 @@ def _plainly(value: Any) -> str:
         return f"{{{', '.join(f'{k!r}: {_plainly(v)}' for k, v in value.items())}}}"
     named = getattr(value, "__qualname__", None)
     return f"{type(value).__qualname__} {named}" if named else type(value).__qualname__
-
-
-def look_once(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:
-    """Let the first forward pass say in one line what does not go with the data.
-
-    Raises, from that pass:
-        RecipeError: the network fails on its input, or its output is not what the data need.
-    """
-    forward = model.forward
-    name = name_of(recipe)
-
-    def first(*args: Any, **options: Any) -> Any:
-        model.forward = forward  # type: ignore[method-assign]
-        x = args[0]
-        prediction = _running(lambda: forward(*args, **options), name, tuple(x.shape))
-        check_output(prediction, tuple(x.shape), about, name)
-        return prediction
-
-    model.forward = first  # type: ignore[method-assign]
-
-
-def _running(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> Any:
-    try:
-        return run()
-    except (HyperslabError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # whatever is wrong in somebody else's code
-        if LOST.search(str(error)):
-            raise
-        words = " ".join(reason(error).split())[:400]
-        raise RecipeError(
-            f"{name} fails on the data's mini-batch of shape {list(shape)}: {words}"
-        ) from error
-
-
-def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str) -> None:
-    """Compare a network's output with what data of this shape (N, C, D, H, W) need.
-
-    Raises:
-        RecipeError: names the dim that differs.
-    """
-    if not isinstance(output, torch.Tensor):
-        raise RecipeError(
-            f"{name} gives a {type(output).__name__}, not one tensor\n"
-            "    take a form of the network that gives the prediction alone"
-        )
-    count = outputs_of(about)
-    wanted = (shape[0], count, *shape[2:]) if about.classes else (shape[0], count)
-    found = tuple(output.shape)
-    if found == wanted:
-        return
-    what = f"one channel for each of {count} classes, and the volume's voxels"
-    if not about.classes:
-        what = f"{count} numbers for each sample: {', '.join(about.parameters.names)}"
-    differs = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
-    where = "" if len(found) != len(wanted) or differs is None else f" (dim {differs} differs)"
-    raise RecipeError(
-        f"{name} gives {list(found)} for a mini-batch of shape {list(shape)}, but the data need "
-        f"{list(wanted)}{where}: {what}\n    ${{data.outputs}} stands for {count} in a recipe"
-    )
