@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hyperslab.checkpoint.snapshot_memory import SnapshotMemory
 from hyperslab.comm.agreement import Group, ranks_in
+from hyperslab.comm.bootstrap import GroupReference
 from hyperslab.errors import CheckpointError, CommError
 
 SLOWEST = datetime.timedelta(hours=1)
@@ -43,7 +44,7 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self.memory = SnapshotMemory()
-        self._group: Group = None
+        self._group: GroupReference | None = None
         self._thread: threading.Thread | None = None
         self._hook: RemovableHandle | None = None
         self._error: Exception | None = None
@@ -53,8 +54,9 @@ class BackgroundWriter:
         assert self._thread is None
         self._hook = optimizer.register_step_pre_hook(self._await_copies)
         if self._group is None and ranks_in() > 1:
-            self._group = dist.new_group(backend="gloo", timeout=SLOWEST)
-            dist.barrier(self._group)  # nobody must leave it while others still connect to it
+            group = dist.new_group(backend="gloo", timeout=SLOWEST)
+            dist.barrier(group)  # nobody must leave it while others still connect to it
+            self._group = GroupReference(group)
         self._thread = threading.Thread(
             target=self._run, args=(write,), name="checkpoint", daemon=True
         )
@@ -110,6 +112,6 @@ class BackgroundWriter:
         except CheckpointError as error:
             problem = error
         try:
-            write(self._group, problem)
+            write(None if self._group is None else self._group("a checkpoint"), problem)
         except Exception as error:
             self._error = error

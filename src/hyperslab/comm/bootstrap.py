@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import importlib
 import os
 import platform
 import re
+import weakref
 from collections.abc import MutableMapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -145,6 +147,8 @@ def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> 
         except RuntimeError as error:
             raise _no_answer(place, str(error).splitlines()[0]) from error
 
+    # Its functions have the process group of the moment of its import as a default, for good.
+    importlib.import_module("torch.distributed.nn")
     in_time(timeout + SLACK, start, lambda: _no_answer(place, f"nothing for {timeout:g} s"))
 
 
@@ -233,6 +237,35 @@ def _has_its_own() -> bool:
     That no other rank was given the same one is found out at the roll call.
     """
     return re.fullmatch(r"\s*[^,\s]+\s*", os.environ.get("CUDA_VISIBLE_DEVICES", "")) is not None
+
+
+class GroupReference:
+    """A process group that ends with torch's world, whoever still refers to it.
+
+    gloo's threads let go of tensors that they have sent, for which they need the interpreter; a
+    process that ends with such threads aborts now and then. They end with the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+
+    def __call__(self, what: str) -> dist.ProcessGroup:
+        """For ``what``, which an error names.
+
+        Raises:
+            CommError: it has ended.
+        """
+        group = self._group()
+        if group is None:
+            raise group_has_ended(what)
+        return group
+
+
+def group_has_ended(what: str) -> CommError:
+    return CommError(
+        f"{what}: the process group of this grid has ended\n"
+        "    make a new hyperslab.Grid after torch.distributed.init_process_group"
+    )
 
 
 def stop_distributed() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.agreement import lost_contact
-from hyperslab.comm.bootstrap import device_of_rank
+from hyperslab.comm.bootstrap import GroupReference, device_of_rank, group_has_ended
 from hyperslab.comm.shared_memory.channels import shared_channels
 from hyperslab.errors import CommError
 
@@ -54,10 +54,18 @@ class GroupCommunicator:
     """Over a process group; between ranks of one machine through the memory that they share."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+        self._group = GroupReference(group)
         self.ranks = tuple(dist.get_process_group_ranks(group))
         on_device = device_of_rank(group).type == "cuda"
         self._through_host = on_device and "nccl" not in dist.get_backend(group)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """
+        Raises:
+            CommError: it has ended.
+        """
+        return self._group("a question for it")
 
     def rank(self) -> int:
         return self.group.rank()
@@ -69,15 +77,16 @@ class GroupCommunicator:
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Arriving:
         way = ThroughHost if self._through_host else Pending
-        return way(self.group, sends, receives, what)
+        return way(self._group(what), sends, receives, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         shared = shared_channels()
         if shared is not None and x.device.type == "cpu":
             shared.all_reduce(x, self.ranks, what)
             return x
+        group = self._group(what)
         try:
-            dist.all_reduce(x, group=self.group)
+            dist.all_reduce(x, group=group)
         except RuntimeError as error:
             me = dist.get_rank()
             others = [rank for rank in self.ranks if rank != me]
@@ -119,7 +128,7 @@ class Pending:
         except RuntimeError as error:
             raise self._lost(self._peers, error) from error
         except ValueError as error:
-            raise _ended(what) from error
+            raise group_has_ended(what) from error
 
     def wait(self) -> list[torch.Tensor]:
         """The received buffers, in the order of the plan.
@@ -142,13 +151,6 @@ class Pending:
 
     def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
         return lost_contact(dist.get_rank(), peers, self._what, error)
-
-
-def _ended(what: str) -> CommError:
-    return CommError(
-        f"{what}: the process group of this grid has ended\n"
-        "    make a new hyperslab.Grid after torch.distributed.init_process_group"
-    )
 
 
 def _packed(piece: torch.Tensor) -> torch.Tensor:
