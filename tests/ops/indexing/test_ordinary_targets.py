@@ -61,6 +61,23 @@ def test_equal_to_serial(ranks: int) -> None:
     run_ranks(ranks, compare, written, draw_examples(examples(ranks), 20))
 
 
+def added_to_a_part(x: Any, *, index: tuple[Any, ...]) -> Any:
+    """Which Python reads, changes in place, and writes back."""
+    y = x * 2
+    y[index] += x[:, 1:2].sum(1)
+    y[index] = y.detach()[index]
+    y[:, 2] -= x[:, 0]
+    return y * y
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"depth": 2}, {"depth": 2, "width": 2}], ids=str)
+def test_one_sample_a_rank(axes: dict[str, int]) -> None:
+    shape = (axes.get("data", 1), 3, 4, 3, 2)
+    places = [(slice(None), 0), (slice(None), -1), (..., 1, slice(None), slice(None), slice(None))]
+    examples = [Example(axes, shape, options={"index": index}) for index in places]
+    run_ranks(math.prod(axes.values()), compare, added_to_a_part, examples)
+
+
 def refused(case: str) -> None:
     x = hs.shard(torch.randn(2, 3, 6, 4), hs.Grid(width=2))
     fresh = torch.zeros(2, 3, 6, 4)

@@ -164,7 +164,13 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
         where[dim] = span.slice(box.interval(dim), origin[dim])
     if found.positions is not None:
         where[found.positions[0]] = found.positions[1]
-    self.local[tuple(where)] = _part(value, region, found.single, self)
+    part = _part(value, region, found.single, self)
+    place = tuple(where)
+    # Of `x[:, 0] += y` the value is the place itself, which torch knows by the same strides; those
+    # of dims of one element may be others.
+    if isinstance(part, torch.Tensor) and part.data_ptr() == self.local[place].data_ptr():
+        part = part.clone()
+    self.local[place] = part
     self.note_change()
 
 
