@@ -62,6 +62,7 @@ def train_within(path: Path, grid: GridSection, room: int) -> Ended:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     world = {"WORLD_SIZE": grid.size, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    world["OMP_NUM_THREADS"] = 1  # the limit counts stacks of threads, which are no tensors
     ranks = []
     for rank in range(grid.size):
         names = {**world, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": grid.size}
