@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,3 +79,34 @@ def check(problem: Problem, expected: object, *operands: object) -> None:
         for got, want in pairs:
             assert got.dtype == torch.float32
             torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4, msg=f"{name}")
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(problems())
+def test_passes_in_registers_equal_the_reference(problem: Problem) -> None:
+    """Of the same volumes in bfloat16, where oneDNN's own kernels have guards."""
+    problem = replace(problem, dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    x = torch.randn(problem.x).bfloat16().double().requires_grad_()
+    weight = torch.randn(problem.weight).bfloat16().double().requires_grad_()
+    y = reference(x, weight, None, problem.options, problem.padding)
+    g = torch.randn_like(y).bfloat16()
+    dx, dw = torch.autograd.grad(y, (x, weight), g.double())
+    narrow = in_channels_last(x.detach().bfloat16()), weight.detach().bfloat16()
+    wide = in_channels_last(g)
+    operands = {
+        "forward": (y, (*narrow, None)),
+        "input": (dx, (wide, narrow[1], None)),
+        "weight": (dw, (narrow[0], wide, narrow[1], True)),
+    }
+    for task, (expected, given_) in operands.items():
+        one = problem.of(task)  # type: ignore[arg-type]
+        variant = CONV_VARIANTS[one.task]["registers"]
+        if not variant.legal(one):
+            continue
+        found = variant.run(*given_, one)
+        if task == "weight":
+            found, db = found
+            sums = g.double().sum([0, *range(2, g.dim())])
+            torch.testing.assert_close(db.double(), sums, rtol=0.02, atol=0.05)
+        torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.1, msg=task)

@@ -15,8 +15,8 @@ from hyperslab.ops.kernels.convolution.options import Problem
 from hyperslab.ops.kernels.convolution.stored import StoredChoices
 from hyperslab.ops.kernels.convolution.variants import CONV_VARIANTS, fixed
 
-WORTHWHILE = 200_000_000
-"""Products from which on a pass is measured: several milliseconds of one core."""
+WORTHWHILE = 20_000_000
+"""Products from which on a pass is measured: some tenths of a millisecond of one core."""
 
 COPIED = 1 << 22
 """Elements of both volumes up to which a variant may copy them."""

@@ -6,7 +6,7 @@ import torch
 
 from hyperslab.ops.kernels.convolution.layout import in_channels_last, in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
-from hyperslab.ops.kernels.convolution.variants import columns, matrix
+from hyperslab.ops.kernels.convolution.variants import columns, matrix, registers
 from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
 
 
@@ -62,4 +62,5 @@ FORWARD_VARIANTS: ConvVariants = {
     "columns": ConvVariant(forward_in_columns, columns.has_columns, copies=True),
     "torch": ConvVariant(forward_by_torch),
     "matrix": ConvVariant(matrix.forward_by_matrix, matrix.windows_tile, copies=True),
+    "registers": ConvVariant(registers.forward_in_registers, registers.fits_registers),
 }

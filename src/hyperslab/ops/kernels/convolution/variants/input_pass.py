@@ -6,7 +6,7 @@ import torch
 
 from hyperslab.ops.kernels.convolution.layout import in_channels_last, in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
-from hyperslab.ops.kernels.convolution.variants import matrix
+from hyperslab.ops.kernels.convolution.variants import matrix, registers
 from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
 
 
@@ -102,4 +102,5 @@ INPUT_VARIANTS: ConvVariants = {
     "contiguous": ConvVariant(input_contiguous, has_name, copies=True),
     "torch": ConvVariant(input_by_torch),
     "matrix": ConvVariant(matrix.input_by_matrix, matrix.windows_tile, copies=True),
+    "registers": ConvVariant(registers.input_in_registers, registers.fits_registers),
 }

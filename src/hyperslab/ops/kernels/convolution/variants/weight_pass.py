@@ -8,7 +8,7 @@ from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.convolution.layout import in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
-from hyperslab.ops.kernels.convolution.variants import columns, matrix
+from hyperslab.ops.kernels.convolution.variants import columns, matrix, registers
 from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
@@ -119,4 +119,5 @@ WEIGHT_VARIANTS: ConvVariants = {
     "halves": ConvVariant(weight_in_halves, has_halves, copies=True),
     "contiguous": ConvVariant(weight_contiguous, copies=True),
     "matrix": ConvVariant(matrix.weight_by_matrix, matrix.windows_tile, copies=True),
+    "registers": ConvVariant(registers.weight_in_registers, registers.fits_registers),
 }

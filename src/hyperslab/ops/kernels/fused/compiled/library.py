@@ -39,6 +39,7 @@ class Library:
     """Each function takes a packed structure and returns 0, or 1 where memory ran out.
 
     All but those of a normalisation's numbers do a part of the work: see `call`.
+    ``direct_is_known`` takes none, and returns 1 where the processor has what its kernels need.
     """
 
     forward: Function
@@ -48,6 +49,9 @@ class Library:
     window_maximum: Function
     window_spread: Function
     resample: Function
+    direct_is_known: Function
+    direct_forward: Function
+    direct_gradient: Function
     normalisation: Function
     parameter_gradients: Function
     through_statistics: Function
@@ -84,6 +88,9 @@ def load_library(path: Path) -> Library:
         loaded.hyperslab_window_maximum,
         loaded.hyperslab_window_spread,
         loaded.hyperslab_resample,
+        loaded.hyperslab_direct_is_known,
+        loaded.hyperslab_direct_forward,
+        loaded.hyperslab_direct_gradient,
         loaded.hyperslab_normalisation,
         loaded.hyperslab_parameter_gradients,
         loaded.hyperslab_through_statistics,
