@@ -188,6 +188,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown key": ({"epoch": 3}, "unknown key 'epoch'\n    nearest: 'epochs'"),
     "a foreign schedule": ({"optimizer": "adam"}, "the schedule is of another optimizer"),
     "a loss that is none": ({"loss": 3}, "loss is a int: give a name or a function"),
+    "a class for a loss": ({"loss": torch.nn.MSELoss}, "loss is the class MSELoss: .* an instance"),
+    "a loss without a gradient": (
+        {"loss": lambda p, y: (p - y).detach().square().mean()},
+        "the loss fails .*: what it gives has no gradient",
+    ),
+    "a metric of a name that is taken": (
+        {"metrics": {"loss": "l1"}},
+        "metrics.loss: validation_loss is measured anyhow\n    take another name",
+    ),
+    "a metric of the objective's": ({"metrics": {"mae": "mse"}}, "metrics.mae: .*anyhow"),
+    "a metric that breaks a line": ({"metrics": {"a,\nb": "mse"}}, "metrics"),
     "a loss of another form": ({"loss": torch.nn.CTCLoss()}, "the loss fails on a prediction"),
 }
 
@@ -196,6 +207,64 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         trained(tmp_path / "run", **keys)
+
+
+def train_alone(folder: Path, **keys: Any) -> None:
+    """A program that hands in its own optimizer."""
+    hs.fit(
+        keys.pop("model", None) or Net(1, 1),
+        keys.pop("data", None) or Blobs(20),
+        output=folder / "run",
+        **{"batch_size": 4, "epochs": 2, "device": "cpu", **keys},
+    )
+
+
+def test_an_optimizer_that_cannot_train_the_network(tmp_path: Path) -> None:
+    net = Net(1, 1)
+    other = torch.optim.SGD([*net.parameters(), *Net(1, 1).parameters()], lr=0.1)
+    with pytest.raises(RecipeError, match=r"4 of the 8 parameters that the optimizer .*Net"):
+        train_alone(tmp_path, model=net, optimizer=other)
+    net = Net(1, 1)
+    closing = torch.optim.LBFGS(net.parameters())
+    with pytest.raises(RecipeError, match=r"the optimizer \(LBFGS\) calls the network several"):
+        train_alone(tmp_path, model=net, optimizer=closing)
+    with pytest.raises(RecipeError, match="Flatten has no parameters that can be trained"):
+        train_alone(tmp_path, model=torch.nn.Flatten())
+
+
+def test_a_layer_at_rest_and_a_loss_of_one_dim(tmp_path: Path) -> None:
+    net = Net(1, 1)
+    groups = [{"params": net.body.parameters(), "lr": 0.0}, {"params": net.head.parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    first = [p.clone() for p in net.parameters()]
+    train_alone(
+        tmp_path,
+        model=net,
+        optimizer=optimizer,
+        loss=lambda p, y: (p - y).square().mean().reshape(1),
+    )
+    same = [torch.equal(a, b) for a, b in zip(first, net.parameters(), strict=True)]
+    assert same == [True, True, False, False]
+
+
+def test_what_is_no_network_and_no_data(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="model is a int: hand in a torch.nn.Module"):
+        train_alone(tmp_path, model=5)
+    with pytest.raises(RecipeError, match="data is a DataLoader: .*docs/own-data.md"):
+        train_alone(tmp_path, data=torch.utils.data.DataLoader([1]))
+
+
+@pytest.mark.parametrize("steps", [8, 4])
+def test_one_cycle_moves_on_after_each_step(tmp_path: Path, steps: int) -> None:
+    net = Net(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+    if steps < 8:
+        with pytest.raises(RecipeError, match="ends after 4, but the training has 8"):
+            train_alone(tmp_path, model=net, optimizer=optimizer, schedule=schedule)
+        return
+    train_alone(tmp_path, model=net, optimizer=optimizer, schedule=schedule)
+    assert schedule.last_epoch == 8
 
 
 SCRIPT = """

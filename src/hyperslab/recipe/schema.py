@@ -11,6 +11,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StringConstraints,
     Tag,
     field_validator,
     model_validator,
@@ -179,6 +180,10 @@ AnyLoss = Annotated[
 LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 
+MetricName = Annotated[str, StringConstraints(pattern=r"^\w[\w .%@()/-]*$")]
+"""Heads a column of ``epochs.csv``."""
+
+
 class Recipe(Section):
     """One training run."""
 
@@ -188,7 +193,7 @@ class Recipe(Section):
     optimizer: AnyOptimizer = AdamSection()
     loss: AnyLoss = "mse"
     # by the name that they get in the history; each the mean over the samples of a split
-    metrics: dict[str, AnyLoss] = Field(default={})
+    metrics: dict[MetricName, AnyLoss] = Field(default={})
     parallelize: ParallelizeSection = ParallelizeSection()
     epochs: PositiveInt = 130
     stop_at: StopSection | None = None  # before, where the validation is as good as this

@@ -62,7 +62,8 @@ def fit(
         batch_size: samples per step over the whole grid; needed where ``data`` does not say it.
         loss: a name, a section with a ``target``, or a function of prediction and target.
         optimizer: a name, a section, or an optimizer of ``model.parameters()``.
-        schedule: a section, or a scheduler of that optimizer, which moves on after each epoch.
+        schedule: a section, or a scheduler of that optimizer, which moves on after each epoch;
+            OneCycleLR and CyclicLR after each step.
         metrics: what else is measured, by name, each as a loss is given.
         grid: by default all ranks cut the depth.
         resume: go on from the newest checkpoint in ``output``, if there is one.
@@ -119,7 +120,14 @@ class _Arguments:
             self.objects["model"] = model
             name = class_name(type(model))
             return {"name": "python", "python_class": name, "digest": digest_of_network(model)}
-        return {"name": model} if isinstance(model, str) else self._named(model, "model")
+        if isinstance(model, str):
+            return {"name": model}
+        if not isinstance(model, Mapping):
+            raise RecipeError(
+                f"model is {_a(model)}: hand in a torch.nn.Module, or "
+                '{"target": Net, ...} to have it made'
+            )
+        return self._named(model, "model")
 
     def of_data(
         self, data: str | os.PathLike[str] | Source | Keys, batch_size: int | None
@@ -129,8 +137,13 @@ class _Arguments:
             section: dict[str, Any] = {"python_class": class_name(type(data))}
         elif isinstance(data, Mapping):
             section = self._named(data, "data")
-        else:
+        elif isinstance(data, str | os.PathLike):
             section = {"path": str(Path(data))}
+        else:
+            raise RecipeError(
+                f"data is {_a(data)}: hand in a folder, a hyperslab.Source or a recipe's section; "
+                "a torch DataLoader goes with a loop of your own (docs/own-data.md)"
+            )
         return section if batch_size is None else {**section, "batch_size": batch_size}
 
     def of_loss(self, loss: str | Keys | LossFunction, key: str) -> Any:
@@ -138,8 +151,10 @@ class _Arguments:
             return loss
         if isinstance(loss, Mapping):
             return self._named(loss, key)
-        if not callable(loss):
-            raise RecipeError(f"{key} is a {type(loss).__name__}: give a name or a function")
+        if isinstance(loss, type) or not callable(loss):
+            raise RecipeError(
+                f"{key} is {_a(loss)}: give a name or a function, or an instance of a class"
+            )
         if key == "loss":
             self.objects["loss"] = loss
         else:
@@ -156,7 +171,9 @@ class _Arguments:
                 raise RecipeError("an optimizer of a network needs that network: hand it in, too")
             self.objects["optimizer"] = optimizer
             section = self._handed_in(optimizer, "optimizer")
-            section["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+            rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+            if max(rates, default=0.0) > 0:  # of layers that rest it is 0
+                section["learning_rate"] = next(rate for rate in rates if rate > 0)
         elif isinstance(optimizer, str):
             section = {"name": optimizer}
         else:
@@ -187,6 +204,13 @@ class _Arguments:
             is_section = isinstance(value, Mapping)
             found[name] = self._named(value, f"{key}.{name}") if is_section else value
         return found
+
+
+def _a(thing: object) -> str:
+    """What it is, for errors."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    return f"a {type(thing).__name__}"
 
 
 def _extents(grid: Grid | Keys | None, values: Mapping[str, Any]) -> dict[str, int]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hyperslab import losses
 from hyperslab.comm import Grid
-from hyperslab.errors import UnsupportedOp
+from hyperslab.errors import RecipeError, UnsupportedOp
 from hyperslab.metrics.confusion import count, predicted_classes, scores_of, sum_over_ranks
 from hyperslab.recipe.choices import choose
 from hyperslab.tensor import Sharded
@@ -92,13 +92,22 @@ COUNTS = {"tp": "true_positives", "fp": "false_positives", "fn": "false_negative
 
 
 class WithMetrics:
-    """An objective of which more is measured: ``metrics`` by the names that they get."""
+    """An objective of which more is measured: ``metrics`` by the names that they get.
+
+    Raises:
+        RecipeError: a name is that of a measure of the objective's own.
+    """
 
     def __init__(self, objective: Objective, metrics: Mapping[str, LossFunction]) -> None:
         self.objective = objective
         self.loss = objective.loss
         self.metrics = metrics
         self.measures = (*objective.measures, *(f"validation_{name}" for name in metrics))
+        for name in metrics:
+            if f"validation_{name}" in objective.measures:
+                raise RecipeError(
+                    f"metrics.{name}: validation_{name} is measured anyhow\n    take another name"
+                )
 
     def metric_sums(self, grid: Grid) -> MetricSums:
         return _More(self.objective.metric_sums(grid), MeansOfMetrics(grid, self.metrics))

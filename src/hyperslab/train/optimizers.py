@@ -25,7 +25,7 @@ from hyperslab.recipe.optimizer import (
     TargetSchedule,
 )
 from hyperslab.recipe.targets.instantiate import AN_OPTIMIZER, Maker, imported
-from hyperslab.train.parts.schedules import RateSchedule, schedule_from_target
+from hyperslab.train.parts.schedules import RateSchedule, schedule_from_target, schedule_given
 
 Weights = Iterable[torch.nn.Parameter]
 
@@ -78,16 +78,25 @@ def check_optimizer(config: AnyOptimizer) -> None:
         return
     Maker("optimizer", AN_OPTIMIZER, ([],)).check(_with_rate(config))
     kind = imported(str(config.target), "optimizer.target")
+    check_steps(kind, f"optimizer.target {config.target}")
+
+
+def check_steps(kind: Any, name: str) -> None:
+    """Refuse an optimizer that cannot train a network here.
+
+    Raises:
+        RecipeError: it needs a closure, or sparse gradients.
+    """
     step = inspect.signature(kind.step).parameters if hasattr(kind, "step") else {}
     if "closure" in step and step["closure"].default is inspect.Parameter.empty:
         raise RecipeError(
-            f"optimizer.target {config.target} calls the network several times a step (it needs a "
+            f"{name} calls the network several times a step (it needs a "
             "closure)\n    take one that makes one step of one gradient: AdamW, SGD, ..."
         )
     if kind is torch.optim.SparseAdam:
         raise RecipeError(
-            "optimizer.target torch.optim.SparseAdam takes sparse gradients only, which volumes do "
-            "not give\n    take torch.optim.Adam"
+            f"{name} takes sparse gradients only, which volumes do not give\n"
+            "    take torch.optim.Adam"
         )
 
 
@@ -116,14 +125,16 @@ def build_schedule(
 ) -> RateSchedule:
     """Set the learning rate before every step: the recipe's own are functions of the epochs done.
 
-    A scheduler that is ``given`` moves on after each epoch.
+    A scheduler that is ``given`` moves on after each epoch, or each step where torch's does.
 
     Raises:
         RecipeError: `SCHEDULES` has no such name; or of a target what `schedule_from_target` does.
     """
     schedule = config.schedule
-    if given is not None or schedule is None:
-        return RateSchedule(optimizer, given, "epoch")
+    if given is not None:
+        return schedule_given(given, optimizer, epochs * steps_per_epoch)
+    if schedule is None:
+        return RateSchedule(optimizer, None, "epoch")
     if isinstance(schedule, TargetSchedule):
         return schedule_from_target(
             schedule,

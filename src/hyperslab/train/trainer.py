@@ -183,7 +183,7 @@ class Trainer:
         for x, y in split.epoch(0):
             with self.autocast():
                 prediction = self.model(x)
-                loss = self.objective.loss(prediction, y)
+                loss = self.objective.loss(prediction, y).reshape(())
                 sums.add(prediction, y, loss)
             self.progress.check_stop(loss, prediction.local)
         return sums.result()

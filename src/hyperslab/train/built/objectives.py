@@ -26,7 +26,7 @@ def build_objective(recipe: Recipe, about: DataCard, given: Given = NOTHING_GIVE
     if isinstance(loss, TargetSection):
         loss = loss_from_target(loss, about, "loss", recipe.trusted)
     elif not isinstance(loss, str):
-        loss = fitting(loss, about, "the loss")
+        loss = fitting(loss, about, "the loss", trains=True)
     found = Segmentation(loss, about.classes) if about.classes else Regression(loss)
     metrics = build_metrics(recipe, about, given)
     return WithMetrics(found, metrics) if metrics else found
@@ -49,7 +49,7 @@ def build_metrics(
                 raise RecipeError(f"{key}={metric} does not go with the data: use one of {there}")
             found[name] = named_loss(metric)
         else:
-            found[name] = fitting(metric, about, key)
+            found[name] = fitting(metric, about, key, trains=False)
     return found
 
 

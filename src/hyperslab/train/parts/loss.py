@@ -63,28 +63,29 @@ def loss_from_target(
         RecipeError: as `Maker` and `fitting`.
     """
     maker = Maker(key, A_LOSS, references=references_to_data(about), trusted=trusted)
-    return fitting(maker(section), about, f"{key}.target {section.target}")
+    return fitting(maker(section), about, f"{key}.target {section.target}", trains=key == "loss")
 
 
-def fitting(loss: LossFunction, about: DataCard, name: str) -> LossFunction:
+def fitting(loss: LossFunction, about: DataCard, name: str, *, trains: bool = True) -> LossFunction:
     """The loss with labels in the form that it takes, found out on a small ordinary example.
 
     Raises:
-        RecipeError: it fails on a prediction and a target as such data have them, or gives no
-            single number.
+        RecipeError: it fails on a prediction and a target as such data have them, gives no single
+            number, or none with a gradient where it ``trains``.
     """
     count = outputs_of(about)
     # So many samples that no dim of the labels meets one of the prediction by broadcasting.
     samples = count + 1
-    ramp = torch.linspace(-1, 1, samples * count)
+    ramp = torch.linspace(-1, 1, samples * count, requires_grad=trains)
     if not about.classes:
-        problem = _tried(loss, ramp.view(samples, count), -ramp.view(samples, count))
+        problem = _tried(loss, ramp.view(samples, count), -ramp.detach().view(samples, count))
         if problem:
             raise RecipeError(
                 f"{name} fails on a prediction and a target of shape (N, {count}): {problem}"
             )
         return loss
-    prediction = torch.linspace(-1, 1, samples * count * 4032).view(samples, count, *EXTENTS)
+    ramp = torch.linspace(-1, 1, samples * count * 4032, requires_grad=trains)
+    prediction = ramp.view(samples, count, *EXTENTS)
     labels = torch.arange(samples * 4032).remainder(count).view(samples, *EXTENTS)
     problems = {}
     for form in FORMS:
@@ -108,6 +109,8 @@ def _tried(loss: LossFunction, prediction: torch.Tensor, target: torch.Tensor) -
         return " ".join(reason(error).split())[:160]
     if not isinstance(found, torch.Tensor):
         return f"it gives a {type(found).__name__}, not a tensor"
+    if prediction.requires_grad and not found.requires_grad:
+        return "what it gives has no gradient"
     return "" if found.numel() == 1 else f"it gives {list(found.shape)}, not one number"
 
 

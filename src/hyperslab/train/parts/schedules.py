@@ -124,6 +124,22 @@ def _put_rates(scheduler: LambdaLR, settings: list[dict[str, Any]]) -> None:
     scheduler._last_lr = rates
 
 
+def schedule_given(scheduler: LRScheduler, optimizer: Optimizer, steps: int) -> RateSchedule:
+    """A program's scheduler for a training of so many steps.
+
+    Raises:
+        RecipeError: it ends before the training.
+    """
+    every = "step" if type(scheduler).__name__ in BY_STEP else "epoch"
+    end = getattr(scheduler, "total_steps", None)
+    if every == "step" and end is not None and end < steps:
+        raise RecipeError(
+            f"schedule: {type(scheduler).__name__} moves on after each step and ends after {end}, "
+            f"but the training has {steps}\n    make it with total_steps={steps}"
+        )
+    return RateSchedule(optimizer, scheduler, every)
+
+
 def schedule_from_target(
     config: TargetSchedule,
     optimizer: Optimizer,
