@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import unicodedata
 
+LONGEST_LINE = 2000
+"""Characters of a line of an error."""
+
 
 class HyperslabError(Exception):
-    """Base of every error that hyperslab raises on purpose."""
+    """Base of every error that hyperslab raises on purpose.
+
+    Its lines have `LONGEST_LINE` characters at most: what is quoted of a file may be all of it.
+    """
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*(_bounded(word) if isinstance(word, str) else word for word in words))
 
 
 class UnsupportedOp(HyperslabError, TypeError):
@@ -54,6 +63,18 @@ class Stopped(HyperslabError):
         super().__init__(message)
         self.code = 128 + number
         self.said = said
+
+
+def _bounded(text: str) -> str:
+    """The text with the middle of its longest lines left out."""
+    return "\n".join(map(_bounded_line, text.split("\n"))) if len(text) > LONGEST_LINE else text
+
+
+def _bounded_line(line: str) -> str:
+    if len(line) <= LONGEST_LINE:
+        return line
+    half = LONGEST_LINE // 2 - 50
+    return f"{line[:half]} ... ({len(line) - 2 * half} characters) ... {line[-half:]}"
 
 
 def printable(text: str) -> str:

@@ -209,8 +209,12 @@ def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> 
     (out / "thesis.tex").unlink()
     (out / ".DS_Store").touch()
     run(source, out)
-    (out / "a/univ_000.hdf5").rename(out / "a/univ_000.bak")
     record = (out / "conversion.jsonl").read_text().splitlines(keepends=True)
+    for old, new in (('files": {"a/univ_000', 'files": {"a/univ_009'), ('"target"', '"aim"')):
+        (out / "conversion.jsonl").write_text("".join(record).replace(old, new))
+        with pytest.raises(DataError, match=r"conversion.jsonl: is no record of a conversion"):
+            run(source, out)
+    (out / "a/univ_000.hdf5").rename(out / "a/univ_000.bak")
     (out / "conversion.jsonl").write_text(
         "".join(line for line in record if "b/univ_001" not in line)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,35 @@ def test_a_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"00000\.tfrecord: has \d+ bytes but had \d+ when 'univ"):
         run(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda lines: [lines[0], *lines[2:]],
+            r"begins at byte \d+, and the one before it ends at 0",
+        ),
+        (lambda lines: [*lines, lines[2].replace('"univ_001"', '"other"')], "begins at byte"),
+        (lambda lines: [line.replace("0.tfrecord", "0.h5") for line in lines], "is no file of it"),
+        (
+            lambda lines: [line.replace("shard", "card") for line in lines],
+            "'univ_000' has no shard",
+        ),
+        (lambda lines: [line.replace('"target"', '"aim"') for line in lines], "has no target"),
+    ],
+)
+def test_a_record_that_would_double_a_sample_is_refused(
+    tmp_path: Path, change: Callable[[list[str]], list[str]], words: str
+) -> None:
+    source = universes(tmp_path / "in", 3, 2)
+    run(source, tmp_path / "out")
+    path = tmp_path / "out/conversion.jsonl"
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+    before = (tmp_path / "out/00000.tfrecord").read_bytes()
+    with pytest.raises(DataError, match=rf"conversion\.jsonl: is no record of .*{words}"):
+        run(source, tmp_path / "out")
+    assert (tmp_path / "out/00000.tfrecord").read_bytes() == before
 
 
 def test_a_bad_volume_is_left_out_and_its_place_taken(tmp_path: Path) -> None:

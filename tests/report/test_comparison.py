@@ -179,6 +179,12 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
     (tmp_path / "classes" / "metrics.json").write_text('{"classes": {"liver": {"dice": 1}}}')
     with pytest.raises(DataError, match="is an evaluation of classes"):
         read_comparison([first], [("classes", tmp_path / "classes")])
+    other = write_run(tmp_path / "other", seed=1, noise=0.2)
+    write_evaluation(tmp_path / "of others", noise=0.2, volumes=30, seed=1)
+    fewer = (tmp_path / "of others" / "predictions.csv").read_text()
+    (other / "evaluation" / "predictions.csv").write_text(fewer)
+    with pytest.raises(DataError, match=r"those of \S+other/evaluation are not those of \S+first/"):
+        read_comparison([first, other])
     (first / "evaluation" / "predictions.csv").unlink()
     with pytest.raises(DataError, match=r"predictions\.csv is not there"):
         read_comparison([first])

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.errors import CommError, DivergedError, RecipeError, Stopped
+from hyperslab.errors import CommError, DataError, DivergedError, RecipeError, Stopped
 from hyperslab.sweep import execute
 from hyperslab.sweep.execute import finished
 from hyperslab.sweep.load import SweepRun, load_sweep
 from hyperslab.sweep.progress import SweepProgress
-from hyperslab.sweep.result import RunResult
+from hyperslab.sweep.result import RunResult, read_result
 from hyperslab.sweep.run import run_sweep
 from tests.sweep.sweeps import sweep_here, table_of, write_sweep
 
@@ -127,6 +128,26 @@ def test_another_sweep_is_refused_with_the_difference(
         sweep_here(path)
     assert "holds another sweep" in str(caught.value)
     assert sorted((done.parent / "out").rglob("*")) == before
+
+
+def test_settings_that_were_damaged_are_another_sweep(done: Path, tmp_path: Path) -> None:
+    """A key may be any value of YAML, so names and numbers stand side by side."""
+    out = tmp_path / "out"
+    out.mkdir()
+    text = (done.parent / "out" / "sweep.yaml").read_text()
+    (out / "sweep.yaml").write_text(text.replace("  plain:\n", "  1:\n"))
+    with pytest.raises(RecipeError, match=r"holds another sweep:(.*\n)*.*variants\.plain:"):
+        sweep_here(write_sweep(tmp_path, output=str(out)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seconds", "'long'"), ("validation_loss", None), ("test", [1]), ("test", 3)]
+)
+def test_a_result_of_other_types_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    values = {**asdict(result(0.5)), key: value}
+    (tmp_path / "result.json").write_text(json.dumps(values))
+    with pytest.raises(DataError, match=rf"result\.json is no result of a run: {key}.*; remove it"):
+        read_result(tmp_path)
 
 
 def test_a_run_of_another_recipe_is_refused_too(done: Path, tmp_path: Path) -> None:

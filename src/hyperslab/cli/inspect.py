@@ -19,14 +19,13 @@ from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import MAPPED, choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
 from hyperslab.formats.shared.data_map import DataMap
-from hyperslab.formats.shared.reach import Allowed
+from hyperslab.formats.shared.reach import MISSING_MEANS, Allowed
 from hyperslab.formats.verify import verify_samples
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 
 RECIPES = (".yaml", ".yml")
 OUTSIDE = "HDF5 files may take values from files outside of the folder."
-MISSING = "What HDF5 files and Zarr groups do not store is their fill value."
 EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
@@ -45,7 +44,7 @@ def inspect(
         bool, typer.Option("--verify", help="Read all of it, and compare every checksum.")
     ] = False,
     outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
-    missing_chunks: Annotated[bool, typer.Option("--missing-chunks", help=MISSING)] = False,
+    missing_chunks: Annotated[bool, typer.Option("--missing-chunks", help=MISSING_MEANS)] = False,
 ) -> None:
     """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
     load_plugins(plugin or [])

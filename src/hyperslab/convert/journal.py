@@ -36,8 +36,10 @@ class Manifest:
 
 
 @contextmanager
-def held(folder: Path, asked: Entry) -> Iterator[Manifest]:
+def held(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator[Manifest]:
     """The manifest of a folder that is made if there is none, kept from other runs.
+
+    ``needed``: keys without which a line is none of this conversion.
 
     Raises:
         DataError: the folder is another conversion's, none at all, in use, or cannot be written.
@@ -54,7 +56,7 @@ def held(folder: Path, asked: Entry) -> Iterator[Manifest]:
         if not try_lock(file.fileno()):
             raise DataError(f"{folder}: another conversion into it is under way")
         found, entries, size = read_manifest(folder)
-        _check_complete(folder, entries)
+        _check_complete(folder, entries, needed)
         try:
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
@@ -69,10 +71,10 @@ def held(folder: Path, asked: Entry) -> Iterator[Manifest]:
         yield Manifest(folder, entries)
 
 
-def _check_complete(folder: Path, entries: Sequence[Entry]) -> None:
+def _check_complete(folder: Path, entries: Sequence[Entry], needed: Sequence[str]) -> None:
     """A run that goes on looks for more than a reader."""
     for entry in entries:
-        missing = [key for key in ("files", "stamps", "crc32c") if key not in entry]
+        missing = [key for key in needed if key not in entry]
         if missing:
             raise DataError(
                 f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "

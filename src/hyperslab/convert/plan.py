@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hyperslab.convert.journal import REMEDY, Manifest
 from hyperslab.convert.request import Outcome, Request
-from hyperslab.convert.shards import is_in_shard
+from hyperslab.convert.shards import check_places, is_in_shard
 from hyperslab.convert.worker import Doubtful, Job, Todo
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
@@ -76,6 +76,12 @@ class Plan:
             "classes": list(samples.classes),
         }
 
+    def recorded(self) -> tuple[str, ...]:
+        """What the line of each finished sample has."""
+        values = "labels_crc32c" if self.samples.classes else "target"
+        place = ("shard",) if self.request.writer.per_file > 1 else ()
+        return ("files", "stamps", "crc32c", values, *place)
+
     def notices(self) -> list[str]:
         """What a user should know beforehand."""
         told = self.request.writer.told(self.samples)
@@ -91,6 +97,9 @@ class Plan:
                 not as it was recorded.
         """
         self._check_sources(manifest)
+        writer = self.request.writer
+        if writer.per_file > 1:
+            check_places(manifest.folder, manifest.entries.values(), writer.suffix)
         outcomes = []
         jobs = []
         finished = []
@@ -152,7 +161,12 @@ class Plan:
             if entry is None:
                 raise DataError(f"{path}: is of no conversion: take it away or {REMEDY}")
             size = size_and_time(path)[0]
-            then = entry["files"][file]
+            then = entry["files"].get(file)
+            if then is None:
+                raise DataError(
+                    f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{name!r} has no size of {file})"
+                )
             if size != then:
                 raise DataError(
                     f"{path}: has {size} bytes but had {then} when it was written: delete it and "

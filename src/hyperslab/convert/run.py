@@ -54,7 +54,7 @@ def convert(
     bad: list[DataError] = []
     source = source_of(root, Grid(), channels, source_format, bad.append, allowed=allowed)
     plan = Plan(root, source, request)
-    with held(out, plan.asked()) as manifest:
+    with held(out, plan.asked(), plan.recorded()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())
         outcomes = [Outcome("failed", str(error)) for error in bad]
         for outcome in outcomes:

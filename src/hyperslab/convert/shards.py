@@ -15,7 +15,7 @@ import google_crc32c
 
 from hyperslab.errors import DataError
 from hyperslab.formats.shared.fingerprint import sum_of
-from hyperslab.formats.shared.manifest import Entry
+from hyperslab.formats.shared.manifest import MANIFEST_FILE, Entry
 
 Shard = tuple[str, int, int]
 """The file of a sample, and where in it that begins and ends [B]."""
@@ -46,6 +46,35 @@ def is_in_shard(folder: Path, entry: Entry) -> bool:
             "written: delete it and run it again"
         )
     return True
+
+
+def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
+    """Nothing, if the recorded samples of each file are one behind the other from its start.
+
+    A file where a line is missing or is said of others would end up with a sample twice, or with
+    one that nobody knows of.
+
+    Raises:
+        DataError: they are not.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}
+    for entry in entries:
+        file, start, end = entry["shard"]
+        if not file.removesuffix(suffix).isdecimal():
+            raise DataError(
+                f"{folder / MANIFEST_FILE}: is no record of a conversion ({file} is no file of it)"
+            )
+        places.setdefault(file, []).append((start, end))
+    for file, found in places.items():
+        at = 0
+        for start, end in sorted(found):
+            if start != at and (folder / file).exists():
+                raise DataError(
+                    f"{folder / MANIFEST_FILE}: is no record of a conversion (a sample of {file} "
+                    f"begins at byte {start}, and the one before it ends at {at}): delete both and "
+                    "run it again"
+                )
+            at = end
 
 
 class Shards:

@@ -35,7 +35,7 @@ def differences(a: Any, b: Any, key: str = "") -> list[str]:
     ['a.c', 'd']
     """
     if isinstance(a, dict) and isinstance(b, dict):
-        names = sorted({*a, *b})
+        names = sorted({*a, *b}, key=str)
         found = [differences(a.get(k), b.get(k), f"{key}.{k}".lstrip(".")) for k in names]
         return [name for part in found for name in part]
     return [] if a == b else [key]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from hyperslab.atomic_files import write_json
 from hyperslab.documents import read_json
@@ -35,6 +36,9 @@ class RunResult:
     recalibrated: dict[str, float | None] | None = None
 
 
+_RESULT = TypeAdapter(RunResult)
+
+
 def read_result(folder: Path) -> RunResult | None:
     """What was kept of a run that is done; None where it is not.
 
@@ -43,11 +47,16 @@ def read_result(folder: Path) -> RunResult | None:
     """
     path = folder / FILE
     try:
-        values = read_json(path)
-        return RunResult(**{field.name: values[field.name] for field in fields(RunResult)})
+        return _RESULT.validate_python(read_json(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{path} is no result of a run: {where}: {first['msg']}; remove it"
+        ) from None
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} is no result of a run: {error!r}; remove it") from None
 
 

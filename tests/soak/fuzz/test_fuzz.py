@@ -10,7 +10,8 @@ from hyperslab.errors import DataError
 from tests.soak.fuzz import __main__ as command
 from tests.soak.fuzz import worker
 from tests.soak.fuzz.mutate import BINARY
-from tests.soak.fuzz.subjects import SUBJECTS, Subject
+from tests.soak.fuzz.subject import Subject
+from tests.soak.fuzz.subjects import SUBJECTS
 
 
 def test_a_few_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,13 @@ ALLOW = (
     "hyperslab.open(..., outside_files=True)"
 )
 
-
 ALLOW_MISSING = (
     "if what is not there is meant to be so, allow it: data.missing_chunks=true in a recipe, "
     "--missing-chunks, or hyperslab.open(..., missing_chunks=True)"
 )
+
+MISSING_MEANS = "What HDF5 files and Zarr groups do not store is their fill value."
+"""What a command says of ``--missing-chunks``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,12 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
         if names != parameters:
             raise DataError(f"{folder} predicts {', '.join(names)}: not what {folders[0]} does")
     tests = [test for _, _, test, _ in found]
+    for folder, test in zip(folders, tests, strict=True):
+        if set(test.volumes) != set(tests[0].volumes):
+            raise DataError(
+                f"{name}: the test volumes of its runs are not the same: those of {folder} are not "
+                f"those of {folders[0]}"
+            )
     plain = score(name, parameters, tests, mean)
     validations = [validation for _, _, _, validation in found if validation is not None]
     if not tests[0].of_parts or len(validations) < len(tests):
@@ -109,14 +115,11 @@ def score(
 ) -> Scored:
     """The errors of predictions; ``mean`` (P,) is that of the training split's targets.
 
-    Raises:
-        DataError: the seeds have other volumes.
+    All seeds have the same volumes.
     """
     volumes, _ = volume_indices(seeds[0].volumes)
     errors = []
     for seed in seeds:
-        if set(seed.volumes) != set(volumes):
-            raise DataError(f"{name}: the test volumes of its runs are not the same")
         errors.append(means_of_volumes((seed.predicted - seed.true) ** 2, seed.volumes))
     true = means_of_volumes(seeds[0].true, seeds[0].volumes)
     return Scored(name, parameters, volumes, tuple(seeds), np.stack(errors), (true - mean) ** 2)

@@ -1,0 +1,268 @@
+"""What hyperslab or a user writes beside volumes: recipes, journals, checkpoints, run folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import hyperslab as hs
+from hyperslab.checkpoint.retention import latest
+from hyperslab.convert.request import Request
+from hyperslab.convert.run import convert
+from hyperslab.errors import DataError
+from hyperslab.machine import load_machine
+from hyperslab.predict.journal import Journal
+from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.report import write_comparison, write_report
+from hyperslab.sweep.load import SweepRun, load_sweep
+from hyperslab.sweep.progress import SweepProgress
+from hyperslab.sweep.result import RunResult
+from hyperslab.sweep.run import DoRun, run_sweep
+from hyperslab.train.build import open_data
+from hyperslab.train.built.checks import check_targets
+from hyperslab.train.profile.schema import profile_path, write_profile
+from hyperslab.train.run import train
+from tests.formats import writers
+from tests.formats.nifti import lists
+from tests.report import fake_scans
+from tests.report.compared import write_swept
+from tests.report.fake import fake_run
+from tests.report.test_timelines import a_profile
+from tests.soak.fuzz.files import SC18, cubes, keyed_by_user, read_samples
+from tests.soak.fuzz.mutate import BINARY, TEXT
+from tests.soak.fuzz.subject import Digest, Subject
+from tests.sweep.sweeps import write_sweep
+
+HDF5 = Request("hdf5")
+SPEAKING = ("data.", "model.", "loss.", "optimizer.", "metrics.")
+"""How keys of a recipe begin that say where an error is, in place of the file."""
+
+
+def journal(make: Callable[[Path], object], request: Request) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        make(folder / "origin")
+        convert(folder / "origin", folder / "out", request)
+
+    return write
+
+
+def go_on(request: Request) -> Callable[[Path], Digest]:
+    def read(folder: Path) -> Digest:
+        before = sorted(path for path in folder.parent.parent.glob("*"))
+        convert(folder / "origin", folder / "out", request)
+        assert sorted(path for path in folder.parent.parent.glob("*")) == before
+        return read_samples(folder / "out")
+
+    return read
+
+
+def predictions(folder: Path) -> None:
+    folder.mkdir()
+    rows = [{"by": "me"}, *({"name": f"a{i}", "path": "x", "bytes": i} for i in range(4))]
+    (folder / "predictions.jsonl").write_text("".join(f"{row}\n" for row in map(_json, rows)))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)
+
+
+def read_predictions(folder: Path) -> Digest:
+    return repr(sorted(Journal(folder, {"by": "me"}).rows))
+
+
+def copied(file: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        shutil.copy(file, folder / "it.yaml")
+        if "sweeps" in file:
+            (folder / "it.yaml").write_text(
+                Path(file).read_text().replace("../", f"{Path('recipes').absolute()}/")
+            )
+
+    return make
+
+
+def targets(folder: Path) -> None:
+    """A recipe of somebody's own classes, and of scans that a list names."""
+    lists.decathlon(folder, ((8, 8, 8), (8, 8, 8), (8, 8, 8)))
+    text = Path("recipes/segresnet.yaml").read_text()
+    (folder / "it.yaml").write_text(text.replace("phantoms/", f"{folder.with_name('case')}/"))
+
+
+def read_targets(folder: Path) -> Digest:
+    """As far as a training goes before it opens its data."""
+    recipe = load_recipe(folder / "it.yaml")
+    check_targets(recipe)
+    return repr(recipe)
+
+
+def own_data(folder: Path) -> None:
+    """A recipe that says where volumes and their parameters are, and how they are split."""
+    keyed_by_user(folder / "sims")
+    (folder / "table.csv").write_text("name,Omega0,seed\nsim_0,0.1,5\nsim_1,0.2,6\nsim_2,0.3,7\n")
+    (folder / "test.txt").write_text("# held out\nsim_2\n")
+    (folder / "it.yaml").write_text(OWN_DATA.format(folder=folder.with_name("case")))
+
+
+OWN_DATA = """\
+data:
+  path: {folder}/sims
+  files: "sim_*.hdf5"
+  keys: {{volume: grid/delta}}
+  table: {folder}/table.csv
+  columns: [Omega0, seed]
+  targets: [Omega0]
+  ranges: {{Omega0: [0.0, 0.5]}}
+  train: [sim_0]
+  validation: ["1:2"]
+  test: {folder}/test.txt
+  batch_size: 1
+"""
+
+
+def read_own_data(folder: Path) -> Digest:
+    recipe = load_recipe(folder / "it.yaml")
+    found = hashlib.sha256()
+    for split in ("train", "validation", "test"):
+        with open_data(recipe, hs.Grid(), split=split, shuffle=False) as data:
+            for x, y in data.epoch(0):
+                found.update(x.local.numpy().tobytes() + y.numpy().tobytes())
+    return found.hexdigest()
+
+
+def swept(folder: Path) -> None:
+    """A sweep that is done."""
+    write_sweep(folder, output=str(folder.with_name("case") / "out"))
+    sweep_on(folder, folder / "out", _pretend)
+
+
+def _pretend(run: SweepRun, ranks: int) -> RunResult:
+    run.folder.mkdir(parents=True)
+    save_recipe(run.recipe, run.folder / "recipe.yaml")
+    scores: dict[str, float | None] = {"Omega_m": 0.5, "sigma_8": None}
+    result = RunResult(run.recipe.epochs, 100 * run.rate, 2, 9.5, scores, 0.5, None)
+    (run.folder / "result.json").write_text(json.dumps(asdict(result)))
+    return result
+
+
+def _refuse(run: SweepRun, ranks: int) -> RunResult:
+    raise DataError(f"{run.folder} is not done")
+
+
+def sweep_on(folder: Path, output: Path, do: DoRun) -> None:
+    sweep = load_sweep(folder / "sweep.yaml", output=output)
+    run_sweep(sweep, 1, SweepProgress(sweep, Console(quiet=True)), do)
+
+
+def read_swept(folder: Path) -> Digest:
+    sweep_on(folder, folder / "out", _refuse)
+    return (folder / "out" / "sweep.json").read_text()
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3), torch.nn.BatchNorm3d(4))
+
+
+def checkpoint(folder: Path) -> None:
+    folder.mkdir()
+    model = network()
+    hs.save(folder / "step", model, torch.optim.Adam(model.parameters()), epoch=3)
+
+
+def read_checkpoint(folder: Path) -> Digest:
+    model = network()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    extra = hs.load(folder / "step", model, torch.optim.Adam(model.parameters()))
+    state = [value.numpy().tobytes() for value in model.state_dict().values()]
+    return hashlib.sha256(repr(sorted(extra.items())).encode() + b"".join(state)).hexdigest()
+
+
+def run(folder: Path) -> None:
+    """Histories, an evaluation, profiles of two ranks."""
+    path = fake_run(folder, epochs=3, wanted=3)
+    for rank in range(2):
+        write_profile(profile_path(path, rank), a_profile(rank))
+
+
+def run_of_scans(folder: Path) -> None:
+    fake_scans.fake_run(folder, epochs=3)
+
+
+def read_page(folder: Path) -> Digest:
+    write_report(folder / "run")
+    return ""
+
+
+def read_compared(folder: Path) -> Digest:
+    write_comparison([folder])
+    return ""
+
+
+def trained(folder: Path) -> None:
+    """A run of three epochs and as many checkpoints."""
+    folder.mkdir()
+    (folder / "it.yaml").write_text(TRAINED)
+    train(load_recipe(folder / "it.yaml", [f"output={folder / 'run'}"]))
+
+
+TRAINED = """\
+data: {synthetic: {width: 16, samples: 6}, batch_size: 2}
+model: {variant: lbann}
+kernels: fixed
+device: cpu
+checkpoint: {every_steps: 1}
+epochs: 2
+"""
+
+
+def train_on(folder: Path) -> Digest:
+    """What is lost is trained again, so the end is the same."""
+    train(load_recipe(folder / "it.yaml", [f"output={folder / 'run'}"]), resume=True)
+    newest = latest(folder / "run")
+    assert newest is not None
+    rows = (folder / "run" / "steps.csv").read_text().splitlines()
+    losses = [line.split(",")[2] for line in rows]
+    return repr(losses) + hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+
+
+def weights(path: Path) -> bool:
+    return path.name != "manifest.json"
+
+
+RECORDS: dict[str, Subject] = {
+    "recipe": Subject(
+        copied("recipes/demo.yaml"), lambda f: repr(load_recipe(f / "it.yaml")), TEXT
+    ),
+    "sweep": Subject(
+        copied("recipes/sweeps/figure9.yaml"), lambda f: repr(load_sweep(f / "it.yaml")), TEXT
+    ),
+    "machine": Subject(
+        copied("src/hyperslab/machine/shipped/lassen-v100.yaml"),
+        lambda f: repr(load_machine(f / "it.yaml")),
+        TEXT,
+    ),
+    "targets": Subject(targets, read_targets, TEXT, "it.yaml", keys=SPEAKING),
+    "own-data": Subject(own_data, read_own_data, TEXT, "*.*t*", keys=SPEAKING),
+    "swept": Subject(swept, read_swept, TEXT, "*.*"),
+    "journal": Subject(
+        journal(writers.tfrecords(False), HDF5), go_on(HDF5), TEXT, "conversion.jsonl"
+    ),
+    "journal-sc18": Subject(journal(cubes, SC18), go_on(SC18), TEXT, "conversion.jsonl"),
+    "predictions": Subject(predictions, read_predictions, TEXT),
+    "checkpoint": Subject(checkpoint, read_checkpoint, (*BINARY, *TEXT), "*", weights),
+    "trained": Subject(trained, train_on, (*BINARY, *TEXT), "run/**/*"),
+    "page": Subject(run, read_page, TEXT, "*.*"),
+    "page-scans": Subject(run_of_scans, read_page, (*TEXT, *BINARY), "run/**/*"),
+    "page-compared": Subject(write_swept, read_compared, TEXT, "*.*"),
+}
