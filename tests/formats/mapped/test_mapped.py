@@ -16,7 +16,8 @@ import zarr
 import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats import DataMap, MappedFolder
-from hyperslab.formats.mapped.table import read_target_table
+from hyperslab.formats.mapped.rows import rows_of_samples
+from hyperslab.formats.mapped.table import TargetTable, read_target_table
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 
@@ -257,3 +258,32 @@ def test_types_and_shapes_that_are_no_volumes(tmp_path: Path) -> None:
         np.save(tmp_path / "v.npy", bad)
         with pytest.raises(DataError, match=words):
             opened(tmp_path / "v.npy", table=table)
+
+
+def table_of(folder: Path, text: str) -> TargetTable:
+    (folder / "table.txt").write_text(text)
+    return read_target_table(folder / "table.txt")
+
+
+def test_a_first_row_with_a_slip_is_no_header(tmp_path: Path) -> None:
+    """Else every sample would have the row of the one after it."""
+    with pytest.raises(DataError, match="line 1: 'o.9' is no number"):
+        table_of(tmp_path, "0.3 o.9\n0.2 0.8\n0.1 0.7\n")
+    assert table_of(tmp_path, "a b\n0.2 0.8\n").columns == ("a", "b")
+
+
+def test_rows_of_other_folders_are_not_taken(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "name y\nrun2/a 1\nrun2/b 2\nc.npy 3\n")
+    assert rows_of_samples(table, ["run2/b", "deep/run2/a", "deep/c"]) == [1, 0, 2]
+    assert rows_of_samples(table, ["b"]) == [1]
+    with pytest.raises(DataError, match="has no row for sample 'run1/a'"):
+        rows_of_samples(table, ["run1/a"])
+    with pytest.raises(DataError, match="two rows for one sample"):
+        rows_of_samples(table_of(tmp_path, "a 1\na.npy 2\n"), ["a"])
+
+
+def test_of_one_file_with_several_numbers_no_row_is_guessed(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "1\n" * 200)
+    assert rows_of_samples(table, ["simulation_7"]) == [7]
+    with pytest.raises(DataError, match="is not clear"):
+        rows_of_samples(table, ["7/df_m_128_z=0"])

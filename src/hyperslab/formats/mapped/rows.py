@@ -15,8 +15,8 @@ _DIGITS = re.compile(r"(\d+)")
 def rows_of_samples(table: TargetTable, names: Sequence[str]) -> list[int]:
     """The row of each sample, one a file, by its name.
 
-    A table that names its rows is asked for the sample's path, with or without suffix, or for its
-    last part. Otherwise the names must be alike but for one number, which is the row, counted from
+    A table that names its rows is asked for the sample's path, with or without suffix, or for the
+    end of it, as far as it says one. Otherwise the names must be alike but for one number, which is the row, counted from
     0: that of the realisation's folder, say.
 
     Raises:
@@ -40,12 +40,15 @@ def rows_of_samples(table: TargetTable, names: Sequence[str]) -> list[int]:
 
 def _by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
     known = {_bare(name): row for row, name in enumerate(table.names)}
+    if len(known) < len(table.names):
+        raise DataError(f"{table.path}: has two rows for one sample, with a suffix and without")
     ends: dict[str, list[int]] = {}
     for name, row in known.items():
         ends.setdefault(name.rpartition("/")[2], []).append(row)
     found = []
     for name in names:
         same = [known[name]] if name in known else ends.get(name.rpartition("/")[2], [])
+        same = [row for row in same if _one_ends_as(name, _bare(table.names[row]))]
         if len(same) != 1:
             raise DataError(
                 f"{table.path}: has no row for sample {printable(name)!r}; its {len(table.names)} "
@@ -56,6 +59,11 @@ def _by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
     if len(set(found)) != len(found):
         raise DataError(f"{table.path}: one row would be of two samples; name rows by paths")
     return found
+
+
+def _one_ends_as(name: str, other: str) -> bool:
+    """Whether they can be paths of one file, seen from two folders."""
+    return f"/{name}".endswith(f"/{other}") or f"/{other}".endswith(f"/{name}")
 
 
 def _bare(name: str) -> str:
@@ -69,7 +77,7 @@ def _numbers(table: TargetTable, names: Sequence[str]) -> list[int]:
     words = {tuple(parts[::2]) for parts in split}
     numbers = [parts[1::2] for parts in split]
     varying = [i for i in range(len(numbers[0])) if len({n[i] for n in numbers}) > 1]
-    if len(names) == 1 and len(numbers[0]):
+    if len(names) == 1 and len(numbers[0]) == 1:
         varying = [0]
     if len(words) > 1 or len(varying) != 1:
         raise DataError(

@@ -74,7 +74,7 @@ def _of_text(path: Path, text: str) -> TargetTable:
         elif plain:
             rows.append(_fields(plain))
             lines.append(number)
-    if rows and not _number(rows[0][-1]):
+    if rows and not any(map(_number, rows[0])):
         header = rows.pop(0)
         lines.pop(0)
     if not rows:
