@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hyperslab.errors import DataError
 from hyperslab.report import write_report
 from hyperslab.report.figures.masks import COLOURS, colour
+from hyperslab.report.number_format import DASH
 from hyperslab.report.run_folder import read_run
 from hyperslab.report.samples.scans import scans
 from tests.report.fake_scans import CONFUSION, SHAPE, fake_run
@@ -57,6 +59,27 @@ def test_every_class_has_its_scores_and_the_share_of_each_confusion(page: str) -
         assert f"{total:,}" in page
     dice = 2 * 3000 / (2 * 3000 + 400 + 260)
     assert page.count(f"{dice:.3f}") >= 2, "in a tile and in the table"
+
+
+def test_surfaces_have_a_table_of_their_own_with_whole_samples(run: Path) -> None:
+    path = run / "evaluation" / "metrics.json"
+    found = json.loads(path.read_text())
+    found["classes"]["organ"] |= {
+        "hausdorff_95_mm": 12.53,
+        "average_surface_distance_mm": None,
+        "surface_dice": 0.25,
+        "samples_both": 2.0,
+    }
+    found["surfaces"] = {"tolerance_mm": 2.0}
+    path.write_text(json.dumps(found))
+    page = write_report(run).read_text()
+    row = re.search(
+        r'<th scope="col">average \[mm\]</th>.*?<tbody>\s*(<tr>.*?</tr>)', page, re.DOTALL
+    )
+    assert row is not None
+    cells = re.findall(r"<td>(.*?)</td>", row.group(1))
+    assert cells == ["12.5", DASH, "0.250", "2", DASH, DASH]
+    assert "within 2.00 mm" in page
 
 
 def test_masks_have_the_colours_of_the_legend(page: str) -> None:

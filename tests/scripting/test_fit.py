@@ -248,9 +248,9 @@ def test_a_layer_at_rest_and_a_loss_of_one_dim(tmp_path: Path) -> None:
 
 
 def test_what_is_no_network_and_no_data(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="model is a int: hand in a torch.nn.Module"):
+    with pytest.raises(RecipeError, match=r"model is a int: hand in a torch\.nn\.Module"):
         train_alone(tmp_path, model=5)
-    with pytest.raises(RecipeError, match="data is a DataLoader: .*docs/own-data.md"):
+    with pytest.raises(RecipeError, match=r"data is a DataLoader: .*docs/own-data\.md"):
         train_alone(tmp_path, data=torch.utils.data.DataLoader([1]))
 
 

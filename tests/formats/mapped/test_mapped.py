@@ -267,7 +267,7 @@ def table_of(folder: Path, text: str) -> TargetTable:
 
 def test_a_first_row_with_a_slip_is_no_header(tmp_path: Path) -> None:
     """Else every sample would have the row of the one after it."""
-    with pytest.raises(DataError, match="line 1: 'o.9' is no number"):
+    with pytest.raises(DataError, match=r"line 1: 'o\.9' is no number"):
         table_of(tmp_path, "0.3 o.9\n0.2 0.8\n0.1 0.7\n")
     assert table_of(tmp_path, "a b\n0.2 0.8\n").columns == ("a", "b")
 

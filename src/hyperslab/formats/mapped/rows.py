@@ -16,8 +16,8 @@ def rows_of_samples(table: TargetTable, names: Sequence[str]) -> list[int]:
     """The row of each sample, one a file, by its name.
 
     A table that names its rows is asked for the sample's path, with or without suffix, or for the
-    end of it, as far as it says one. Otherwise the names must be alike but for one number, which is the row, counted from
-    0: that of the realisation's folder, say.
+    end of it, as far as it says one. Otherwise the names must be alike but for one number, which is
+    the row, counted from 0: that of the realisation's folder, say.
 
     Raises:
         DataError: a sample has no row, or the names do not tell.

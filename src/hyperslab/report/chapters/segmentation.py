@@ -33,6 +33,14 @@ SCORES = {
     "precision": "precision",
     "recall": "recall",
 }
+SURFACES = {
+    "hausdorff_95_mm": "Hausdorff 95 % [mm]",
+    "average_surface_distance_mm": "average [mm]",
+    "surface_dice": "surface Dice",
+    "samples_both": "samples with both",
+    "samples_missed": "missed",
+    "samples_invented": "invented",
+}
 VOXEL_COUNTS = ("true_positives", "false_positives", "false_negatives")
 """Of voxels; what is a score of a class and not one of these is shown."""
 
@@ -57,7 +65,8 @@ def class_scores(run: Run) -> Chapter:
     ]
     head = ["class", *measured.values(), "true voxels"]
     table = CellTable("Overlap of predicted and true masks", head, rows)
-    return Chapter("accuracy", "Accuracy", [Paragraph(about), table, *_confusion(run)])
+    parts = [Paragraph(about), table, *_surfaces(run), *_confusion(run)]
+    return Chapter("accuracy", "Accuracy", parts)
 
 
 def masks(run: Run) -> Chapter:
@@ -66,9 +75,30 @@ def masks(run: Run) -> Chapter:
 
 
 def _further(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, str]:
-    """Whatever else an evaluation measured of its classes, such as distances of surfaces."""
+    """Whatever else an evaluation measured of its classes."""
+    known = {*SCORES, *SURFACES, *VOXEL_COUNTS}
     keys = dict.fromkeys(key for row in scores.values() for key in row)
-    return {key: _words(key) for key in keys if key not in SCORES and key not in VOXEL_COUNTS}
+    return {key: _words(key) for key in keys if key not in known}
+
+
+def _surfaces(run: Run) -> list[Block]:
+    """How far apart they are, of the classes that have one."""
+    rows: list[TableRow] = [
+        [name, *(_count_or_number(key, row.get(key)) for key in SURFACES)]
+        for name, row in run.scores.items()
+        if any(key in row for key in SURFACES)
+    ]
+    about = run.evaluation.get("surfaces")
+    within = about.get("tolerance_mm") if isinstance(about, dict) else None
+    caption = "Distances between the surfaces of predicted and true masks"
+    if isinstance(within, float | int):
+        caption += f"; surface Dice: what lies within {number(within)} mm"
+    return [CellTable(caption, ["class", *SURFACES.values()], rows)] if rows else []
+
+
+def _count_or_number(key: str, value: float | None) -> str:
+    whole = key.startswith("samples_") and value is not None and value == value // 1
+    return f"{value:,.0f}" if whole else number(value)
 
 
 def _words(key: str) -> str:
