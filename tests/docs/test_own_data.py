@@ -28,7 +28,15 @@ def test_its_recipes_are_read(tmp_path: Path, text: str) -> None:
 
 def test_there_are_recipes_and_sections_that_errors_name() -> None:
     assert len(RECIPES) >= 5
-    for title in ("Keys", "Arrays", "Tables", "Splits", "A DataLoader of your own", "A Source"):
+    for title in (
+        "Keys",
+        "Arrays",
+        "Channels",
+        "Tables",
+        "Splits",
+        "A DataLoader of your own",
+        "A Source",
+    ):
         assert f"# {title}\n" in PAGE
 
 

@@ -19,11 +19,11 @@ import yaml
 import hyperslab as hs
 from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.evaluate.segmentation import ClassEvaluation
+from hyperslab.evaluate.sliding_windows import WindowPolicy
 from hyperslab.formats.nifti.lattice import blurred_linear, nearest
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from hyperslab.predict import predict
-from hyperslab.predict.windows import WindowPolicy
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import train
 from tests.formats.nifti.lists import save

@@ -19,12 +19,13 @@ import hyperslab as hs
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
+from hyperslab.evaluate.sliding_windows import WindowPolicy
 from hyperslab.formats.nifti import image
 from hyperslab.models import UNet3D
 from hyperslab.predict import predict
 from hyperslab.predict.network import Network
 from hyperslab.predict.volumes import Nifti
-from hyperslab.predict.windows import WindowPolicy, predict_windows
+from hyperslab.predict.windows import predict_windows
 from tests.ct.scans import nib, numbers, write
 from tests.predict.runs import CLASSES, SCANS, WINDOW, unet, write_run, write_segmentation
 from tests.ranks import run_ranks

@@ -89,6 +89,36 @@ def test_keys_that_do_not_go_together(tmp_path: Path, data: dict[str, Any], word
     assert words in str(caught.value)
 
 
+def table_of(folder: Path, values: Any) -> str:
+    """A file of noise for each row, and the table."""
+    folder.mkdir()
+    random = np.random.default_rng(1)
+    for number in range(len(values)):
+        np.save(folder / f"sim_{number:02}.npy", random.random((16, 16, 16), dtype=np.float32))
+    np.savetxt(folder / "t.txt", values, header="mass spin")
+    return str(folder)
+
+
+def test_another_table_is_measured_by_the_ranges_of_the_training(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    wide = random.uniform([1, 10], [3, 50], (10, 2))
+    narrow = random.uniform([1.9, 20], [2.1, 21], (6, 2))
+    first = table_of(tmp_path / "first", wide)
+    other = table_of(tmp_path / "other", narrow)
+    mine = recipe(tmp_path, path=first, table="t.txt")
+    train_on(mine, tmp_path / "out")
+    moved = [f"data.path={other}"]
+    found = evaluate(tmp_path / "out", split="all", overrides=moved).predictions  # type: ignore[union-attr]
+    order = [int(name[-2:]) for name in found.samples]
+    assert found.true_physical == pytest.approx(narrow[order])
+    low, high = wide.min(0), wide.max(0)
+    assert found.true == pytest.approx((narrow[order] - low) / (high - low) * 2 - 1, abs=1e-6)
+    unit = (found.predicted + 1) / 2 * (high - low) + low
+    assert found.predicted_physical == pytest.approx(unit)
+    with pytest.raises(DataError, match=r"has the targets spin, mass but .* trained on mass, spin"):
+        evaluate(tmp_path / "out", overrides=[*moved, "data.columns=[spin,mass]"])
+
+
 def test_a_density_below_zero_is_no_number(tmp_path: Path) -> None:
     camels(tmp_path / "CMD")
     path = tmp_path / "CMD" / "Grids_Mcdm_IllustrisTNG_LH_128_z=0.0.npy"

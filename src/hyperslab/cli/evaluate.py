@@ -11,8 +11,16 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hyperslab.cli.errors import log_to_stdout
+from hyperslab.cli.predict import (
+    BlendOption,
+    OverlapOption,
+    WindowOption,
+    as_options,
+    windows_of_options,
+)
 from hyperslab.cli.rank import (
     adopt_rank,
     as_rank,
@@ -26,6 +34,7 @@ from hyperslab.cli.rank import (
 from hyperslab.evaluate.evaluate import evaluate, recipe_for
 from hyperslab.evaluate.regression import Evaluation
 from hyperslab.evaluate.segmentation import ClassEvaluation
+from hyperslab.evaluate.sliding_windows import WindowPolicy
 from hyperslab.evaluate.surfaces import SurfacePolicy
 from hyperslab.metrics.surface import TOLERANCE
 
@@ -87,12 +96,20 @@ def evaluate_command(
         ),
     ] = True,
     tolerance: Annotated[float, typer.Option(min=0, help="Of the surface Dice [mm].")] = TOLERANCE,
+    window: WindowOption = None,
+    overlap: OverlapOption = None,
+    blend: BlendOption = None,
 ) -> None:
-    """Measure a network on the test split; also under torchrun and srun, on any grid."""
+    """Measure a network on the test split; also under torchrun and srun, on any grid.
+
+    With --window volumes are predicted in parts that overlap, each cut over all ranks, as
+    `hyperslab predict --window` does.
+    """
+    windows = windows_of_options(window, overlap, blend)
     adopt_rank()
     overrides = overrides or []
     with telling_ranks():
-        recipe = recipe_for(run, overrides, ranks=ranks)
+        recipe = recipe_for(run, overrides, ranks=ranks, axis="depth" if windows else "data")
         check_ranks(recipe, ranks)
     with exit_when_stopped():
         if is_rank(recipe):
@@ -103,11 +120,13 @@ def evaluate_command(
                 split=split,
                 calibrate=calibrate,
                 surfaces=SurfacePolicy(surfaces, tolerance),
+                windows=windows,
             )
             return
         options = ["--checkpoint", checkpoint, "--split", split]
         options += ["--calibrate"] if calibrate else []
         options += ["--tolerance", str(tolerance)] if surfaces else ["--no-surfaces"]
+        options += as_options(windows)
         launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 
@@ -120,6 +139,7 @@ def evaluate_as_rank(
     split: str,
     calibrate: bool,
     surfaces: SurfacePolicy,
+    windows: WindowPolicy | None,
 ) -> None:
     """Evaluate as one rank; the main one prints."""
     is_main = become_rank()
@@ -131,6 +151,7 @@ def evaluate_as_rank(
         overrides=overrides,
         calibrate=calibrate,
         surfaces=surfaces,
+        windows=windows,
     )
     if is_main:
         show(result, run, Console(soft_wrap=True))
@@ -223,5 +244,10 @@ def _empty_table(first: str, others: Iterable[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column(first, no_wrap=True)
     for head in others:
-        table.add_column(head, justify="right", no_wrap=True)
+        table.add_column(Text(head), justify="right", min_width=_longest_word(head))
     return table
+
+
+def _longest_word(head: str) -> int:
+    """A narrow terminal breaks heads between words, and shortens none."""
+    return max(map(len, head.split()), default=0)

@@ -26,11 +26,21 @@ from hyperslab.cli.rank import (
     telling_ranks,
 )
 from hyperslab.errors import DataError, printable
+from hyperslab.evaluate.sliding_windows import WindowPolicy
 from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.run import recipe_of
-from hyperslab.predict.windows import WindowPolicy
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
+
+WindowOption = Annotated[
+    str | None, typer.Option(help="In parts of so many voxels, D,H,W: 96,96,96.")
+]
+OverlapOption = Annotated[
+    float | None, typer.Option(help="Of neighbouring parts, a share. Default: 0.5.")
+]
+BlendOption = Annotated[
+    str | None, typer.Option(help="Where parts overlap: gaussian (the default) or constant.")
+]
 
 
 def predict_command(
@@ -53,15 +63,9 @@ def predict_command(
     native: Annotated[
         bool, typer.Option("--native", help="At the files' resolution, not the training's.")
     ] = False,
-    window: Annotated[
-        str | None, typer.Option(help="In parts of so many voxels, D,H,W: 96,96,96.")
-    ] = None,
-    overlap: Annotated[
-        float | None, typer.Option(help="Of neighbouring parts, a share. Default: 0.5.")
-    ] = None,
-    blend: Annotated[
-        str | None, typer.Option(help="Where parts overlap: gaussian (the default) or constant.")
-    ] = None,
+    window: WindowOption = None,
+    overlap: OverlapOption = None,
+    blend: BlendOption = None,
 ) -> None:
     """Predict whole volumes, each cut over all ranks; also under torchrun and srun.
 
@@ -70,16 +74,14 @@ def predict_command(
     command exits with 1. Run it again to go on after a stop. With --window volumes are predicted in
     parts that overlap, each cut over all ranks, as MONAI's sliding_window_inference does in serial.
     """
-    windows = _windows(window, overlap, blend)
+    windows = windows_of_options(window, overlap, blend)
     adopt_rank()
     files, overrides = _split(inputs)
     with telling_ranks():
         recipe = recipe_of(run, overrides, ranks=ranks)
         check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
-    if windows is not None:
-        size = ",".join(map(str, windows.size))
-        options += ["--window", size, "--overlap", str(windows.overlap), "--blend", windows.blend]
+    options += as_options(windows)
     with exit_when_stopped():
         if is_rank(recipe):
             predict_as_rank(
@@ -135,7 +137,22 @@ def predict_as_rank(
         raise DataError(f"{len(failed)} of {len(outcomes)} inputs failed\n{reasons}")
 
 
-def _windows(window: str | None, overlap: float | None, blend: str | None) -> WindowPolicy | None:
+def as_options(windows: WindowPolicy | None) -> list[str]:
+    """As a command line says them."""
+    if windows is None:
+        return []
+    size = ",".join(map(str, windows.size))
+    return ["--window", size, "--overlap", str(windows.overlap), "--blend", windows.blend]
+
+
+def windows_of_options(
+    window: str | None, overlap: float | None, blend: str | None
+) -> WindowPolicy | None:
+    """What they say; None where they say nothing.
+
+    Raises:
+        BadParameter: they are no window, or there is none for an overlap.
+    """
     if window is None:
         if overlap is not None or blend is not None:
             raise typer.BadParameter("--overlap and --blend are of windows: give --window D,H,W")

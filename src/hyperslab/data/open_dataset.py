@@ -153,8 +153,8 @@ def open(
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
     source = padded(source, multiple, transform_of(source.classes, transform, window).lowest)
-    if multiple is not None and transform == "mean":
-        raise DataError(f'{multiple=} changes the mean by which transform="mean" divides')
+    if multiple is not None and transform in ("mean", "log1p_mean"):
+        raise DataError(f'{multiple=} changes the mean by which transform="{transform}" divides')
     _check_alike(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         shapes=tuple(map(tuple, source.shapes)),

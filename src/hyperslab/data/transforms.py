@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -79,6 +80,8 @@ class MeanScale(Transform):
     The ranks of a replica sum up. A sample that is zero everywhere stays so.
     """
 
+    over: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
+
     @property
     def name(self) -> str:
         return "mean"
@@ -86,9 +89,11 @@ class MeanScale(Transform):
     def apply(
         self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
     ) -> torch.Tensor:
-        sums = x.sum((1, 2, 3, 4), keepdim=True, dtype=torch.float64)
+        sums = x.sum(self.over, keepdim=True, dtype=torch.float64)
         group = grid.group(("depth", "height", "width"))
-        mean = all_reduce_sum(sums, group, "the mean of a sample") / math.prod(shape)
+        mean = all_reduce_sum(sums, group, "the mean of a sample") / math.prod(
+            shape[-len(self.over) :]
+        )
         return x / torch.where(mean == 0, 1, mean).to(x.dtype)
 
 
@@ -96,8 +101,11 @@ class MeanScale(Transform):
 class Log1pMeanScale(MeanScale):
     """log(1 + x / mean(x)): of a density in whatever unit, from 0 to about 10.
 
-    The mean of the whole sample, and with it what that says, is lost.
+    The mean of each channel of the whole sample, and with it what that says, is lost: channels
+    may be fields in units of their own.
     """
+
+    over = (2, 3, 4)
 
     above = -math.ulp(0.0)
     why = "of which log1p of x / mean(x) may be no number; it is for densities, from 0 on"

@@ -26,7 +26,9 @@ from hyperslab.comm.start.variables import read_variables
 from hyperslab.errors import DataError
 from hyperslab.evaluate.regression import Evaluation, evaluate_regression
 from hyperslab.evaluate.segmentation import ClassEvaluation, evaluate_segmentation
+from hyperslab.evaluate.sliding_windows import OF_CLASSES_ONLY, WindowPolicy
 from hyperslab.evaluate.surfaces import SurfacePolicy
+from hyperslab.evaluate.trained_ranges import as_trained, card_of
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -50,6 +52,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     calibrate: bool = False,
     surfaces: SurfacePolicy = ALL_SURFACES,
+    windows: WindowPolicy | None = None,
     given: Given = NOTHING_GIVEN,
 ) -> Evaluation | ClassEvaluation:
     """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
@@ -67,6 +70,7 @@ def evaluate(
             volumes by lines that are fitted to it; see `evaluate_regression`.
         surfaces: of classes, whether their distances are measured where the files say how large a
             voxel is, on one rank that then holds the masks of a sample.
+        windows: of classes, predict volumes in parts that overlap, each cut over all ranks.
         given: the network and the source of a run that a program has trained.
 
     Raises:
@@ -77,8 +81,13 @@ def evaluate(
         LayoutError: the grid does not match the ranks.
     """
     run = Path(run)
-    recipe = recipe_for(run, overrides)
-    options = {"checkpoint": checkpoint, "split": split, "calibrate": calibrate}
+    recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth")
+    options: dict[str, object] = {
+        "checkpoint": checkpoint,
+        "split": split,
+        "calibrate": calibrate,
+        **({} if windows is None else windows.facts),
+    }
     facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
@@ -86,7 +95,14 @@ def evaluate(
             grid = Grid(**recipe.grid.model_dump())
             path = find_checkpoint(run, checkpoint)
             result = _measure(
-                recipe, grid, path, split, given, calibrate=calibrate, surfaces=surfaces
+                recipe,
+                grid,
+                path,
+                split,
+                given,
+                calibrate=calibrate,
+                surfaces=surfaces,
+                windows=windows,
             )
             folder = run / "evaluation"
             from_main(
@@ -152,6 +168,7 @@ def _measure(
     *,
     calibrate: bool,
     surfaces: SurfacePolicy,
+    windows: WindowPolicy | None,
 ) -> Evaluation | ClassEvaluation:
     """Predict and compare; every rank gets the same."""
     if calibrate and split in ("validation", "all"):
@@ -161,8 +178,16 @@ def _measure(
         )
     with ExitStack() as stack:
         data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
+        about = card_of(path, trust_pickle=recipe.checkpoint.trust_pickle)
+        ranged = as_trained(recipe, data, about)
+        if ranged is not recipe:
+            recipe = ranged
+            data = open_data(recipe, grid, split=split, shuffle=False, given=given)
+            stack.enter_context(data)
         if calibrate and data.classes:
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
+        if windows is not None and not data.classes:
+            raise DataError(OF_CLASSES_ONLY)
         model = build_model(recipe, data_card(data), grid, given)
         state = load(path, model, trust_pickle=recipe.checkpoint.trust_pickle)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
@@ -177,7 +202,7 @@ def _measure(
         metrics = MeansOfMetrics(grid, build_metrics(recipe, data_card(data), given))
         result: Evaluation | ClassEvaluation
         if data.classes:
-            result = evaluate_segmentation(model, data, recipe, surfaces, metrics)
+            result = evaluate_segmentation(model, data, recipe, surfaces, metrics, windows)
         else:
             seen = None
             if calibrate:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hyperslab.atomic_files import created_aside, write_csv, write_json
 from hyperslab.data import Dataset
+from hyperslab.evaluate.sliding_windows import WindowedModel, WindowPolicy
 from hyperslab.evaluate.surfaces import SampleSurfaces, SurfacePolicy, Surfaces, summaries
 from hyperslab.metrics.confusion import (
     Counts,
@@ -136,14 +137,18 @@ def evaluate_segmentation(
     recipe: Recipe,
     policy: SurfacePolicy = NO_SURFACES,
     metrics: MeansOfMetrics | None = None,
+    windows: WindowPolicy | None = None,
 ) -> ClassEvaluation:
     """Predict every sample once; the counts are the same on every rank. ``metrics`` see them, too.
+
+    With ``windows`` in parts that overlap.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
     in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where
     surfaces are to be measured all of them, one after the other.
     """
     model.eval()
+    predicting = model if windows is None else WindowedModel(model, windows)
     surfaces = Surfaces(data, policy)
     grid = data.grid
     size = len(data.classes)
@@ -151,11 +156,14 @@ def evaluate_segmentation(
     counts: list[torch.Tensor] = []
     masks: list[NDArray[np.uint8]] = []
     for x, y in data.epoch(0):
-        with autocast(grid.device, recipe.precision):
-            prediction = model(x)
         stored = data.source.unpadded(data.shown[0])
-        if stored != tuple(prediction.shape[2:]):  # what was added counts for nothing
-            inside = (slice(None), *(slice(extent) for extent in stored))
+        added = stored != tuple(x.shape[2:])  # what was added counts for nothing
+        inside = (slice(None), *(slice(extent) for extent in stored))
+        if added and windows is not None:
+            x = cast(Sharded, x[slice(None), *inside])
+        with autocast(grid.device, recipe.precision):
+            prediction = predicting(x)
+        if added:
             prediction = cast(Sharded, prediction[slice(None), *inside])
             y = cast(Sharded, y[inside])
         if metrics is not None:
@@ -177,6 +185,8 @@ def evaluate_segmentation(
             "samples": len(found),
             "left_out": left_out,
         }
+    if windows is not None:
+        facts["windows"] = windows.facts
     if data.source.channel_names:
         facts["channels"] = list(data.source.channel_names)
     return ClassEvaluation(data.classes, tuple(names), confusions, shown, facts, found)

@@ -133,15 +133,19 @@ def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
         recipe = _drawn(recipe)
     count = len(samples_of_split(recipe, source, "train"))
     shown = count + len(samples_of_split(recipe, source, "validation"))
-    about = DataCard(
+    about = _card(source)
+    target = 1 if source.classes else 8 * len(source.parameters.names)
+    return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
+
+
+def _card(source: Source) -> DataCard:
+    return DataCard(
         source.shape,
         source.whole_shape,
         source.classes,
         source.parameters,
         varied=bool(source.shapes),
     )
-    target = 1 if source.classes else 8 * len(source.parameters.names)
-    return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
 
 
 _DRAWN = {
@@ -174,10 +178,23 @@ def _source(recipe: Recipe) -> Source:
 def _made(recipe: Recipe, shape: VolumeShape) -> Source:
     if len(shape) != 4 or min(shape) < 1:
         raise RecipeError(f"--shape {_product(shape)}: give channels, depth, height and width")
-    classes = 3 if recipe.segments else 0
+    classes = _classes(recipe)
     samples = max(SAMPLES, 2 * recipe.data.batch_size)
     targets = 4 if recipe.data.targets is None else len(recipe.data.targets)
     return SyntheticVolumes(shape, samples, targets=targets, classes=classes)
+
+
+def _classes(recipe: Recipe) -> int:
+    """How many classes made-up volumes have: as many as the data, or as the loss is made for."""
+    if recipe.segments is not None:
+        return 3 if recipe.segments else 0
+    if recipe.data.is_here:
+        return len(_source(recipe).classes)
+    try:
+        build_objective(recipe, _card(SyntheticVolumes((1, 8, 8, 8), 1)))
+    except RecipeError:
+        return 3
+    return 0
 
 
 def _shape_of_network(recipe: Recipe) -> VolumeShape:

@@ -15,17 +15,19 @@ from hyperslab.atomic_files import write_csv
 from hyperslab.comm.agreement import from_main
 from hyperslab.data import Source, Subvolumes
 from hyperslab.errors import DataError, LayoutError
+from hyperslab.evaluate.sliding_windows import WindowPolicy
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.keyed.header import lbann_of
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.padded import fill_as, rounded_up
+from hyperslab.formats.source import ScanOptions
 from hyperslab.geometry import Box
 from hyperslab.metrics.confusion import predicted_classes
 from hyperslab.predict.inputs import Input
 from hyperslab.predict.journal import Journal, digest
 from hyperslab.predict.network import Network
-from hyperslab.predict.volumes import Hdf5, Nifti, Volume, read_block
-from hyperslab.predict.windows import WindowPolicy, predict_windows
+from hyperslab.predict.volumes import Hdf5, Mapped, Nifti, Volume, read_block
+from hyperslab.predict.windows import predict_windows
 from hyperslab.tensor.main_rank import gather_to_main
 
 PARAMETERS_FILE = "parameters.csv"
@@ -129,7 +131,15 @@ class ResultFolder:
         native = self.native
         if name.endswith(NIFTI):
             return Nifti(entry.paths, self.about, native=native, fill=self.fill)
-        return self._open_hdf5(entry, native=native)
+        return self._open_arrays(entry, native=native)
+
+    def _open_arrays(self, entry: Input, *, native: bool) -> Hdf5 | Mapped:
+        """A file of one of the layouts that are known, or of what the recipe says of its own."""
+        data = self.network.recipe.data
+        if data.mapping is None and not entry.path.name.endswith((".npy", ".npz")):
+            return self._open_hdf5(entry, native=native)
+        options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
+        return Mapped(entry.path, self.about, options, fill=self.fill)
 
     def _open_hdf5(self, entry: Input, *, native: bool) -> Hdf5:
         if not entry.path.name.endswith(HDF5):
@@ -148,7 +158,7 @@ class ResultFolder:
         )
 
     def _numbers(self, entry: Input) -> None:
-        volume = self._open_hdf5(entry, native=False)
+        volume = self._open_arrays(entry, native=False)
         source: Source = volume.source
         width = self.network.recipe.data.subvolume
         source = source if width is None else Subvolumes(source, width)

@@ -12,10 +12,11 @@ from hyperslab.comm.agreement import from_main, start_alike
 from hyperslab.comm.start.last_words import last_words
 from hyperslab.errors import RecipeError
 from hyperslab.evaluate.evaluate import find_checkpoint, recipe_for
+from hyperslab.evaluate.sliding_windows import WindowPolicy
 from hyperslab.predict.inputs import list_inputs
 from hyperslab.predict.network import Network
 from hyperslab.predict.result_folder import InputOutcome, ResultFolder
-from hyperslab.predict.windows import WindowPolicy, check_goes_with_windows
+from hyperslab.predict.windows import check_goes_with_windows
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.parts.given import NOTHING_GIVEN, Given

@@ -19,13 +19,14 @@ from hyperslab.ct.scan_file import as_hu
 from hyperslab.data import Source
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
+from hyperslab.formats.mapped.source import MappedFolder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import blurred_linear
 from hyperslab.formats.padded import read_filled
 from hyperslab.formats.selection import Selected
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.reach import STRICT, Allowed
-from hyperslab.formats.source import Array
+from hyperslab.formats.source import Array, ScanOptions
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor.main_rank import scatter_from_main
 
@@ -149,6 +150,45 @@ class Hdf5:
         """With the affine that `hyperslab convert` left; without one the file knows none."""
         affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
         image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
+
+
+class Mapped:
+    """A file of arrays that a recipe's keys find, or an .npy or .npz; its targets need not be
+    there.
+
+    Every rank reads its own hyperslab. ``source`` has the volumes of the file.
+
+    Raises:
+        DataError: on every rank: not such a file, or of another size than the network's.
+    """
+
+    def __init__(
+        self, path: Path, about: DataCard, options: ScanOptions, *, fill: float = 0
+    ) -> None:
+        self.fill = fill
+        self.source: Source = from_main(
+            lambda: MappedFolder.of_volumes(path, options, about.whole[0]),
+            failing=f"{path}: cannot be read",
+            error=DataError,
+        )
+        self.shape = self.source.shape
+        _check(path, self.shape[:1], about.whole[:1], "channels")
+        _check(path, self.shape[1:], about.whole[1:], "voxels")
+        if about.classes and len(self.source.names) > 1:
+            raise DataError(
+                f"{path}: holds {len(self.source.names)} volumes; a mask is that of one\n"
+                "    write each into a file of its own"
+            )
+
+    def block(self, grid: Grid, wanted: Box) -> Array:
+        try:
+            return read_block(self.source, 0, grid, wanted, self.fill)
+        finally:
+            self.source.close()
+
+    def write(self, mask: Mask, path: Path) -> None:
+        """Without an affine: such a file knows none."""
+        image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), None, None)
 
 
 def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float = 0) -> Array:

@@ -56,10 +56,12 @@ class DataSection(TargetSection):
     plugins: tuple[str, ...] = ()  # modules to import, which register formats
     format: FormatName | None = None  # None: found out
     channels: Literal["first", "last"] | None = None  # None: found out
-    files: str | None = None  # a pattern of those with volumes, "*/df_m_128_z=0.npy" say
+    # a pattern of those with volumes, "*/df_m_128_z=0.npy" say; several: each is a channel
+    files: Words | None = None
     keys: KeysSection = KeysSection()  # of arrays in files of HDF5, Zarr and .npz
     table: Path | None = None  # a text or .npy file with a row of targets for each sample
     columns: tuple[str, ...] | None = None  # the names of its columns, or of keys.targets
+    classes: tuple[str, ...] | None = None  # the names of those of keys.labels, background first
     # of targets of keys and tables: what becomes -1 and 1; others: the least and the greatest
     ranges: dict[str, tuple[float, float]] | None = None
     # log1p of counts, none of scans; mean: x / mean(x); log1p_mean: log1p of that
@@ -182,7 +184,7 @@ class DataSection(TargetSection):
                 + ("" if self.target is None else "; data.target takes the place of both")
             )
         keys = ["format", "channels", "driver", "redshifts", "outside_files", "missing_chunks"]
-        keys += ["files", "table", "columns", "ranges"]
+        keys += ["files", "table", "columns", "ranges", "classes"]
         named = [key for key in keys if getattr(self, key)]
         if self.splits == "folders":
             named.append("splits=folders")
@@ -199,7 +201,7 @@ class DataSection(TargetSection):
     @property
     def mapping(self) -> DataMap | None:
         """What is said of where volumes and targets are, see `map_of`."""
-        return map_of(self.files, self.keys, self.table, self.columns, self.ranges)
+        return map_of(self.files, self.keys, self.table, self.columns, self.ranges, self.classes)
 
     @property
     def allowed(self) -> Allowed:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from hyperslab.errors import DataError
 from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.recipe.section import Section
 
@@ -23,24 +24,40 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
 class KeysSection(Section):
     """Where in a file volume and targets are; by default its only array with so many dims."""
 
-    volume: str | None = None  # the path of an array, "grid/delta" say
+    volume: Words | None = None  # the path of an array, "grid/delta" say; several: channels
     targets: Words | None = None  # paths of arrays, or of attributes: "Header@Omega0"
+    labels: str | None = None  # the path of an array with the class of every voxel
 
 
 def map_of(
-    files: str | None,
+    files: tuple[str, ...] | None,
     keys: KeysSection,
     table: Path | None,
     columns: tuple[str, ...] | None,
     ranges: dict[str, tuple[float, float]] | None,
+    classes: tuple[str, ...] | None,
 ) -> DataMap | None:
     """What these keys of a recipe say; None where they say nothing.
 
     Raises:
-        DataError: targets are in two places, or a range is none.
+        DataError: targets are in two places, a range is none, or files and keys are both several.
     """
-    if not any((files, keys.volume, keys.targets, table, columns, ranges)):
+    said = (files, keys.volume, keys.targets, keys.labels, table, columns, ranges, classes)
+    if not any(said):
         return None
+    patterns = files or ()
+    paths = keys.volume or ()
+    if len(patterns) > 1 and len(paths) > 1:
+        raise DataError("data.files and data.keys.volume are both several: make channels of one")
     return DataMap(
-        files or "", keys.volume or "", keys.targets or (), table, columns or (), ranges or {}
+        patterns[0] if len(patterns) == 1 else "",
+        paths[0] if len(paths) == 1 else "",
+        keys.targets or (),
+        table,
+        columns or (),
+        ranges or {},
+        keys.labels or "",
+        classes or (),
+        patterns if len(patterns) > 1 else paths if len(paths) > 1 else (),
+        len(patterns) > 1,
     )

@@ -13,6 +13,7 @@ from hyperslab.comm.agreement import from_main
 from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.evaluate.regression import Evaluation
 from hyperslab.evaluate.segmentation import ClassEvaluation
+from hyperslab.evaluate.sliding_windows import WindowPolicy
 from hyperslab.formats.source import Source
 from hyperslab.predict.result_folder import InputOutcome
 from hyperslab.predict.run import predict
@@ -47,6 +48,7 @@ class TrainedRun:
         split: str = "test",
         overrides: Sequence[str] = (),
         calibrate: bool = False,
+        windows: WindowPolicy | None = None,
     ) -> Evaluation | ClassEvaluation:
         """As ``hyperslab evaluate``; see `hyperslab.evaluate.evaluate.evaluate`."""
         return self._with_own_weights(
@@ -56,6 +58,7 @@ class TrainedRun:
                 split=split,
                 overrides=overrides,
                 calibrate=calibrate,
+                windows=windows,
                 given=self.given,
             )
         )
@@ -67,6 +70,7 @@ class TrainedRun:
         *,
         checkpoint: str = "best",
         native: bool = False,
+        windows: WindowPolicy | None = None,
         overrides: Sequence[str] = (),
     ) -> list[InputOutcome]:
         """As ``hyperslab predict``; see `hyperslab.predict.run.predict`."""
@@ -77,6 +81,7 @@ class TrainedRun:
                 out,
                 checkpoint=checkpoint,
                 native=native,
+                windows=windows,
                 overrides=overrides,
                 given=self.given,
             )

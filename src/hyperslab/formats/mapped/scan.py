@@ -12,6 +12,8 @@ import numpy as np
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.keyed.header_child import HeaderChild
+from hyperslab.formats.mapped.labels import check_labels, has_rows
+from hyperslab.formats.mapped.order import order_of_arrays
 from hyperslab.formats.mapped.published import Published, recognised
 from hyperslab.formats.mapped.stored import (
     ArrayAt,
@@ -23,13 +25,12 @@ from hyperslab.formats.mapped.stored import (
 from hyperslab.formats.mapped.table import TargetTable, read_target_table
 from hyperslab.formats.mapped.targets import physical_targets, scaled_targets
 from hyperslab.formats.parameters import Floats, Parameters
-from hyperslab.formats.shared.channels import Channels, channel_order
 from hyperslab.formats.shared.checks import ANY, OF_LIBRARIES, naming
 from hyperslab.formats.shared.data_map import OWN_DATA, DataMap
 from hyperslab.formats.shared.fingerprint import Stamp
 from hyperslab.formats.shared.listing import sift, walk
 from hyperslab.formats.shared.reach import Allowed, Reach
-from hyperslab.formats.shared.storage_order import CDHW, DHW, DHWC, StorageOrder
+from hyperslab.formats.shared.storage_order import StorageOrder
 from hyperslab.formats.source import Array, ScanOptions
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".hdf5", ".h5", ".zarr")
@@ -59,6 +60,8 @@ class MappedArrays:
     table: Path | None
     allowed: Allowed
     remark: str
+    labels: tuple[ArrayAt, ...] = ()  # by file, where voxels have classes
+    classes: tuple[str, ...] = ()
 
     @property
     def reach(self) -> Reach:
@@ -66,8 +69,8 @@ class MappedArrays:
         return Reach(self.folder, self.allowed)
 
 
-def scan_arrays(path: Path, options: ScanOptions) -> MappedArrays:
-    """Look at every file.
+def scan_arrays(path: Path, options: ScanOptions, channels: int | None = None) -> MappedArrays:
+    """Look at every file. With ``channels``, of a network, there are no targets to look for.
 
     Raises:
         DataError: a file, a key or the table is not what it should be, or they do not go together.
@@ -76,38 +79,47 @@ def scan_arrays(path: Path, options: ScanOptions) -> MappedArrays:
     known = recognised(path)
     folder = path.parent if path.is_file() else path
     pattern = said.files or (path.name if path.is_file() else known.pattern if known else "")
-    table_path = _table_path(folder, said, known)
+    bare = channels is not None or bool(said.labels)
+    table_path = None if bare else _table_path(folder, said, known)
     files = _files(folder, pattern, table_path)
     _check_one_kind(folder, files, said, known)
     reach = Reach(folder, options.allowed)
     stamps: dict[str, Stamp] = {}
 
-    def read(name: str) -> tuple[ArrayAt, list[Array]]:
+    def read(name: str) -> tuple[ArrayAt, list[Array], ArrayAt | None]:
         file = Path(name)
         kind = kind_of_file(file)
         with naming(file, kind, ANY if kind == "npz" else OF_LIBRARIES):
             array = find_array(file, said.volume, reach)
-            return array, read_numbers(file, said.targets, reach) if said.targets else []
+            numbers = read_numbers(file, said.targets, reach) if said.targets else []
+            return array, numbers, find_array(file, said.labels, reach) if said.labels else None
 
     with HeaderChild(read) as child:
 
-        def header(file: str) -> tuple[ArrayAt, list[Array]]:
+        def header(file: str) -> tuple[ArrayAt, list[Array], ArrayAt | None]:
             whole = folder / file
             kind = kind_of_file(whole)
             with naming(whole, kind):
                 stamps[file] = Stamp.of(whole)  # a change from now on is noticed
-            array, numbers = (child if kind == "HDF5" else read)(str(whole))
+            array, numbers, labels = (child if kind == "HDF5" else read)(str(whole))
             if kind == "Zarr":
                 stamps[file] = Stamp.of(stamped_file(whole, array.key))
-            return array, numbers
+            return array, numbers, labels
 
         found = sift(files, header, options.refuse)
     files = [file for file, _ in found]
-    arrays = [array for _, (array, _) in found]
+    arrays = [array for _, (array, _, _) in found]
+    labels = [of for _, (_, _, of) in found if of is not None]
     table = None if table_path is None else read_target_table(table_path)
-    beside = [numbers for _, (_, numbers) in found]
+    beside = [numbers for _, (_, numbers, _) in found]
     sure = known is not None and known.stacked
-    stacked, order = _order(folder, files, arrays, table, beside, options.channels, sure)
+    if labels:
+        sure = has_rows(arrays[0], labels[0])
+    if channels is not None and len(arrays[0].shape) == 4:
+        sure = channels not in (arrays[0].shape[0], arrays[0].shape[-1])
+    stacked, order = order_of_arrays(
+        folder, files, arrays, table, beside, options.channels, sure, known_rows=bare
+    )
     _check_alike(folder, files, arrays, stacked)
     places = [
         (number, row)
@@ -115,8 +127,16 @@ def scan_arrays(path: Path, options: ScanOptions) -> MappedArrays:
         for row in (range(array.shape[0]) if stacked else (None,))
     ]
     names = _names(files, places, arrays)
-    physical, columns = physical_targets(folder, names, places, table, beside, said, known, stacked)
-    targets, parameters, words = scaled_targets(physical, columns, table, said, known)
+    if labels:
+        counts = [array.shape[0] if stacked else None for array in arrays]
+        extents = order.volume_shape(arrays[0].shape[int(stacked) :])[1:]
+        check_labels(folder, files, labels, extents, counts)
+    words = f"classes {', '.join(map(printable, said.classes))}"
+    targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
+    if not bare:
+        targets, parameters, words = _scaled(
+            folder, names, places, table, beside, said, known, stacked
+        )
     return MappedArrays(
         folder,
         tuple(files),
@@ -130,7 +150,23 @@ def scan_arrays(path: Path, options: ScanOptions) -> MappedArrays:
         table_path,
         options.allowed,
         f"{path}: {'' if known is None else known.name + ', '}{len(names)} samples, {words}",
+        tuple(labels),
+        said.classes,
     )
+
+
+def _scaled(
+    folder: Path,
+    names: Sequence[str],
+    places: Sequence[tuple[int, int | None]],
+    table: TargetTable | None,
+    beside: Sequence[Sequence[Array]],
+    said: DataMap,
+    known: Published | None,
+    stacked: bool,
+) -> tuple[Floats, Parameters, str]:
+    physical, columns = physical_targets(folder, names, places, table, beside, said, known, stacked)
+    return scaled_targets(physical, columns, table, said, known)
 
 
 def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | None:
@@ -188,55 +224,6 @@ def _check_one_kind(
             f"{folder}: {known.name} with {len(kinds)} kinds of files: {shown}\n    choose one: "
             f'data.files="{deep}{kinds[0]}"'
         )
-
-
-def _order(
-    folder: Path,
-    files: Sequence[str],
-    arrays: Sequence[ArrayAt],
-    table: TargetTable | None,
-    beside: Sequence[Sequence[Array]],
-    channels: Channels | None,
-    sure: bool,
-) -> tuple[bool, StorageOrder]:
-    """Whether the first dim counts samples, ``sure`` if it does, and what the others are."""
-    first = arrays[0]
-    path = folder / files[0]
-    shape = first.shape
-    if len(shape) not in (3, 4, 5) or 0 in shape:
-        raise DataError(
-            f"{path}: the array is {first.dtype} {shape}; needs (D, H, W), (C, D, H, W), "
-            f"(N, D, H, W) or (N, C, D, H, W) ({OWN_DATA}, arrays)"
-        )
-    count = sum(array.shape[0] for array in arrays)
-    rows = len(table.values) if table else sum(len(b[0]) for b in beside if b and b[0].ndim)
-    many = len(shape) == 5 or (
-        len(shape) == 4 and (sure or _is_stack(files, rows, count, table, beside))
-    )
-    if len(shape) == 4 and not many and len(files) == 1 and (rows != 1 or channels is None):
-        raise DataError(
-            f"{path}: is {first.dtype} {shape}, but {table.path if table else 'targets'} "
-            f"{'has' if table else 'have'} {rows} rows: an array of many volumes needs one for "
-            f"each ({OWN_DATA}, arrays)"
-        )
-    one = shape[1:] if many else shape
-    if len(one) == 3:
-        return many, DHW
-    place = channels or channel_order(path, one)
-    return many, DHWC if place == "last" else CDHW
-
-
-def _is_stack(
-    files: Sequence[str],
-    rows: int,
-    count: int,
-    table: TargetTable | None,
-    beside: Sequence[Sequence[Array]],
-) -> bool:
-    """Whether the first dim of a four-dimensional array counts samples: there are as many rows."""
-    if table is None:
-        return bool(beside[0]) and beside[0][0].ndim > 0 and rows == count != len(files)
-    return not table.names and rows == count and rows != len(files)
 
 
 def _check_alike(

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from hyperslab.errors import DataError
 from hyperslab.formats.io_cost import Storage
 from hyperslab.formats.keyed.hdf5 import Hdf5Opener
 from hyperslab.formats.keyed.opener import KeyedOpener, StoredArray
 from hyperslab.formats.keyed.zarr import ZarrOpener
+from hyperslab.formats.mapped.fields import Fields
+from hyperslab.formats.mapped.labels import as_labels
 from hyperslab.formats.mapped.published import recognised
 from hyperslab.formats.mapped.scan import SHOWN_AS, MappedArrays, scan_arrays
-from hyperslab.formats.mapped.stored import kind_of_file, read_box_of, stamped_file
+from hyperslab.formats.mapped.stored import ArrayAt, kind_of_file, read_box_of, stamped_file
 from hyperslab.formats.shared.checks import naming
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.fingerprint import unchanged
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
@@ -37,7 +41,10 @@ class MappedFolder(Source):
         self.shape = arrays.order.volume_shape(self.stored)
         self.dtype = np.dtype(SHOWN_AS[np.dtype(first.dtype).name])
         self.parameters = arrays.parameters
+        self.classes = arrays.classes
         self.remark = arrays.remark
+        if arrays.labels:
+            self.label_bytes = np.dtype(arrays.labels[0].dtype).itemsize
         self.openers: dict[str, KeyedOpener] = {"HDF5": Hdf5Opener(), "Zarr": ZarrOpener()}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,8 +57,38 @@ class MappedFolder(Source):
         return recognised(path) is not None or (path.is_file() and kind_of_file(path) == "npy")
 
     @classmethod
-    def open_folder(cls, folder: Path, options: ScanOptions) -> MappedFolder:
-        return cls(scan_arrays(folder, options))
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]
+        """The folder, or of several fields all as one source, see `Fields`."""
+        return cls._opened(folder, options, None)
+
+    @classmethod
+    def of_volumes(cls, path: Path, options: ScanOptions, channels: int) -> Source:
+        """The volumes of one file, or folder, for a network that takes so many ``channels``.
+
+        Their targets need not be there.
+
+        Raises:
+            DataError: as `scan_arrays`.
+        """
+        said = (options.mapping or DataMap()).without_targets
+        if path.is_file():
+            said = replace(said, files="")
+            if said.fields and said.of_files:
+                raise DataError(
+                    f"{path}: the network takes {len(said.fields)} files as channels, so no file "
+                    "alone is one of its volumes\n    hyperslab evaluate RUN --split all "
+                    "data.path=FOLDER predicts whole data sets"
+                )
+        return cls._opened(path, replace(options, mapping=said), channels)
+
+    @classmethod
+    def _opened(cls, path: Path, options: ScanOptions, channels: int | None) -> Source:
+        said = options.mapping
+        if said is None or not said.fields:
+            return cls(scan_arrays(path, options, channels))
+        each = None if channels is None else max(1, channels // len(said.fields))
+        maps = [replace(options, mapping=of) for of in said.of_fields]
+        return Fields([cls(scan_arrays(path, of, each)) for of in maps], said.fields)
 
     def where(self, sample: int) -> str:
         row = self.arrays.places[sample][1]
@@ -68,32 +105,45 @@ class MappedFolder(Source):
         """
         arrays = self.arrays
         number, row = arrays.places[sample]
-        file = arrays.files[number]
-        path = arrays.folder / file
-        array = arrays.arrays[number]
         stored = arrays.order.to_file(box)
         if row is not None:
             stored = Box((row, *stored.lo), (row + 1, *stored.hi))
-        kind = kind_of_file(path)
-        if kind in self.openers:
-            wanted = StoredArray(
-                path,
-                kind,
-                array.key,
-                array.shape,
-                np.dtype(array.dtype).name,
-                self.names[sample],
-                stamped_file(path, array.key),
-                arrays.stamps[file],
-                arrays.reach,
-            )
-            found = self.openers[kind].read(wanted, stored.slices())
-        else:
-            with unchanged(path, self.names[sample], arrays.stamps[file]), naming(path, kind):
-                found = read_box_of(path, array, stored)
+        found = self._read(sample, arrays.arrays[number], stored)
         if row is not None:
             found = found[0]
         return arrays.order.to_volume(found.astype(found.dtype.newbyteorder("="), copy=False))
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """The box, in one selection; raises as `read`."""
+        number, row = self.arrays.places[sample]
+        array = self.arrays.labels[number]
+        stored = box
+        if len(array.shape) == 4:
+            first = row or 0
+            stored = Box((first, *box.lo), (first + 1, *box.hi))
+        found = self._read(sample, array, stored).reshape(box.shape)
+        return as_labels(found, len(self.classes), f"{self.where(sample)}: {array.key!r}")
+
+    def _read(self, sample: int, array: ArrayAt, stored: Box) -> Array:
+        arrays = self.arrays
+        file = arrays.files[arrays.places[sample][0]]
+        path = arrays.folder / file
+        kind = kind_of_file(path)
+        if kind not in self.openers:
+            with unchanged(path, self.names[sample], arrays.stamps[file]), naming(path, kind):
+                return read_box_of(path, array, stored)
+        wanted = StoredArray(
+            path,
+            kind,
+            array.key,
+            array.shape,
+            np.dtype(array.dtype).name,
+            self.names[sample],
+            stamped_file(path, array.key),
+            arrays.stamps[file],
+            arrays.reach,
+        )
+        return self.openers[kind].read(wanted, stored.slices())
 
     def storage(self, sample: int) -> Storage | None:
         """Known of .npy and .npz in C's order, whose samples lie in one piece each."""

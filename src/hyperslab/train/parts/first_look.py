@@ -6,6 +6,7 @@ Legend: N samples, C channels, (D, H, W) voxels of a mini-batch.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -158,11 +159,13 @@ def _unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _silently() -> Iterator[None]:
-    """Torch logs the stack of what fails on tensors without values, which is expected here."""
+    """Torch logs what fails on tensors without values, and warns; both is expected here."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         log.disabled = before
