@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.errors import HyperslabError
-from hyperslab.optional_libraries import how_to_install
+from hyperslab.optional_libraries import importing
 
 Labelled = NDArray[np.uint8]
 
@@ -112,13 +111,9 @@ def monai_metrics() -> Any:
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
     """
-    try:
+    with importing("medical", "the distance of surfaces"):
         import scipy.ndimage  # noqa: F401 - which MONAI asks for when it measures
         from monai.metrics import utils
-    except ImportError as error:
-        raise HyperslabError(
-            f"surface distances need another library ({error}): {how_to_install('medical')}"
-        ) from error
     return utils
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from hyperslab.errors import HyperslabError
-from hyperslab.optional_libraries import how_to_install
+from hyperslab.optional_libraries import how_to_install, importing
 
 
 def zarr() -> ModuleType:
@@ -15,12 +15,8 @@ def zarr() -> ModuleType:
     Raises:
         HyperslabError: the extra ``zarr`` is not installed.
     """
-    try:
+    with importing("zarr", "Zarr"):
         import zarr
-    except ImportError as error:
-        raise HyperslabError(
-            f"Zarr needs another library ({error}): {how_to_install('zarr')}"
-        ) from error
     return zarr
 
 
@@ -30,12 +26,8 @@ def nibabel() -> ModuleType:
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
     """
-    try:
+    with importing("medical", "NIfTI"):
         import nibabel
-    except ImportError as error:
-        raise HyperslabError(
-            f"NIfTI files need another library ({error}): {how_to_install('medical')}"
-        ) from error
     return nibabel
 
 
@@ -45,12 +37,8 @@ def simple_itk() -> Any:
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
     """
-    try:
+    with importing("medical", "resampling"):
         import SimpleITK
-    except ImportError as error:
-        raise HyperslabError(
-            f"resampling needs another library ({error}): {how_to_install('medical')}"
-        ) from error
     return SimpleITK
 
 
@@ -60,12 +48,8 @@ def monai_data() -> ModuleType:
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
     """
-    try:
+    with importing("medical", "a sliding window"):
         import monai.data.utils
-    except ImportError as error:
-        raise HyperslabError(
-            f"sliding windows need another library ({error}): {how_to_install('medical')}"
-        ) from error
     return monai.data.utils
 
 

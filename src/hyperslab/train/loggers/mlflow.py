@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import RecipeError
+from hyperslab.optional_libraries import importing
 from hyperslab.train.loggers.identity import run_identity
 
 EXPERIMENT = "hyperslab"
@@ -69,12 +70,8 @@ def check_mlflow() -> None:
     Raises:
         RecipeError: the library is not installed.
     """
-    try:
+    with importing("mlflow", "loggers: mlflow", RecipeError):
         import mlflow  # noqa: F401
-    except ImportError as error:
-        raise RecipeError(
-            f"loggers: mlflow needs another library ({error}): pip install hyperslab[mlflow]"
-        ) from error
 
 
 def _flat(settings: Mapping[str, Any], key: str = "") -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import RecipeError
+from hyperslab.optional_libraries import importing
 from hyperslab.train.loggers.identity import run_identity
 
 PROJECT = "hyperslab"
@@ -46,9 +47,5 @@ def check_wandb() -> None:
     Raises:
         RecipeError: the library is not installed.
     """
-    try:
+    with importing("wandb", "loggers: wandb", RecipeError):
         import wandb  # noqa: F401
-    except ImportError as error:
-        raise RecipeError(
-            f"loggers: wandb needs another library ({error}): pip install hyperslab[wandb]"
-        ) from error
