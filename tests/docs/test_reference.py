@@ -60,6 +60,12 @@ def test_the_page_has_every_key_that_a_recipe_may_have(page: Any) -> None:
     assert names == expected
 
 
+def test_every_key_says_what_it_is(page: Any) -> None:
+    found = rows(page("recipe_page").recipe_page())
+    silent = [key for key, cells in found.items() if not all(row[0].strip() for row in cells)]
+    assert silent == []
+
+
 def test_defaults_are_those_of_the_schema(page: Any) -> None:
     text = page("recipe_page").recipe_page()
     for name, field in Recipe.model_fields.items():

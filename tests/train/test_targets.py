@@ -136,6 +136,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"Conv3d fails on the data's mini-batch of shape \[4, 1, 16, 16, 16\]: RuntimeError",
     ),
+    "a metric that adds up": (
+        {"metrics": {"dice": {"target": "monai.metrics.DiceMetric"}}},
+        r"metrics\.dice\.target monai\.metrics\.DiceMetric adds up mini-batches in a state of its "
+        r"own \(aggregate\(\), reset\(\)\)",
+    ),
     "a metric": ({"metrics": {"a": "mse"}}, r"metrics\.a=mse does not go with the data"),
 }
 

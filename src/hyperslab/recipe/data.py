@@ -71,10 +71,11 @@ class DataSection(TargetSection):
     # each a folder, a file, a pattern, a list *.txt, places 0:800 or several of these; in
     # data.path, if that is given
     train: Words | None = None
-    validation: Words | None = None
-    test: Words | None = None
+    validation: Words | None = None  # as train
+    test: Words | None = None  # as train
     fold: NonNegativeInt | None = None  # this one of so many folds validates, the others train
-    folds: PositiveInt | None = None
+    folds: PositiveInt | None = None  # how many
+    # of volumes, to train, validate and test on
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     splits: Literal["drawn", "folders"] = "drawn"  # or sub-folders train, validation, test
     # volumes to train, validate and test on, in place of fractions; train null: what is left

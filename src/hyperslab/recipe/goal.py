@@ -13,8 +13,8 @@ from hyperslab.recipe.section import Section
 class StopSection(Section):
     """Training ends after the first epoch whose validation has no more than all that is given."""
 
-    validation_loss: PositiveFloat | None = None
-    validation_mae: PositiveFloat | None = None  # of networks that predict numbers
+    validation_loss: PositiveFloat | None = None  # at most
+    validation_mae: PositiveFloat | None = None  # at most, of networks that predict numbers
 
     @model_validator(mode="after")
     def _something(self) -> StopSection:
@@ -36,7 +36,7 @@ class StopSection(Section):
 class MlperfSection(Section):
     """What MLPerf's log says of a submission; with this section it is written, see `MlperfLog`."""
 
-    org: Annotated[str, Field(min_length=1)]
-    platform: Annotated[str, Field(min_length=1)]
-    division: Literal["closed", "open"] = "open"
-    status: Literal["cloud", "onprem", "preview", "research"] = "research"
+    org: Annotated[str, Field(min_length=1)]  # who submits
+    platform: Annotated[str, Field(min_length=1)]  # the name of the machine
+    division: Literal["closed", "open"] = "open"  # of MLPerf's rules
+    status: Literal["cloud", "onprem", "preview", "research"] = "research"  # of the machine

@@ -23,8 +23,8 @@ class LinearSchedule(Section):
     """From 1 to ``factor`` in ``epochs``, then flat (Oyama et al. 2020, section IV)."""
 
     name: Literal["linear"] = "linear"
-    epochs: PositiveFloat = 100
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.01
+    epochs: PositiveFloat = 100  # until the rate is at its least
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.01  # the least rate over the first
     warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
 
 
@@ -35,15 +35,15 @@ class PolynomialSchedule(Section):
     epochs: PositiveFloat = 100  # until the rate is at its least
     factor: Annotated[float, Field(gt=0, le=1)] = 0.05  # the least rate over the first
     power: PositiveFloat = 1  # of what is left of the epochs
-    warmup: NonNegativeFloat = 0
+    warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
 
 
 class StepSchedule(Section):
     """Constant between epochs: ``at`` maps how many epochs are done to the factor from there on."""
 
     name: Literal["steps"]
-    at: dict[NonNegativeInt, NonNegativeFloat] = Field(default={})
-    warmup: NonNegativeFloat = 0
+    at: dict[NonNegativeInt, NonNegativeFloat] = Field(default={})  # epoch: factor
+    warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
 
 
 class TargetSchedule(TargetSection):
@@ -69,7 +69,7 @@ class LarcSection(Section):
 class OptimizerSection(Section):
     """What all optimizers have."""
 
-    learning_rate: PositiveFloat = 1e-3
+    learning_rate: PositiveFloat = 1e-3  # before the schedule's factor
     schedule: AnySchedule | None = LinearSchedule()  # null: the rate stays
     clip: PositiveFloat | None = None  # the gradient's L2 norm at most
     larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
@@ -80,15 +80,15 @@ class AdamSection(OptimizerSection):
     """Adam with the paper's defaults."""
 
     name: Literal["adam"] = "adam"
-    betas: tuple[Probability, Probability] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
+    betas: tuple[Probability, Probability] = (0.9, 0.999)  # of the running means of g and g²
+    eps: PositiveFloat = 1e-8  # added to the root of the mean of g²
 
 
 class SGDSection(OptimizerSection):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"]
-    momentum: Probability = 0.9
+    momentum: Probability = 0.9  # what stays of the last step
 
 
 class TargetOptimizer(TargetSection, OptimizerSection):
@@ -96,7 +96,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
 
     name: Literal["target"] = "target"
     learning_rate: PositiveFloat | None = None  # type: ignore[assignment]  # None: the class's own
-    schedule: AnySchedule | None = None
+    schedule: AnySchedule | None = None  # null: the rate stays
 
     @model_validator(mode="before")
     @classmethod

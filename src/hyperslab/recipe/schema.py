@@ -67,9 +67,10 @@ class CosmoFlowSection(ModelSection):
     """From volumes to numbers."""
 
     name: Literal["cosmoflow"] = "cosmoflow"
+    # layers as in Oyama et al. 2020, Mathuriya et al. 2018, LBANN's example, or MLPerf HPC
     variant: Literal["paper2020", "sc18", "lbann", "mlperf"] = "paper2020"
     width: PositiveInt | None = None  # voxels along each side; given, it is checked
-    batch_norm: bool = False
+    batch_norm: bool = False  # after each convolution
     dropout: Probability | None = None  # of dropping; None: the variant's own
 
 
@@ -108,8 +109,8 @@ class ParallelizeSection(Section):
 
     until: tuple[str, ...] = ()  # parts of the network before which cut tensors are gathered
     batch_norm: Literal["grid", "replica"] | None = None  # None: as the model's statistics say
-    ordinary_inputs: Literal["check", "trust"] = "check"
-    random_states: Literal["replica", "own"] = "replica"
+    ordinary_inputs: Literal["check", "trust"] = "check"  # beside cut ones: compared, or not
+    random_states: Literal["replica", "own"] = "replica"  # NumPy's and Python's: equal, or not
 
     @field_validator("until", mode="before")
     @classmethod
@@ -122,8 +123,8 @@ class GridSection(Section):
 
     data: PositiveInt = 1  # replicas, over which a mini-batch is cut
     depth: PositiveInt = 1  # ranks along the depth of every sample
-    height: PositiveInt = 1
-    width: PositiveInt = 1
+    height: PositiveInt = 1  # ranks along the height of every sample
+    width: PositiveInt = 1  # ranks along the width of every sample
     auto: bool = Field(
         default=False, exclude=True
     )  # the plan chooses the axes; never in a run's recipe
@@ -150,8 +151,8 @@ class CheckpointSection(Section):
     """When one is written and how many stay; the best stays besides."""
 
     every: PositiveInt = 1  # [epochs]; the last epoch always
-    every_steps: PositiveInt | None = None
-    keep: PositiveInt = 2
+    every_steps: PositiveInt | None = None  # besides, within epochs
+    keep: PositiveInt = 2  # the newest ones
     background: bool = False  # write while the steps go on, from a copy in host memory
     # of checkpoints of earlier versions, which hold pickles: reading one runs what code is in it;
     # an override only, for a run's recipe comes from where its checkpoints come from
@@ -187,18 +188,18 @@ MetricName = Annotated[str, StringConstraints(pattern=r"^\w[\w .%@()/-]*$")]
 class Recipe(Section):
     """One training run."""
 
-    model: AnyModel = CosmoFlowSection()
-    data: DataSection
-    grid: GridSection = GridSection()
-    optimizer: AnyOptimizer = AdamSection()
-    loss: AnyLoss = "mse"
+    model: AnyModel = CosmoFlowSection()  # the network
+    data: DataSection  # the volumes, and how they are read
+    grid: GridSection = GridSection()  # how ranks cut mini-batches and volumes
+    optimizer: AnyOptimizer = AdamSection()  # and its learning rate
+    loss: AnyLoss = "mse"  # a name, or a target
     # by the name that they get in the history; each the mean over the samples of a split
     metrics: dict[MetricName, AnyLoss] = Field(default={})
-    parallelize: ParallelizeSection = ParallelizeSection()
-    epochs: PositiveInt = 130
+    parallelize: ParallelizeSection = ParallelizeSection()  # how the network is cut
+    epochs: PositiveInt = 130  # passes over the training split
     stop_at: StopSection | None = None  # before, where the validation is as good as this
     mlperf: MlperfSection | None = None  # write MLPerf's log
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: torch's autocast
     # of convolutions on the CPU: the fastest here, by a fixed rule (bit-equal anywhere), or torch's
     kernels: Literal["measure", "fixed", "torch"] = "measure"
     memory: Literal["keep", "recompute"] = "keep"  # activations, until the backward pass
@@ -206,7 +207,7 @@ class Recipe(Section):
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
     seed: NonNegativeInt = 0  # of the weights and of dropout
     output: Path  # the run's folder
-    checkpoint: CheckpointSection = CheckpointSection()
+    checkpoint: CheckpointSection = CheckpointSection()  # how often
     loggers: tuple[LoggerName, ...] = ("tensorboard",)  # csv is written anyway
     follow_test: bool = False  # the test loss by epoch, to be shown; nothing is chosen by it
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others

@@ -15,7 +15,7 @@ class SyntheticSection(Section):
 
     width: PositiveInt | None = None  # voxels along each side
     extents: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None  # or D, H and W
-    channels: PositiveInt = 4
+    channels: PositiveInt = 4  # of each volume
     samples: PositiveInt = 128  # of all splits
     targets: PositiveInt | None = None  # numbers to predict; None: 4 where there are no classes
     classes: Annotated[int, Field(ge=2, le=256)] | None = None  # of the voxels, if they have any

@@ -18,8 +18,8 @@ class TargetSection(Section):
     section, too.
     """
 
-    target: str | None = None
-    arguments: dict[str, Any] = Field(default={})
+    target: str | None = None  # the dotted name of a class; other keys are then its arguments
+    arguments: dict[str, Any] = Field(default={})  # those that have the name of a key here
 
     @model_validator(mode="before")
     @classmethod

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import Recipe
-from hyperslab.recipe.targets.instantiate import A_LOSS, Maker
 from hyperslab.recipe.targets.section import TargetSection
 from hyperslab.train.optimizers import check_optimizer
 from hyperslab.train.parts.given import Given
+from hyperslab.train.parts.loss import check_loss
 from hyperslab.train.parts.networks import check_target, name_of
 from hyperslab.train.parts.schedules import check_schedule
 
@@ -26,7 +26,7 @@ def check_targets(recipe: Recipe) -> None:
     metrics = {f"metrics.{name}": metric for name, metric in recipe.metrics.items()}
     for key, section in {"loss": recipe.loss, **metrics}.items():
         if isinstance(section, TargetSection) and key not in recipe.handed_in:
-            Maker(key, A_LOSS, trusted=recipe.trusted).check(section)
+            check_loss(section, key, recipe.trusted)
 
 
 def check_given(recipe: Recipe, given: Given) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.errors import RecipeError, reason
-from hyperslab.recipe.targets.instantiate import A_LOSS, Maker
+from hyperslab.recipe.targets.instantiate import A_LOSS, Maker, imported
 from hyperslab.recipe.targets.section import TargetSection
 from hyperslab.train.parts.given import LossFunction
 from hyperslab.train.parts.networks import outputs_of, references_to_data
@@ -54,6 +54,25 @@ class LossOfLabels:
         return self.loss(prediction, FORMS[self.form](labels, self.classes))
 
 
+def refuse_state(thing: Any, name: str) -> None:
+    """Refuse what adds up mini-batches by itself, as torchmetrics' and MONAI's metrics do.
+
+    Each rank's would hold sums of its own box, and the means over a split would be of sums so far.
+
+    Raises:
+        RecipeError: it has a state to be reset, and a result of all of it.
+    """
+    results = [word for word in ("compute", "aggregate") if callable(getattr(thing, word, None))]
+    if not results or not callable(getattr(thing, "reset", None)):
+        return
+    raise RecipeError(
+        f"{name} adds up mini-batches in a state of its own ({results[0]}(), reset()), which on "
+        "cut volumes would be those of each rank alone\n    name a function of prediction and "
+        "target, or a loss; hyperslab averages it over a split, and has Dice, IoU and distances of "
+        "surfaces itself"
+    )
+
+
 def loss_from_target(
     section: TargetSection, about: DataCard, key: str, trusted: frozenset[str]
 ) -> LossFunction:
@@ -62,8 +81,21 @@ def loss_from_target(
     Raises:
         RecipeError: as `Maker` and `fitting`.
     """
+    check_loss(section, key, trusted)
     maker = Maker(key, A_LOSS, references=references_to_data(about), trusted=trusted)
     return fitting(maker(section), about, f"{key}.target {section.target}", trains=key == "loss")
+
+
+def check_loss(section: TargetSection, key: str, trusted: frozenset[str]) -> None:
+    """Find the target of a loss or a metric and look at its arguments; nothing is called.
+
+    Raises:
+        RecipeError: as `Maker` and `refuse_state`.
+    """
+    assert section.target is not None
+    found = imported(section.target, f"{key}.target")
+    refuse_state(found, f"{key}.target {section.target}")
+    Maker(key, A_LOSS, trusted=trusted).check(section)
 
 
 def fitting(loss: LossFunction, about: DataCard, name: str, *, trains: bool = True) -> LossFunction:
@@ -73,6 +105,7 @@ def fitting(loss: LossFunction, about: DataCard, name: str, *, trains: bool = Tr
         RecipeError: it fails on a prediction and a target as such data have them, gives no single
             number, or none with a gradient where it ``trains``.
     """
+    refuse_state(loss, name)
     count = outputs_of(about)
     # So many samples that no dim of the labels meets one of the prediction by broadcasting.
     samples = count + 1
