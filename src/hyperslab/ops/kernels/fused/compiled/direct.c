@@ -42,32 +42,29 @@ static void order_weight(const direct *k, uint32_t *to)
 INLINE void write_voxels(const __m512 *sums, int64_t step, uint16_t *to, int64_t channels, int64_t count,
                          int64_t left)
 {
+    const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                             7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512i v[4];
     for (int j = 0; j < 4; j++) {
-        __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(sums[2 * j * step]));
-        __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(sums[(2 * j + 1) * step]));
-        v[j] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+        __m512bh both = _mm512_cvtne2ps_pbh(sums[(2 * j + 1) * step], sums[2 * j * step]);
+        v[j] = _mm512_permutexvar_epi16(in_turn, (__m512i)both);
     }
     __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
     __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
     uint16_t room[LANES * BLOCK];
-    int in_place = channels == BLOCK && count == BLOCK && left >= LANES;
-    uint16_t *at = in_place ? to : room;
+    int whole = count == BLOCK && left >= LANES;
+    uint16_t *at = whole ? to : room;
+    int64_t next = whole ? channels : BLOCK;
     __m512i rows[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c),
                        _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)};
     for (int i = 0; i < 4; i++) { /* voxels i, i + 4, i + 8, i + 12 */
-        _mm_storeu_si128((void *)(at + 8 * i), _mm512_extracti32x4_epi32(rows[i], 0));
-        _mm_storeu_si128((void *)(at + 8 * (i + 4)), _mm512_extracti32x4_epi32(rows[i], 1));
-        _mm_storeu_si128((void *)(at + 8 * (i + 8)), _mm512_extracti32x4_epi32(rows[i], 2));
-        _mm_storeu_si128((void *)(at + 8 * (i + 12)), _mm512_extracti32x4_epi32(rows[i], 3));
+        _mm_storeu_si128((void *)(at + next * i), _mm512_extracti32x4_epi32(rows[i], 0));
+        _mm_storeu_si128((void *)(at + next * (i + 4)), _mm512_extracti32x4_epi32(rows[i], 1));
+        _mm_storeu_si128((void *)(at + next * (i + 8)), _mm512_extracti32x4_epi32(rows[i], 2));
+        _mm_storeu_si128((void *)(at + next * (i + 12)), _mm512_extracti32x4_epi32(rows[i], 3));
     }
-    if (in_place)
-        return;
-    for (int64_t i = 0; i < least(left, LANES); i++)
-        if (count == BLOCK)
-            memcpy(to + i * channels, room + 8 * i, 2 * BLOCK);
-        else
-            memcpy(to + i * channels, room + 8 * i, (size_t)(2 * count));
+    for (int64_t i = 0; !whole && i < least(left, LANES); i++)
+        memcpy(to + i * channels, room + BLOCK * i, (size_t)(2 * count));
 }
 
 typedef struct {
