@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperslab.cli.errors import log_to_stdout
-from hyperslab.cli.predict import (
+from hyperslab.cli.options.windows import (
     BlendOption,
     OverlapOption,
     WindowOption,

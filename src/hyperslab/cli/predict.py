@@ -14,6 +14,13 @@ import typer
 from rich.console import Console
 
 from hyperslab.cli.errors import log_to_stdout
+from hyperslab.cli.options.windows import (
+    BlendOption,
+    OverlapOption,
+    WindowOption,
+    as_options,
+    windows_of_options,
+)
 from hyperslab.cli.progress import progress
 from hyperslab.cli.rank import (
     adopt_rank,
@@ -31,16 +38,6 @@ from hyperslab.predict import InputOutcome, predict
 from hyperslab.predict.run import recipe_of
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
-
-WindowOption = Annotated[
-    str | None, typer.Option(help="In parts of so many voxels, D,H,W: 96,96,96.")
-]
-OverlapOption = Annotated[
-    float | None, typer.Option(help="Of neighbouring parts, a share. Default: 0.5.")
-]
-BlendOption = Annotated[
-    str | None, typer.Option(help="Where parts overlap: gaussian (the default) or constant.")
-]
 
 
 def predict_command(
@@ -135,37 +132,6 @@ def predict_as_rank(
     if failed:
         reasons = "\n".join(f"    {outcome.reason}" for outcome in failed)
         raise DataError(f"{len(failed)} of {len(outcomes)} inputs failed\n{reasons}")
-
-
-def as_options(windows: WindowPolicy | None) -> list[str]:
-    """As a command line says them."""
-    if windows is None:
-        return []
-    size = ",".join(map(str, windows.size))
-    return ["--window", size, "--overlap", str(windows.overlap), "--blend", windows.blend]
-
-
-def windows_of_options(
-    window: str | None, overlap: float | None, blend: str | None
-) -> WindowPolicy | None:
-    """What they say; None where they say nothing.
-
-    Raises:
-        BadParameter: they are no window, or there is none for an overlap.
-    """
-    if window is None:
-        if overlap is not None or blend is not None:
-            raise typer.BadParameter("--overlap and --blend are of windows: give --window D,H,W")
-        return None
-    try:
-        numbers = [int(number) for number in window.split(",")]
-        depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
-        chosen = 0.5 if overlap is None else overlap
-        return WindowPolicy((depth, height, width), chosen, blend or "gaussian")  # type: ignore[arg-type]
-    except DataError as error:
-        raise typer.BadParameter(str(error)) from None
-    except ValueError:
-        raise typer.BadParameter(f"--window {window}: give one number or three, D,H,W") from None
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
