@@ -1,8 +1,8 @@
-"""Puts numbers into docs/science.md, from the files in benchmarks/results that it names.
+"""Puts numbers into docs/science.md and sc18.md, from the files in benchmarks/results they name.
 
 python docs/science.py
 
-A block of the page begins with `<!-- FILE: WHAT ... -->` and ends with `<!-- end -->`. FILE is one
+A block of a page begins with `<!-- FILE: WHAT ... -->` and ends with `<!-- end -->`. FILE is one
 that `hyperslab report --json` wrote, WHAT one of the functions at the end. Where there is no such
 file yet, the block says so.
 """
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_suffix(".md")
-RESULTS = PAGE.parents[1] / "benchmarks" / "results"
+PAGES = tuple(Path(__file__).with_name(name) for name in ("science.md", "sc18.md"))
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- ([\w.+-]+\.json): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 BARS = {"mean": 1.5, "Omega_m": 3.0, "sigma_8": 2.0}
 """The least lower ends of the intervals of parts against the whole."""
@@ -100,7 +100,8 @@ def _line(cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    new = filled(text, RESULTS)
-    PAGE.write_text(new)
-    print(f"{PAGE}: {'as it was' if new == text else 'written anew'}", file=sys.stderr)
+    for page in PAGES:
+        text = page.read_text()
+        new = filled(text, RESULTS)
+        page.write_text(new)
+        print(f"{page}: {'as it was' if new == text else 'written anew'}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The numbers of docs/science.md come from files (tier: no process)."""
+"""Numbers of docs/science.md and sc18.md come from files (tier: no process)."""
 
 from __future__ import annotations
 
@@ -47,10 +47,12 @@ def numbers(**ratios: float) -> dict[str, Any]:
     return {"parameters": keys[1:], "reference": names[0], "rows": rows}
 
 
-def test_the_page_is_what_its_files_say(science: ModuleType) -> None:
-    page = PAGE.read_text()
+@pytest.mark.parametrize(("name", "blocks"), [("science.md", 8), ("sc18.md", 2)])
+def test_a_page_is_what_its_files_say(science: ModuleType, name: str, blocks: int) -> None:
+    assert name in [page.name for page in science.PAGES]
+    page = PAGE.with_name(name).read_text()
     assert science.filled(page, science.RESULTS) == page, "run: python docs/science.py"
-    assert len(science.BLOCK.findall(page)) >= 8
+    assert len(science.BLOCK.findall(page)) >= blocks
 
 
 def test_no_measured_number_stands_outside_the_blocks(science: ModuleType) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.report.comparison.configurations import Comparison, read_comparison
-from hyperslab.report.comparison.curves import curve_of
+from hyperslab.report.comparison.curves import curve_of, loss_curves
 from hyperslab.report.comparison.scored import MEAN as OF_ALL
 from hyperslab.report.comparison.tables import comparison_numbers
 from tests.report.compared import EPOCHS, MEAN, columns, write_evaluation, write_run, write_swept
@@ -104,6 +104,33 @@ def test_only_parts_show_their_running_minimum(comparison: Comparison) -> None:
         np.testing.assert_array_equal(curve.losses, expected)
         np.testing.assert_array_equal(curve.seconds[1], 61.0 * np.arange(1, EPOCHS + 1))
     assert np.any(np.diff(losses) > 0), "the loss must jump"
+
+
+@pytest.mark.parametrize(
+    ("losses", "label", "power"),
+    [
+        (("mse", "mse"), "test loss: mean squared error", 2),
+        (("l1", "l1"), "test loss: mean absolute error", 1),
+        (("mse", "l1"), "test loss", None),
+        (("cross_entropy", "cross_entropy"), "test loss: cross-entropy", None),
+    ],
+)
+def test_levels_are_of_the_loss_that_was_trained(
+    tmp_path: Path, losses: tuple[str, str], label: str, power: int | None
+) -> None:
+    for seed, loss in enumerate(losses):
+        run = write_run(tmp_path / f"{seed}", seed=seed, noise=0.2)
+        recipe = json.loads((run / "recipe.yaml").read_text())
+        recipe["model"]["width"] = 32 + seed  # two configurations
+        (run / "recipe.yaml").write_text(json.dumps(recipe | {"loss": loss}))
+    picture = loss_curves(read_comparison([tmp_path / "0", tmp_path / "1"], []))[0]
+    assert f">{label}<" in picture.svg
+    true = columns(tmp_path / "0/evaluation/predictions.csv", "true")
+    said = re.findall(r"predicting the mean ([\d.]+)\.", picture.alt)
+    if power is None:
+        assert said == []
+    else:
+        assert said == [f"{np.mean(np.abs(true - MEAN) ** power):.3f}"]
 
 
 def test_the_page_and_the_numbers(swept: Path, ridge: Path, comparison: Comparison) -> None:

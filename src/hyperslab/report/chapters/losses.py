@@ -5,19 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hyperslab.report.figures.dice import dice_by_epoch
-from hyperslab.report.figures.learning import loss_by_epoch, loss_by_step
+from hyperslab.report.figures.learning import MEASURES, loss_by_epoch, loss_by_step
 from hyperslab.report.page.blocks import Block, Chapter, Figures, Notice, Paragraph
 from hyperslab.report.run_folder import Run
-
-MEASURES = {
-    "mse": "mean squared error",
-    "l1": "mean absolute error",
-    "cross_entropy": "cross-entropy",
-    "dice": "Dice loss",
-    "generalised_dice": "generalised Dice loss",
-    "focal": "focal loss",
-    "dice_cross_entropy": "Dice loss + cross-entropy",
-}
 
 
 def losses(run: Run) -> Chapter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyperslab.report.comparison.configurations import Comparison
-from hyperslab.report.comparison.curves import loss_curves
+from hyperslab.report.comparison.curves import POWERS, loss_curves, loss_in_common
 from hyperslab.report.comparison.residuals import residual_distributions, scatters
 from hyperslab.report.comparison.tables import comparison_numbers, errors_table, reference_table
 from hyperslab.report.number_format import label
@@ -35,11 +35,15 @@ def _tables(comparison: Comparison) -> list[Block]:
 
 
 def _losses(comparison: Comparison) -> list[Block]:
-    words = (
-        "Mean squared error of the normalised parameters (Oyama et al. 2020, figure 9). The level "
-        "lines are controls: always predicting the mean of the training split, and what else was "
-        "given."
-    )
+    loss = loss_in_common(comparison)
+    words = "The loss that was trained, of the normalised parameters (Oyama et al. 2020, figure 9)."
+    if loss in POWERS:
+        words += (
+            " The level lines are controls: always predicting the mean of the training split, and "
+            "what else was given."
+        )
+    elif loss is None:
+        words += " The runs were trained on different losses, which are not to be compared."
     return [Paragraph(words), Figures(loss_curves(comparison))]
 
 

@@ -6,15 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hyperslab.metrics.of_volumes import means_of_volumes
 from hyperslab.metrics.regression import FloatArray
 from hyperslab.report.comparison.configurations import Comparison, Configuration
-from hyperslab.report.comparison.scored import MEAN, Scored
-from hyperslab.report.figures.learning import whole_numbers
+from hyperslab.report.comparison.scored import Scored
+from hyperslab.report.figures.learning import MEASURES, whole_numbers
 from hyperslab.report.figures.svg import INK, MUTED, SERIES, Canvas, Picture
 from hyperslab.report.number_format import number
 
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 """Of the configurations: figures are to be read without colours, too."""
+
+POWERS = {"mse": 2, "l1": 1}
+"""Of the differences whose mean a loss is: such a loss others have, too, that only predict."""
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -45,8 +49,18 @@ def curve_of(configuration: Configuration) -> Curve:
     return Curve(losses, seconds, followed)
 
 
+def loss_in_common(comparison: Comparison) -> str | None:
+    """The name of the loss that all runs have been trained on, if it is one."""
+    runs = [run for one in comparison.configurations for run in one.runs]
+    names = {run.setting("loss") if isinstance(run.setting("loss"), str) else None for run in runs}
+    return names.pop() if len(names) == 1 else None
+
+
 def loss_curves(comparison: Comparison) -> list[Picture]:
-    """By epoch and by time: medians over seeds, from the least to the largest as a band."""
+    """By epoch and by time: medians over seeds, from the least to the largest as a band.
+
+    Levels are of what only predicts, where the loss is a mean of (squared) differences.
+    """
     curves = [curve_of(one) for one in comparison.configurations]
     longest = max(float(np.median(curve.seconds, 0)[-1]) for curve in curves)
     unit, word = (1.0, "s") if longest < 2 * MINUTE else (MINUTE, "min")
@@ -68,6 +82,8 @@ def _figure(
     followed: bool,
 ) -> Picture:
     canvas = Canvas(f"figure-9-{key}", width=520, height=420)
+    loss = loss_in_common(comparison)
+    power = POWERS.get(loss or "")
     for place, (one, curve) in enumerate(zip(comparison.configurations, curves, strict=True)):
         colour = SERIES[place % len(SERIES)]
         epochs = np.arange(curve.losses.shape[1]) + 1.0
@@ -84,21 +100,17 @@ def _figure(
         if len(curve.losses) > 1:
             ends = (curve.losses.min(0), curve.losses.max(0))
             canvas.axes.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
-        if one.averaged is not None:
-            canvas.axes.axhline(_loss(one.averaged), color=colour, linewidth=1.2, linestyle=":")
-    first = comparison.configurations[0].scored
-    of_mean = float(first.of_mean.mean())
-    canvas.axes.axhline(of_mean, color=MUTED, linewidth=1.5, label="predicting the mean")
-    for place, control in enumerate(comparison.controls):
-        canvas.axes.axhline(
-            _loss(control), color=INK, linewidth=1.5, linestyle=DASHES[1 + place % 5],
-            label=control.name,
-        )  # fmt: skip
+        if one.averaged is not None and power is not None:
+            canvas.axes.axhline(
+                _level(one.averaged, power), color=colour, linewidth=1.2, linestyle=":"
+            )
+    of_mean = _draw_controls(canvas, comparison, power) if power is not None else ""
     canvas.log()
     if unit is None:
         whole_numbers(canvas)
-    what = "test loss (MSE)" if followed else "validation loss (MSE)"
-    canvas.axes.set(xlabel=axis, ylabel=what)
+    what = "test loss" if followed else "validation loss"
+    measure = f": {MEASURES[loss]}" if loss in MEASURES else ""
+    canvas.axes.set(xlabel=axis, ylabel=f"{what}{measure}")
     canvas.legend()
     at_the_end = "; ".join(
         f"{one.name} {number(float(np.median(curve.losses, 0)[-1]))}"
@@ -108,14 +120,31 @@ def _figure(
     parts = any(one.of_parts for one in comparison.configurations)
     return canvas.picture(
         title=f"{'Test' if followed else 'Validation'} loss by {key}",
-        alt=f"Loss by {key}; at the end: {at_the_end}; predicting the mean {number(of_mean)}.",
+        alt=f"Loss by {key}; at the end: {at_the_end}{of_mean}.",
         caption=f"{split}Median over seeds, with the range as a band"
         + ("; for sub-volumes the running minimum" if parts else "")
         + ". Dotted: sub-volumes' predictions averaged over a universe and recalibrated."
-        * any(one.averaged is not None for one in comparison.configurations),
+        * any(one.averaged is not None and power for one in comparison.configurations),
     )
 
 
-def _loss(scored: Scored) -> float:
-    """The median over seeds of the mean squared error over all parameters."""
-    return float(np.median(scored.error(MEAN).mean(1)))
+def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:
+    """As level lines; what to say of the first, predicting the mean."""
+    squared = comparison.configurations[0].scored.of_mean
+    of_mean = float((squared ** (power / 2)).mean())
+    canvas.axes.axhline(of_mean, color=MUTED, linewidth=1.5, label="predicting the mean")
+    for place, control in enumerate(comparison.controls):
+        canvas.axes.axhline(
+            _level(control, power), color=INK, linewidth=1.5, linestyle=DASHES[1 + place % 5],
+            label=control.name,
+        )  # fmt: skip
+    return f"; predicting the mean {number(of_mean)}"
+
+
+def _level(scored: Scored, power: int) -> float:
+    """The median over seeds of the mean of the differences to that power, over all parameters."""
+    of_seeds = [
+        means_of_volumes(np.abs(seed.predicted - seed.true) ** power, seed.volumes).mean()
+        for seed in scored.seeds
+    ]
+    return float(np.median(of_seeds))

@@ -13,6 +13,17 @@ from hyperslab.report.figures.svg import FIRST, INK, MUTED, SECOND, Canvas, Pict
 from hyperslab.report.number_format import MINUS, label, number
 from hyperslab.report.run_folder import Table
 
+MEASURES = {
+    "mse": "mean squared error",
+    "l1": "mean absolute error",
+    "cross_entropy": "cross-entropy",
+    "dice": "Dice loss",
+    "generalised_dice": "generalised Dice loss",
+    "focal": "focal loss",
+    "dice_cross_entropy": "Dice loss + cross-entropy",
+}
+"""What a recipe's loss is."""
+
 DRAWN = 1000
 """More points than this only make a page heavy: an even choice of them is drawn."""
 
