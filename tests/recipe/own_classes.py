@@ -30,6 +30,13 @@ class Net(nn.Module):
         return self.head(self.body(x).mean((2, 3, 4)))
 
 
+class Leaves(nn.Module):
+    """Ends the program."""
+
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+
 class Blobs(Source):
     """Noise whose mean is the target."""
 

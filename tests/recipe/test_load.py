@@ -138,6 +138,14 @@ def test_a_bad_value_is_named_with_what_is_valid(tmp_path: Path, override: str, 
     assert words in message
 
 
+def test_a_metric_has_a_target_and_a_name_for_a_column(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALLEST)
+    assert "give a name, such as mse, or a section with a target" in error(path, "metrics={m: {}}")
+    assert "'a,b' cannot head a column" in error(path, 'metrics={"a,b": l1}')
+    names = load_recipe(path, ['metrics={"dice of rim (2 mm)": l1}']).metrics
+    assert list(names) == ["dice of rim (2 mm)"]
+
+
 def test_a_network_for_classes_and_a_window(tmp_path: Path) -> None:
     path = write(tmp_path, {**SMALLEST, "loss": "dice"})
     recipe = load_recipe(path, ["model.name=unet3d", "data.window=[-100, 400]"])

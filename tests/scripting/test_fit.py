@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "metrics.loss: validation_loss is measured anyhow\n    take another name",
     ),
     "a metric of the objective's": ({"metrics": {"mae": "mse"}}, "metrics.mae: .*anyhow"),
-    "a metric that breaks a line": ({"metrics": {"a,\nb": "mse"}}, "metrics"),
+    "a metric that breaks a line": ({"metrics": {"a,\nb": "mse"}}, "cannot head a column"),
     "a loss of another form": ({"loss": torch.nn.CTCLoss()}, "the loss fails on a prediction"),
 }
 

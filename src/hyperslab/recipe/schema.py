@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -11,7 +12,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    StringConstraints,
     Tag,
     field_validator,
     model_validator,
@@ -181,8 +181,8 @@ AnyLoss = Annotated[
 LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 
-MetricName = Annotated[str, StringConstraints(pattern=r"^\w[\w .%@()/-]*$")]
-"""Heads a column of ``epochs.csv``."""
+COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
+"""What may head one of ``epochs.csv``."""
 
 
 class Recipe(Section):
@@ -194,7 +194,7 @@ class Recipe(Section):
     optimizer: AnyOptimizer = AdamSection()  # and its learning rate
     loss: AnyLoss = "mse"  # a name, or a target
     # by the name that they get in the history; each the mean over the samples of a split
-    metrics: dict[MetricName, AnyLoss] = Field(default={})
+    metrics: dict[str, AnyLoss] = Field(default={})
     parallelize: ParallelizeSection = ParallelizeSection()  # how the network is cut
     epochs: PositiveInt = 130  # passes over the training split
     stop_at: StopSection | None = None  # before, where the validation is as good as this
@@ -256,6 +256,18 @@ class Recipe(Section):
         if isinstance(loss, TargetSection) and loss.target is None:
             raise ValueError("give a name, such as mse, or a section with a target")
         return loss
+
+    @field_validator("metrics")
+    @classmethod
+    def _with_targets(cls, metrics: dict[str, Any]) -> dict[str, Any]:
+        for name, metric in metrics.items():
+            if not COLUMN_TITLE.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} cannot head a column of epochs.csv: letters, digits, blanks and "
+                    "_ . % @ ( ) / - can"
+                )
+            cls._with_a_target(metric)
+        return metrics
 
     @property
     def segments(self) -> bool | None:

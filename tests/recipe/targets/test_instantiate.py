@@ -94,6 +94,7 @@ WRONG = {
         {"channels": 1, "outputs": 1, "width": 2000},
         r"does not take its arguments: ValueError: far too wide$",
     ),
+    "what ends the program": (f"{HERE}.Leaves", {}, "does not take its arguments: SystemExit"),
     "no such reference": (
         f"{HERE}.Net",
         {"channels": "${data.chanels}", "outputs": 1},

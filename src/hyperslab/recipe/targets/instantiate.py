@@ -98,7 +98,7 @@ class Maker:
             result = made(*given, **options)
         except RecipeError:
             raise
-        except Exception as error:  # whatever is wrong in somebody else's code
+        except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's code
             raise RecipeError(
                 f"{key}.target {name} does not take its arguments: {_one_line(error)}"
             ) from error
