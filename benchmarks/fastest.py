@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from block_kernels import BlockConvolution, Kernel, Operands, kernels, operands
 from clock import slowest
+from own_kernels import own_kernels
 from torch import nn
 
 import hyperslab as hs
@@ -20,7 +21,10 @@ REPEATS = 5
 
 
 class FastestPass:
-    """One pass of a block, timed on all ranks at once with every kernel worth it."""
+    """One pass of a block, timed on all ranks at once with every kernel of torch's worth it.
+
+    ``own``: with those of the library, too.
+    """
 
     def __init__(
         self,
@@ -29,6 +33,8 @@ class FastestPass:
         given: Operands,
         grid: hs.Grid,
         near: float = NEAR,
+        *,
+        own: bool = False,
     ) -> None:
         """All ranks together: tries every kernel, and keeps those near the fastest.
 
@@ -44,6 +50,8 @@ class FastestPass:
             self.kernels = {
                 name: kernel for name, kernel in self.kernels.items() if times[name] <= near * best
             }
+        if own:
+            self.kernels |= own_kernels(block, which, given)
         self.repeats = max(1, min(REPEATS, int(SHORT / best)))
 
     def run(self) -> list[float]:

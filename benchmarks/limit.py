@@ -12,7 +12,8 @@ Three things take turns in one process group (batch 1, one thread a rank):
    communication, with every kernel near the fastest (`block_kernels`), on all ranks at once. Shapes
    that occur more often are measured once a turn. Operands lie ready: conversions are not counted.
 
-The limit is the sum of 3, each pass with its fastest kernel. At the end one profiled step tells
+The limit is the sum of 3, each pass with torch's fastest kernel; a second one counts the library's
+own kernels (`own_kernels`), too. At the end one profiled step tells
 how long each layer's own operators take in 2.
 """
 
@@ -22,7 +23,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from fastest import FastestPass
 from launch import run_ranks
 from layer_seconds import measure_layers
 from networks import NETWORKS, Step, make_case
+from own_kernels import is_own
 from step import report, serial_turn
 
 import hyperslab as hs
@@ -54,7 +56,7 @@ class Limit:
         for block in dict.fromkeys(layer.block for layer in layers):
             given = operands(block)
             for which in block.passes:
-                self.passes[block, which] = FastestPass(block, which, given, grid)
+                self.passes[block, which] = FastestPass(block, which, given, grid, own=True)
 
     def turn(self) -> dict[tuple[BlockConvolution, str], dict[str, float]]:
         """Seconds by kernel of every pass, of the slowest rank."""
@@ -65,12 +67,25 @@ class Limit:
         }
 
     def table(self, turns: list[dict[tuple[BlockConvolution, str], dict[str, float]]]) -> Any:
-        """By pass and shape, the fastest kernel and its seconds: best and median of the turns."""
-        return {key: fastest_of([turn[key] for turn in turns]) for key in self.passes}
+        """By pass and shape, torch's fastest kernel and its seconds, best and median of the turns.
+
+        Under "all" the same with the library's own kernels.
+        """
+        found = {}
+        for key in self.passes:
+            of_key = [turn[key] for turn in turns]
+            found[key] = {**fastest_of(map(of_torch, of_key)), "all": fastest_of(of_key)}
+        return found
 
 
-def fastest_of(turns: Sequence[dict[str, float]]) -> dict[str, Any]:
+def of_torch(times: dict[str, float]) -> dict[str, float]:
+    """Without those of the library's own kernels."""
+    return {name: seconds for name, seconds in times.items() if not is_own(name)}
+
+
+def fastest_of(turns: Iterable[dict[str, float]]) -> dict[str, Any]:
     """The kernel with the best time of all turns, and the least median of any."""
+    turns = list(turns)
     best = {name: min(turn[name] for turn in turns) for name in turns[0]}
     medians = [statistics.median(turn[name] for turn in turns) for name in turns[0]]
     name = min(best, key=lambda kernel: best[kernel])
@@ -98,21 +113,23 @@ def measure(
         steps.append({"serial": alone, "distributed": together, "busy": busy})
         passes.append(limit.turn())
     found = result(layers, limit.table(passes[WARM_UP:]), report(steps[WARM_UP:]))
-    found["within turns"] = summary(
-        [
-            sum(step["distributed"][:2]) / limit_of(layers, turn)
-            for step, turn in zip(steps[WARM_UP:], passes[WARM_UP:], strict=True)
-        ]
-    )
+    for key, own in (("within turns", False), ("within turns, of all kernels", True)):
+        found[key] = summary(
+            [
+                sum(step["distributed"][:2]) / limit_of(layers, turn, own=own)
+                for step, turn in zip(steps[WARM_UP:], passes[WARM_UP:], strict=True)
+            ]
+        )
     seconds = measure_layers(cut, grid, [layer.name for layer in layers])
     for row in found["layers"]:
         row["in the step"] = seconds[row["layer"]]
     return found
 
 
-def limit_of(layers: Sequence[LayerConvolution], turn: Any) -> float:
+def limit_of(layers: Sequence[LayerConvolution], turn: Any, *, own: bool = False) -> float:
     """Seconds of all passes in one turn, each with the kernel that was fastest in it."""
-    return sum(min(turn[layer.block, which].values()) for layer, which in passes_of(layers))
+    some = dict if own else of_torch
+    return sum(min(some(turn[layer.block, which]).values()) for layer, which in passes_of(layers))
 
 
 def passes_of(layers: Sequence[LayerConvolution]) -> list[tuple[LayerConvolution, str]]:
@@ -130,9 +147,19 @@ def result(layers: Sequence[LayerConvolution], table: Any, steps: dict[str, Any]
         kind: sum(table[layer.block, which][kind] for layer, which in passes_of(layers))
         for kind in KINDS
     }
+    of_all = {
+        kind: sum(table[layer.block, which]["all"][kind] for layer, which in passes_of(layers))
+        for kind in KINDS
+    }
     step = steps["parts"]["step"]
     multiple = {kind: step["distributed"][kind] / sums[kind] for kind in sums}
-    return {"limit": sums, "multiple": multiple, "step": steps, "layers": rows}
+    return {
+        "limit": sums,
+        "limit of all kernels": of_all,
+        "multiple": multiple,
+        "step": steps,
+        "layers": rows,
+    }
 
 
 def on_ranks(options: argparse.Namespace) -> dict[str, Any]:
@@ -184,6 +211,13 @@ def print_sums(results: dict[str, Any], options: argparse.Namespace) -> None:
     for network in options.network:
         for name in options.dtype:
             print(f"{network:12}{name:10}{_sums(results[network][name])}")
+    print("\nwith the library's own kernels among those of the limit:")
+    for network in options.network:
+        for name in options.dtype:
+            found = results[network][name]
+            limit = 1e3 * found["limit of all kernels"]["median"]
+            paired = found["within turns, of all kernels"]["median"]
+            print(f"{network:12}{name:10}limit {limit:.1f} ms, step / limit {paired:.3f} (paired)")
 
 
 def _sums(found: dict[str, Any]) -> str:

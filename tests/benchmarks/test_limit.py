@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from block_convolutions import LayerConvolution, block_of, noted
 from block_kernels import PASSES, BlockConvolution, kernels, operands
 from limit import extents_of, fastest_of, limit_of, measure
+from own_kernels import is_own, own_kernels
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.ops.kernels.direct import compiled as direct
 from tests.ranks import run_ranks
 
 PLAIN = BlockConvolution(
@@ -118,6 +120,28 @@ class Functional(nn.Module):
         return self.up(F.avg_pool3d(F.conv3d(y, weight=self.weight, padding=1), (1, 2, 2)))
 
 
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("name", ["plain", "deep", "kernel of 7"])
+def test_the_library_s_own_kernels_do_the_pass(name: str, which: str) -> None:
+    torch.manual_seed(0)
+    block = replace(BLOCKS[name], dtype=torch.bfloat16)
+    given = operands(block)
+    found = dict(own_kernels(block, which, given))
+    assert bool(found) == direct.is_known(), "not on every processor"
+    for kernel, run in found.items():
+        assert is_own(kernel)
+        result = run()
+        parts = [result] if which != "weight gradient" else list(result)[: 1 + block.bias]
+        for part, right in zip(parts, expected(block, which, given), strict=True):
+            assert (part.double() - right).norm() <= 1e-2 * right.norm(), kernel
+
+
+@pytest.mark.parametrize("name", ["dilated", "in groups", "transposed", "deep, strided"])
+def test_not_every_pass_has_a_kernel_of_the_library_s_own(name: str) -> None:
+    block = replace(BLOCKS[name], dtype=torch.bfloat16)
+    assert not list(own_kernels(block, "forward", operands(block)))
+
+
 def blocks_of(depth: int, axes: dict[str, int]) -> list[LayerConvolution]:
     """Of one rank, whose sample is so deep."""
     model = Functional()
@@ -175,6 +199,9 @@ def test_the_fastest_kernel_counts() -> None:
     layers = [LayerConvolution(name, PLAIN) for name in ("one", "two")]
     turn = {(PLAIN, which): {"a": 2.0, "b": 1.0 + i} for i, which in enumerate(PASSES)}
     assert limit_of(layers, turn) == 2 * (1.0 + 2.0 + 2.0)
+    turn[PLAIN, "forward"]["hyperslab cl"] = 0.5
+    assert limit_of(layers, turn) == 2 * (1.0 + 2.0 + 2.0)
+    assert limit_of(layers, turn, own=True) == 2 * (0.5 + 2.0 + 2.0)
 
 
 def test_a_grid_is_read() -> None:
