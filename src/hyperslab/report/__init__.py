@@ -13,6 +13,7 @@ from hyperslab.report.chapters import CHAPTERS
 from hyperslab.report.chapters.overview import key_numbers, lede
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import read_comparison
+from hyperslab.report.comparison.of_classes import class_chapter
 from hyperslab.report.comparison.page import write_comparison
 from hyperslab.report.comparison.two_runs import two_runs
 from hyperslab.report.figures.paper import FigureFormat, figures_beside, write_figures
@@ -58,6 +59,9 @@ def _compared(run: Run) -> list[Chapter]:
     if run.beside is None:
         return []
     try:
+        of_classes = class_chapter([run.path, run.beside.path])
+        if of_classes is not None:
+            return [two_runs(run, run.beside), of_classes]
         comparison = read_comparison([run.path, run.beside.path])
     except DataError as error:  # networks of another kind, or not evaluated: losses and timelines
         return [two_runs(run, run.beside, str(error))]

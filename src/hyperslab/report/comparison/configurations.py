@@ -70,14 +70,7 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
     Raises:
         DataError: there is no such run, one is not evaluated, or test volumes are not the same.
     """
-    named: list[tuple[str, list[Run]]] = []
-    alone: list[Run] = []
-    for path in paths:
-        if (path / "sweep.json").is_file():
-            named += _of_sweep(path)
-        else:
-            alone.append(read_run(path))
-    found = [_configuration(name, runs) for name, runs in [*named, *_grouped(alone)]]
+    found = [_configuration(name, runs) for name, runs in named_runs(paths)]
     if not found:
         raise DataError("no run is done yet, so there is nothing to compare")
     others = tuple(read_scored(name, [path])[0] for name, path in controls)
@@ -90,6 +83,22 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
                 "nothing can be said of their ratio\n    give them the same data, seed and split"
             )
     return comparison
+
+
+def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
+    """Runs, or sweeps of them, by configuration.
+
+    Raises:
+        DataError: there is no such run, or a sweep's table cannot be read.
+    """
+    named: list[tuple[str, list[Run]]] = []
+    alone: list[Run] = []
+    for path in paths:
+        if (path / "sweep.json").is_file():
+            named += _of_sweep(path)
+        else:
+            alone.append(read_run(path))
+    return [*named, *_grouped(alone)]
 
 
 def _configuration(name: str, runs: Sequence[Run]) -> Configuration:

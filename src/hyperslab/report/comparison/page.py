@@ -11,6 +11,7 @@ from hyperslab.atomic_files import write_json, write_text
 from hyperslab.errors import DataError, reason
 from hyperslab.report.comparison.chapters import comparison_chapters
 from hyperslab.report.comparison.configurations import Comparison, read_comparison
+from hyperslab.report.comparison.of_classes import class_chapter
 from hyperslab.report.comparison.tables import comparison_numbers
 from hyperslab.report.figures.paper import FigureFormat, figures_beside, write_figures
 from hyperslab.report.page.blocks import Page
@@ -34,21 +35,25 @@ def write_comparison(
     Raises:
         DataError: as `read_comparison`, or a file cannot be written.
     """
-    comparison = read_comparison(paths, controls)
+    of_classes = class_chapter(paths)
+    if of_classes is not None and (controls or numbers is not None):
+        raise DataError("controls and --numbers go with predicted numbers; these runs give classes")
+    comparison = None if of_classes is not None else read_comparison(paths, controls)
+    chapters = [] if of_classes is None else [of_classes]
     if output is None and len(paths) == 1:
         output = paths[0] / "report.html"
     elif output is None:
         output = Path(os.path.commonpath([path.absolute() for path in paths])) / "comparison.html"
     page = Page(
         title=output.resolve().parent.name,
-        lede=_lede(comparison),
-        chapters=comparison_chapters(comparison),
+        lede=_lede(comparison) if comparison else "",
+        chapters=comparison_chapters(comparison) if comparison else chapters,
         made=f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}.",
         kind="comparison of runs",
     )
     try:
         write_text(output, render_page(page), concurrent=True)
-        if numbers is not None:
+        if numbers is not None and comparison is not None:
             write_json(numbers, comparison_numbers(comparison))
     except OSError as error:
         raise DataError(f"the comparison cannot be written: {reason(error)}") from error
