@@ -7,6 +7,7 @@ from tests.soak.campaign import Campaign
 from tests.soak.checkpoints import Checkpoints
 from tests.soak.inputs import Inputs
 from tests.soak.kills import Kills
+from tests.soak.launches import Launches
 from tests.soak.moves import Moves
 from tests.soak.pipeline.rounds import Pipeline
 
@@ -15,6 +16,7 @@ KINDS: dict[str, type[Campaign]] = {
     "checkpoints": Checkpoints,
     "inputs": Inputs,
     "kills": Kills,
+    "launches": Launches,
     "moves": Moves,
     "pipeline": Pipeline,
 }
