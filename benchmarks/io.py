@@ -1,6 +1,6 @@
 """Reading: bytes against boxes, speed against one plain read, and training that is fed by it.
 
-    python benchmarks/io.py [--part bytes speed feed scale] [--side 256 512]
+    python benchmarks/io.py [--part bytes speed feed scale sums open] [--side 256 512]
                             [--kind chunked plain] [--turns 5] [--folder build/io]
                             [--width 128] [--ranks 1 2] [--json OUT] [--plot OUT]
 
@@ -12,6 +12,8 @@ Files of the public layout are made once, in chunks and in one piece.
 3. feed: CosmoFlow on 2 ranks with data from files, from the store, and already on the device.
 4. scale: a step against ranks, where each reads its box and where one reads for all of them
    (Oyama et al. 2020, figure 5).
+5. sums: files whose chunks have checksums against files without, read by one process.
+6. open: folders of files, opened with all checks of their headers and by h5py alone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+from checksums import opening, print_opening, print_sums, sums
 from clock import machine
 from feeding import feed
 from launch import run_ranks
@@ -33,7 +36,7 @@ from volumes import KINDS, make
 
 MIB = 2**20
 GB = 1e9
-PARTS = ("bytes", "speed", "feed", "scale")
+PARTS = ("bytes", "speed", "feed", "scale", "sums", "open")
 EPOCH = 8
 """Samples of an epoch where a step is timed."""
 
@@ -139,6 +142,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             str(n): run_ranks(n, step_times, str(folder), options.turns)[0] for n in options.ranks
         }
         print_scale(f"256-plain, cold page cache, epochs of {EPOCH} steps", results["scale"])
+    for side in options.side if "sums" in options.part else ():
+        results[f"{side}-sums"] = sums(options.folder, side, options.turns)
+        print_sums(side, results[f"{side}-sums"])
+    if "open" in options.part:
+        results["open"] = opening(options.folder, (1, 16, 256), options.turns)
+        print_opening(results["open"])
     return results
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import h5py
 import pytest
+from checksums import opening, sums
 from reading import CUTS, read_bytes
 from volumes import KINDS, make
 
@@ -30,3 +32,15 @@ def test_a_rank_reads_its_box(folder: Path, kind: str, cut: dict[str, int]) -> N
         assert rank["box"] == rank["program"] == size
         over = 2 if kind == "plain" and "width" in cut else 1  # whole rows where nothing is chunked
         assert size <= rank["system"] <= 1.01 * over * size
+
+
+def test_sums_and_opened_folders_are_measured(tmp_path: Path) -> None:
+    found = sums(tmp_path, 16, 1)
+    assert found["warm"]["HDF5 with sums"]["ratio"]["median"] > 0
+    assert {"HDF5 with sums, h5py alone", "Zarr with sums"} <= found["cold"].keys()
+    summed = h5py.File(tmp_path / "16-sums" / "hdf5-True" / "a.hdf5")["full"]
+    plain = h5py.File(tmp_path / "16-sums" / "hdf5-False" / "a.hdf5")["full"]
+    assert (summed.fletcher32, plain.fletcher32) == (True, False)
+    assert summed.chunks == plain.chunks
+    assert (summed[()] == plain[()]).all()
+    assert opening(tmp_path, (3,), 1)["3"]["hyperslab"]["median"] > 0
