@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from hyperslab.cli.errors import say
+from hyperslab.cli.options.files import MissingChunksOption
 from hyperslab.cli.progress import progress
 from hyperslab.convert import Request, convert
 from hyperslab.ct import (
@@ -27,7 +28,7 @@ from hyperslab.ct import (
 from hyperslab.formats.nifti.dataset_json import DATASET_JSON
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import choices, compressions, names
-from hyperslab.formats.shared.reach import MISSING_MEANS, Allowed
+from hyperslab.formats.shared.reach import Allowed
 
 FOLDER = "folder"
 """The command without a name."""
@@ -126,7 +127,7 @@ def folder(
             "--outside-files", help="HDF5 files may take values from files outside of SRC."
         ),
     ] = False,
-    missing_chunks: Annotated[bool, typer.Option("--missing-chunks", help=MISSING_MEANS)] = False,
+    missing_chunks: MissingChunksOption = False,
 ) -> None:
     load_plugins(plugin or [])
     if channels not in (None, "first", "last"):

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hyperslab.cli.errors import say
+from hyperslab.cli.options.files import MissingChunksOption
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source, Subvolumes
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
@@ -19,7 +20,7 @@ from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import MAPPED, choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
 from hyperslab.formats.shared.data_map import DataMap
-from hyperslab.formats.shared.reach import MISSING_MEANS, Allowed
+from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.verify import verify_samples
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -44,7 +45,7 @@ def inspect(
         bool, typer.Option("--verify", help="Read all of it, and compare every checksum.")
     ] = False,
     outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
-    missing_chunks: Annotated[bool, typer.Option("--missing-chunks", help=MISSING_MEANS)] = False,
+    missing_chunks: MissingChunksOption = False,
 ) -> None:
     """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
     load_plugins(plugin or [])

@@ -18,9 +18,6 @@ ALLOW_MISSING = (
     "--missing-chunks, or hyperslab.open(..., missing_chunks=True)"
 )
 
-MISSING_MEANS = "What HDF5 files and Zarr groups do not store is their fill value."
-"""What a command says of ``--missing-chunks``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
