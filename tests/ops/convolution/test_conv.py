@@ -128,6 +128,8 @@ def refused(case: str) -> None:
         F.conv3d(torch.randn(2, 2, 6, 6, 6), hs.shard(weight, hs.Grid(depth=2)))
     elif case == "strided same":
         F.conv3d(x, weight, padding="same", stride=2)
+    elif case == "complex":
+        F.conv3d(torch.complex(x, x), torch.complex(weight, weight))
 
 
 @pytest.mark.parametrize(
@@ -142,3 +144,10 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_ranks(2, refused, case)
+
+
+def test_complex_numbers_are_refused_where_space_is_cut() -> None:
+    with pytest.raises(
+        hs.UnsupportedOp, match=r"conv3d of complex numbers.*\n.* x\.real and x\.imag"
+    ):
+        run_ranks(2, refused, "complex")

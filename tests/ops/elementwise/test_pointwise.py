@@ -103,8 +103,9 @@ def call(
     found = [result, args[0]] if options or "_" in function.__name__ else [result]
     found = [v.full() if isinstance(v, hs.Sharded) else v for v in found]
     if found[0].requires_grad:
-        weights = torch.linspace(-1, 1, found[0].numel(), dtype=found[0].dtype)
-        (found[0] * weights.view(found[0].shape)).sum().backward()
+        real = torch.view_as_real(found[0]) if found[0].is_complex() else found[0]
+        weights = torch.linspace(-1, 1, real.numel(), dtype=real.dtype)
+        (real * weights.view(real.shape)).sum().backward()
         found += [torch.zeros(()) if leaf.grad is None else leaf.grad for leaf in leaves]
     return found
 

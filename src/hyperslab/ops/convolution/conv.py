@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
+from hyperslab.errors import UnsupportedOp
 from hyperslab.geometry import Box, Partition, Window
 from hyperslab.memory_format import memory_format_of
 from hyperslab.ops.chains.chain import operand
@@ -174,6 +175,11 @@ def convolve(
         hashable(dilation),
         groups,
     )
+    if layout.spec is not None and input.is_complex():
+        raise UnsupportedOp(
+            f"{name} of complex numbers has no rule where space is cut: {input.partition} on "
+            f"{input.grid}\n    convolve x.real and x.imag, or use hyperslab.gather(x, axes) before"
+        )
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
     room = None

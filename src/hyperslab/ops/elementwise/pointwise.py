@@ -25,13 +25,13 @@ from hyperslab.tensor.dispatch import refuse
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
-clamp_max clamp_min clip copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp exp2
-expm1 fix float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt hypot
-isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma log log10
-log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt
-masked_fill maximum minimum mul multiply nan_to_num ne neg negative nextafter not_equal positive
-pow rad2deg reciprocal relu remainder round rrelu rsqrt rsub selu sgn sigmoid sign signbit sin sinc
-sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
+clamp_max clamp_min clip complex copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp
+exp2 expm1 fix float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt
+heaviside hypot isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma
+log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt
+masked_fill maximum minimum mul multiply nan_to_num ne neg negative nextafter not_equal polar
+positive pow rad2deg reciprocal relu remainder round rrelu rsqrt rsub selu sgn sigmoid sign signbit
+sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
 threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
 softplus softshrink softsign tanhshrink
 clone detach ones_like zeros_like full_like
