@@ -214,6 +214,10 @@ def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> 
         (out / "conversion.jsonl").write_text("".join(record).replace(old, new))
         with pytest.raises(DataError, match=r"conversion.jsonl: is no record of a conversion"):
             run(source, out)
+    long = "".join(record).replace('"stamps": {"a/univ_000', f'"stamps": {{"{"x" * 3000}')
+    (out / "conversion.jsonl").write_text(long)
+    with pytest.raises(DataError, match=r"was made of xxx.*, which is not in"):
+        run(source, out)
     (out / "a/univ_000.hdf5").rename(out / "a/univ_000.bak")
     (out / "conversion.jsonl").write_text(
         "".join(line for line in record if "b/univ_001" not in line)

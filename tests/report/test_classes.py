@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import zlib
 from pathlib import Path
 
 import h5py
@@ -142,6 +143,27 @@ def test_a_class_that_is_nowhere_has_dashes(run: Path) -> None:
     page = write_report(run).read_text()
     assert Outline(page).open == []
     assert "Dice: organ" not in page
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", '"many"'])
+def test_scores_that_are_no_numbers_have_dashes(run: Path, value: str) -> None:
+    path = run / "evaluation" / "metrics.json"
+    keys = "dice|iou|precision|recall|true_positives|false_negatives"
+    path.write_text(re.sub(rf'"({keys})": [^,}}]*', rf'"\1": {value}', path.read_text()))
+    page = write_report(run).read_text()
+    assert Outline(page).open == []
+    assert "Dice: organ" not in page
+
+
+def test_masks_that_do_not_unpack_are_named(run: Path) -> None:
+    path = run / "evaluation" / "masks.npz"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"masks.npy") + len("masks.npy") + 20  # within what deflate has packed
+    data[at : at + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    with pytest.raises(zlib.error), np.load(path) as file:
+        file["masks"]
+    assert "masks.npz holds no masks" in write_report(run).read_text()
 
 
 @pytest.mark.parametrize("content", [b"x", b""])

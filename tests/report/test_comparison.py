@@ -195,6 +195,15 @@ def test_the_page_of_two_runs_compares_them_if_it_can(tmp_path: Path) -> None:
     assert "Timeline of a step" in page
 
 
+def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    """Of its text as of its numbers."""
+    run = write_run(tmp_path / "run", seed=0, noise=0.2, parts=8)
+    path = run / "evaluation" / "validation.csv"
+    path.write_text(path.read_text().rpartition("\n")[0][:-3])
+    (one,) = read_comparison([run]).configurations
+    assert one.averaged is not None
+
+
 def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
     first = write_run(tmp_path / "first", seed=0, noise=0.2)
     write_evaluation(tmp_path / "fewer", noise=0.2, volumes=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -183,7 +184,7 @@ class Plan:
     def _check_sources(self, manifest: Manifest) -> None:
         for entry in manifest.entries.values():
             for file in entry["stamps"]:
-                if not (self.root / file).exists():
+                if not os.path.exists(self.root / file):  # False of names that no system takes
                     raise DataError(
                         f"{manifest.folder / MANIFEST_FILE}: {entry['name']!r} was made of {file}, "
                         f"which is not in {self.root}: {REMEDY}"

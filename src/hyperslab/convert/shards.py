@@ -31,7 +31,7 @@ def is_in_shard(folder: Path, entry: Entry) -> bool:
     """
     file, start, end = entry["shard"]
     path = folder / file
-    if not path.exists():
+    if not os.path.exists(path):  # False of names that no system takes
         return False
     size = path.stat().st_size
     if size < end:
@@ -68,7 +68,7 @@ def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
     for file, found in places.items():
         at = 0
         for start, end in sorted(found):
-            if start != at and (folder / file).exists():
+            if start != at and os.path.exists(folder / file):
                 raise DataError(
                     f"{folder / MANIFEST_FILE}: is no record of a conversion (a sample of {file} "
                     f"begins at byte {start}, and the one before it ends at {at}): delete both and "
@@ -95,11 +95,11 @@ class Shards:
             ends[file] = max(end, ends.get(file, 0))
         for file, end in ends.items():
             path = folder / file
-            if path.exists() and path.stat().st_size > end:
+            if os.path.exists(path) and path.stat().st_size > end:
                 os.truncate(path, end)
         # Into a file that has gone nothing is put: its samples are made again, elsewhere.
         self._number = max((int(file.removesuffix(suffix)) for file in ends), default=0)
-        if ends and not (folder / self._name).exists():
+        if ends and not os.path.exists(folder / self._name):
             self._number += 1
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,9 +116,13 @@ class Run:
 
 
 def _measured(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """What of an evaluation's rows is a number, or is not defined."""
+    """What of an evaluation's rows is a number, or None where it is not defined or not finite."""
     return {
-        name: {k: v for k, v in row.items() if v is None or isinstance(v, (int, float))}
+        name: {
+            key: value if value is None or math.isfinite(value) else None
+            for key, value in row.items()
+            if value is None or isinstance(value, (int, float))
+        }
         for name, row in rows.items()
     }
 
@@ -194,6 +199,22 @@ def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()
     """
     if not path.exists():
         return {}
+    header, rows = _cells(path, columns)
+    return {
+        name: np.array([_number(row[i], path, line, name) for line, row in enumerate(rows, 2)])
+        for i, name in enumerate(header)
+        if name not in text
+    }
+
+
+def read_words(path: Path, column: str) -> tuple[str, ...]:
+    """The cells of a column of text, of the rows that `read_table` reads; raises as that."""
+    header, rows = _cells(path, [column])
+    return tuple(row[header.index(column)] for row in rows)
+
+
+def _cells(path: Path, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The header and all finished rows, of as many cells."""
     try:
         complete = path.read_text().rpartition("\n")[0]
         header, *rows = list(csv.reader(io.StringIO(complete))) or [[]]
@@ -204,11 +225,7 @@ def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()
     for line, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}: {len(row)} cells where {len(header)} belong")
-    return {
-        name: np.array([_number(row[i], path, line, name) for line, row in enumerate(rows, 2)])
-        for i, name in enumerate(header)
-        if name not in text
-    }
+    return header, rows
 
 
 def _number(cell: str, path: Path, line: int, name: str) -> float:

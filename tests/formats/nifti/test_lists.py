@@ -184,6 +184,10 @@ def test_a_bad_list_is_named(tmp_path: Path, kind: str) -> None:
 
 
 CSVS = {
+    "a name that no system takes": (
+        f"# classes: a, b\nimage,label\n{'x' * 3000}.nii,p0/mask.nii\n",
+        "cannot be read as a list of scans.*File name too long",
+    ),
     "no classes": ("image,label\np0/ct.nii,p0/mask.nii\n", "does not name the classes"),
     "columns": ("# classes: a, b\nscan,label\nx,y\n", "has the columns scan, label; needs image"),
     "a value": ("# classes: a, b\nimage,label\np0/ct.nii,\n", "row 1 has .*needs a value"),

@@ -36,7 +36,7 @@ def read_samples(folder: Path, mapping: DataMap | None = None) -> Digest:
     digest = hashlib.sha256(repr((source.shape, source.dtype, source.classes)).encode())
     try:
         for sample in range(len(source.names)):
-            whole = hs.geometry.Box.whole(source.shape)
+            whole = hs.geometry.Box.whole(source.shape_of(sample))
             digest.update(np.ascontiguousarray(source.read(sample, whole)).tobytes())
             corner = hs.geometry.Box((0, 0, 0, 0), (source.shape[0], 2, 2, 2))
             source.read(sample, corner)

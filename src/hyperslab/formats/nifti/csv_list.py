@@ -17,7 +17,13 @@ import csv
 from pathlib import Path
 
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.nifti.scan_list import ScanList, check_class_names, distinct, scan_of
+from hyperslab.formats.nifti.scan_list import (
+    MOST_BYTES,
+    ScanList,
+    check_class_names,
+    distinct,
+    scan_of,
+)
 from hyperslab.formats.shared.checks import ANY, naming
 from hyperslab.formats.shared.reach import Reach
 
@@ -36,6 +42,8 @@ def read_csv_list(path: Path, reach: Reach) -> ScanList:
             them or has another split, a path leaves the folder, or a file is not there.
     """
     with naming(path, "a list of scans (CSV)", ANY):
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(f"{path}: is larger than {MOST_BYTES} bytes, and no list of scans")
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     notes = [line.lstrip("# ").strip() for line in lines if line.startswith("#")]
     with naming(path, "a list of scans (CSV)", ANY):
@@ -54,7 +62,8 @@ def read_csv_list(path: Path, reach: Reach) -> ScanList:
         values = [(row.get(key) or "").strip() for key in (*images, "label")]
         if not all(values) or None in row:
             raise DataError(f"{path}: {what} has {row}; needs a value in each column")
-        pairs.append(scan_of(path, values[:-1], values[-1], reach, what))
+        with naming(path, "a list of scans (CSV)", ANY):  # names of any length
+            pairs.append(scan_of(path, values[:-1], values[-1], reach, what))
         parts.append(_split(path, what, row))
     named = distinct(path, pairs)
     channels = tuple(printable(key.removeprefix("image_")) for key in images) if images[1:] else ()

@@ -19,6 +19,7 @@ from hyperslab.atomic_files import write_json
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.nifti.pairs import Pair, stem
 from hyperslab.formats.nifti.scan_list import (
+    MOST_BYTES,
     NIFTI_ENDINGS,
     ScanList,
     check_class_names,
@@ -32,9 +33,6 @@ DATASET_JSON = "dataset.json"
 
 SPLIT_KEYS = {"training": "train", "validation": "validation", "testing": "test"}
 """Of lists that deal out their scans, the split of each key; the Decathlon has the first alone."""
-
-MOST_BYTES = 256 * 1024 * 1024
-"""Of a list [B]: millions of scans."""
 
 Content = Mapping[str, Any]
 

@@ -15,6 +15,9 @@ from hyperslab.formats.shared.reach import Reach
 
 NIFTI_ENDINGS = (".nii", ".nii.gz")
 
+MOST_BYTES = 256 * 1024 * 1024
+"""Of a list [B]: millions of scans."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScanList:

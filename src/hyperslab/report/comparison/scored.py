@@ -5,7 +5,6 @@ Legend: S seeds, V volumes of the test split, N samples, P parameters.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from hyperslab.errors import DataError
 from hyperslab.metrics.bootstrap import ConfidenceInterval, ratio_interval
 from hyperslab.metrics.of_volumes import fit_calibration, means_of_volumes, volume_indices
 from hyperslab.metrics.regression import FloatArray
-from hyperslab.report.run_folder import TEXT, read_evaluation, read_table
+from hyperslab.report.run_folder import TEXT, read_evaluation, read_table, read_words
 
 MEAN = "mean"
 """In place of a parameter's name: the mean of the errors of all of them."""
@@ -159,7 +158,6 @@ def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
     table = read_table(path, ["volume", *kinds[0], *kinds[1]], text=TEXT)
     if not table:
         return None
-    with path.open(newline="") as file:
-        volumes = tuple(row["volume"] for row in csv.DictReader(file))
+    volumes = read_words(path, "volume")
     true, predicted = (np.stack([table[name] for name in kind], axis=1) for kind in kinds)
     return SplitPredictions(volumes, true, predicted)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,13 +57,13 @@ def scans(run: Run) -> list[Scan]:
         return []
     try:
         with np.load(path) as file:
-            samples: list[str] = file["samples"].tolist()
+            samples = [str(sample) for sample in file["samples"].tolist()]
             masks: list[NDArray[np.uint8]] = (
                 list(file["masks"])
                 if "masks" in file
                 else [file[f"mask_{number}"] for number in range(len(samples))]
             )
-    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+    except Exception as error:  # damaged bytes can raise anything, and stand for any size
         raise DataError(f"{path} holds no masks: {error}") from error
     return [_scan(run, sample, mask) for sample, mask in zip(samples, masks, strict=False)]
 
