@@ -47,6 +47,15 @@ def test_the_fastest_is_legal_and_a_variant_that_fails_is_none() -> None:
     assert len(set(legal(LARGE))) == len(legal(LARGE)) > 1
 
 
+def test_no_large_columns_of_torch_s_are_tried() -> None:
+    """Of a block of frames torch would make 27 copies; of all the frames it makes none."""
+    for height, few in ((16, True), (96, False), (192, True)):
+        x = (1, 16, 11, height, 192)
+        problem = problem_for("forward", x, (16, 16, 3, 3, 3), torch.float32, OPTIONS, (0, 1, 1))
+        columns = 4 * 27 * 16 * 9 * height * 192
+        assert ("torch" in legal(problem)) == few, columns >> 20
+
+
 def test_a_choice_is_repeated_by_others(tmp_path: Path) -> None:
     runs: list[str] = []
     first = MeasuredChoices(StoredChoices(tmp_path)).name(LARGE, runs.append)

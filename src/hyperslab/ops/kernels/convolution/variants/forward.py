@@ -7,7 +7,11 @@ import torch
 from hyperslab.ops.kernels.convolution.layout import in_channels_last, in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
 from hyperslab.ops.kernels.convolution.variants import columns, matrix, registers
-from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
+from hyperslab.ops.kernels.convolution.variants.variant import (
+    ConvVariant,
+    ConvVariants,
+    torch_takes_little,
+)
 
 
 def forward_by_torch(
@@ -60,7 +64,7 @@ FORWARD_VARIANTS: ConvVariants = {
     "onednn": ConvVariant(forward_by_name),
     "contiguous": ConvVariant(forward_contiguous, copies=True),
     "columns": ConvVariant(forward_in_columns, columns.has_columns, copies=True),
-    "torch": ConvVariant(forward_by_torch),
+    "torch": ConvVariant(forward_by_torch, torch_takes_little),
     "matrix": ConvVariant(matrix.forward_by_matrix, matrix.windows_tile, copies=True),
     "registers": ConvVariant(registers.forward_in_registers, registers.fits_registers),
 }

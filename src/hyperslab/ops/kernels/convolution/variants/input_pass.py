@@ -7,7 +7,11 @@ import torch
 from hyperslab.ops.kernels.convolution.layout import in_channels_last, in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
 from hyperslab.ops.kernels.convolution.variants import matrix, registers
-from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
+from hyperslab.ops.kernels.convolution.variants.variant import (
+    ConvVariant,
+    ConvVariants,
+    torch_takes_little,
+)
 
 
 def input_by_torch(
@@ -100,7 +104,7 @@ INPUT_VARIANTS: ConvVariants = {
     "flipped": ConvVariant(input_by_flipped_kernel, can_flip),
     "onednn": ConvVariant(input_by_name, has_name),
     "contiguous": ConvVariant(input_contiguous, has_name, copies=True),
-    "torch": ConvVariant(input_by_torch),
+    "torch": ConvVariant(input_by_torch, torch_takes_little),
     "matrix": ConvVariant(matrix.input_by_matrix, matrix.windows_tile, copies=True),
     "registers": ConvVariant(registers.input_in_registers, registers.fits_registers),
 }

@@ -9,7 +9,11 @@ from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.convolution.layout import in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
 from hyperslab.ops.kernels.convolution.variants import columns, matrix, registers
-from hyperslab.ops.kernels.convolution.variants.variant import ConvVariant, ConvVariants
+from hyperslab.ops.kernels.convolution.variants.variant import (
+    ConvVariant,
+    ConvVariants,
+    torch_takes_little,
+)
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 """Gradients of weight and bias."""
@@ -114,7 +118,7 @@ def _by_aten(
 
 
 WEIGHT_VARIANTS: ConvVariants = {
-    "torch": ConvVariant(weight_by_torch),
+    "torch": ConvVariant(weight_by_torch, torch_takes_little),
     "columns": ConvVariant(weight_by_columns, columns.has_columns, copies=True),
     "halves": ConvVariant(weight_in_halves, has_halves, copies=True),
     "contiguous": ConvVariant(weight_contiguous, copies=True),
