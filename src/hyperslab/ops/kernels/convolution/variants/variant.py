@@ -12,12 +12,12 @@ import torch
 from hyperslab.ops.kernels.convolution.layout import torch_makes_columns
 from hyperslab.ops.kernels.convolution.options import Problem
 
-COLUMNS = 64 << 20
+MOST_COLUMNS = 64 << 20
 """[B] Of im2col, which is as many times a sample's volume as the kernel has taps, at most."""
 
 
 def torch_takes_little(problem: Problem) -> bool:
-    """Whether what torch chooses needs no more than `COLUMNS` beside the volumes.
+    """Whether what torch chooses needs no more than `MOST_COLUMNS` beside the volumes.
 
     Torch chooses im2col by few of the extents; of a block it may where it does not of the whole.
     """
@@ -26,7 +26,7 @@ def torch_takes_little(problem: Problem) -> bool:
     if not torch_makes_columns(problem.x, problem.weight, problem.options):
         return True
     taps = math.prod(problem.kernel) * problem.x[1]
-    return 4 * taps * math.prod(problem.y[2:]) <= COLUMNS
+    return 4 * taps * math.prod(problem.y[2:]) <= MOST_COLUMNS
 
 
 def _always(_: Problem) -> bool:
