@@ -19,6 +19,7 @@ from hyperslab.convert.request import Request
 from hyperslab.convert.run import convert
 from hyperslab.errors import DataError
 from hyperslab.machine import load_machine
+from hyperslab.predict import predict
 from hyperslab.predict.journal import Journal
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.report import write_comparison, write_report
@@ -32,16 +33,17 @@ from hyperslab.train.profile.schema import profile_path, write_profile
 from hyperslab.train.run import train
 from tests.formats import writers
 from tests.formats.nifti import lists
+from tests.formats.universes import counts, public
 from tests.report import fake_scans
 from tests.report.compared import write_swept
 from tests.report.fake import fake_run
 from tests.report.test_timelines import a_profile
 from tests.soak.fuzz.files import SC18, cubes, keyed_by_user, read_samples
-from tests.soak.fuzz.mutate import BINARY, TEXT
+from tests.soak.fuzz.mutate import BINARY, HDF5, TEXT
 from tests.soak.fuzz.subject import Digest, Subject
 from tests.sweep.sweeps import write_sweep
 
-HDF5 = Request("hdf5")
+TO_HDF5 = Request("hdf5")
 SPEAKING = ("data.", "model.", "loss.", "optimizer.", "metrics.")
 """How keys of a recipe begin that say where an error is, in place of the file."""
 
@@ -236,6 +238,23 @@ def train_on(folder: Path) -> Digest:
     return repr(losses) + hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
 
 
+def to_predict(folder: Path) -> None:
+    """A trained network, and volumes for it."""
+    for i in range(3):
+        public(folder / "volumes" / f"univ_{i}.hdf5", counts(i, (16, 16, 16, 4)), i)
+    (folder / "it.yaml").write_text(TRAINED)
+    options = [f"output={folder / 'run'}", f"data.path={folder / 'volumes'}", "epochs=1"]
+    train(load_recipe(folder / "it.yaml", ["data.synthetic=null", "data.counts=[1,1,1]", *options]))
+
+
+def read_to_predict(folder: Path) -> Digest:
+    outcomes = predict(folder / "run", [str(folder / "volumes")], folder / "out")
+    for outcome in outcomes:
+        if outcome.state == "failed":
+            raise DataError(outcome.reason)
+    return (folder / "out" / "parameters.csv").read_text()
+
+
 def weights(path: Path) -> bool:
     return path.name != "manifest.json"
 
@@ -256,12 +275,14 @@ RECORDS: dict[str, Subject] = {
     "own-data": Subject(own_data, read_own_data, TEXT, "*.*t*", keys=SPEAKING),
     "swept": Subject(swept, read_swept, TEXT, "*.*"),
     "journal": Subject(
-        journal(writers.tfrecords(False), HDF5), go_on(HDF5), TEXT, "conversion.jsonl"
+        journal(writers.tfrecords(False), TO_HDF5), go_on(TO_HDF5), TEXT, "conversion.jsonl"
     ),
     "journal-sc18": Subject(journal(cubes, SC18), go_on(SC18), TEXT, "conversion.jsonl"),
     "predictions": Subject(predictions, read_predictions, TEXT),
     "checkpoint": Subject(checkpoint, read_checkpoint, (*BINARY, *TEXT), "*", weights),
     "trained": Subject(trained, train_on, (*BINARY, *TEXT), "run/**/*"),
+    "predict": Subject(to_predict, read_to_predict, HDF5, "volumes/*"),
+    "foreign-run": Subject(to_predict, read_to_predict, (*BINARY, *TEXT), "run/**/*"),
     "page": Subject(run, read_page, TEXT, "*.*"),
     "page-scans": Subject(run_of_scans, read_page, (*TEXT, *BINARY), "run/**/*"),
     "page-compared": Subject(write_swept, read_compared, TEXT, "*.*"),
