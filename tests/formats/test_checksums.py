@@ -74,6 +74,25 @@ def test_a_bit_of_what_convert_writes(tmp_path: Path, format: str, compression: 
         convert(tmp_path / "src", out, request)
 
 
+def test_what_fletcher_32_cannot_tell_the_journal_does(tmp_path: Path) -> None:
+    """It sums words modulo FFFF: 0000 and FFFF are one to it."""
+    tfrecords(False)(tmp_path / "src")
+    out = tmp_path / "out"
+    convert(tmp_path / "src", out, Request("hdf5"))
+    path = out / "univ_1.hdf5"
+    data = bytearray(path.read_bytes())
+    with h5py.File(path) as file:
+        start = int(file["full"].id.get_chunk_info(0).byte_offset)
+    at = next(at for at in range(start, len(data), 2) if data[at : at + 2] == b"\0\0")
+    data[at : at + 2] = b"\xff\xff"
+    path.write_bytes(data)
+    source = source_of(out, Seat())
+    assert (source.read(1, Box.whole(source.shape)) == -1).sum() == 1, "as HDF5 has it"
+    told = CliRunner().invoke(app, ["inspect", str(out), "--verify"])
+    assert told.exit_code == 1
+    assert "2 are fine, 1 damaged" in told.output
+
+
 def test_plain_libraries_read_it(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     volumes = tfrecords(False)(tmp_path / "src")

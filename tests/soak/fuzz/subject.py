@@ -16,8 +16,9 @@ Digest = str
 class Subject:
     """A kind of file. ``make`` puts good ones into a folder, ``read`` reads that as users do.
 
-    ``summed``: names of files of which every byte that matters is under a checksum. ``keys``: of a
-    recipe, one of which an error may name in place of the file.
+    ``summed``: names of files of which every byte that matters is under a checksum. ``blind``:
+    whether that cannot tell these bytes from those. ``keys``: of a recipe, one of which an error
+    may name in place of the file.
     """
 
     make: Callable[[Path], object]
@@ -25,6 +26,7 @@ class Subject:
     changes: tuple[Change, ...]
     files: str = "*"
     summed: Callable[[Path], bool] = lambda path: False
+    blind: Callable[[bytes, bytes], bool] = lambda before, after: before == after
     forge: Callable[[bytes, random.Random], bytes] | None = None
     keys: tuple[str, ...] = ()
 
@@ -40,4 +42,4 @@ class Subject:
         else:
             changed, how = mutate(data, self.changes, rng)
         path.write_bytes(changed)
-        return path, how, self.summed(path) and not forged and changed != data
+        return path, how, self.summed(path) and not forged and not self.blind(data, changed)
