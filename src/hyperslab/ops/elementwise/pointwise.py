@@ -27,7 +27,7 @@ abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh 
 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
 clamp_max clamp_min clip complex copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp
 exp2 expm1 fix float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt
-heaviside hypot isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma
+hypot isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma
 log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt
 masked_fill maximum minimum mul multiply nan_to_num ne neg negative nextafter not_equal polar
 positive pow rad2deg reciprocal relu remainder round rrelu rsqrt rsub selu sgn sigmoid sign signbit
