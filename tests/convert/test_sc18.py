@@ -145,6 +145,10 @@ def test_a_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
             lambda lines: [lines[0], *lines[2:]],
             r"begins at byte \d+, and the one before it ends at 0",
         ),
+        (
+            lambda lines: [line.replace('"univ_001", "sums', '"univ_01", "sums') for line in lines],
+            "'univ_01' is no sample of 'univ_001'",
+        ),
         (lambda lines: [*lines, lines[2].replace('"univ_001"', '"other"')], "begins at byte"),
         (lambda lines: [line.replace("0.tfrecord", "0.h5") for line in lines], "is no file of it"),
         (

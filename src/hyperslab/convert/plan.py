@@ -101,6 +101,7 @@ class Plan:
         writer = self.request.writer
         if writer.per_file > 1:
             check_places(manifest.folder, manifest.entries.values(), writer.suffix)
+            self._check_names(manifest)
         outcomes = []
         jobs = []
         finished = []
@@ -180,6 +181,17 @@ class Plan:
                     "it and run it again"
                 )
         return True
+
+    def _check_names(self, manifest: Manifest) -> None:
+        """A sample that is recorded by another name would be appended a second time."""
+        volumes = set(self.source.names)  # not those that are damaged since
+        names = set(self.names)
+        for name, entry in manifest.entries.items():
+            if name not in names and entry.get("source") in volumes:
+                raise DataError(
+                    f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion ({name!r} is "
+                    f"no sample of {entry['source']!r}): {REMEDY}"
+                )
 
     def _check_sources(self, manifest: Manifest) -> None:
         for entry in manifest.entries.values():
