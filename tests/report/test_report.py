@@ -184,6 +184,17 @@ def test_missing_validation_and_metrics_that_are_not_defined(run: Path) -> None:
     assert Outline(page).open == []
 
 
+@pytest.mark.parametrize("value", ["1e999", "-inf", "nan"])
+def test_numbers_without_end_are_not_drawn(tmp_path: Path, value: str) -> None:
+    run = fake_run(tmp_path, epochs=3, wanted=3)
+    for file in ("steps.csv", "epochs.csv", "evaluation/predictions.csv"):
+        head, first, *rows = (run / file).read_text().splitlines()
+        cells = first.split(",")
+        changed = ",".join([*cells[:2], *[value] * (len(cells) - 2)])
+        (run / file).write_text("\n".join([head, changed, *rows, ""]))
+    assert Outline(write_report(run).read_text()).open == []
+
+
 def test_universes_that_moved_away(run: Path) -> None:
     recipe = (run / "recipe.yaml").read_text()
     (run / "recipe.yaml").write_text(recipe.replace("/universes", "/gone"))

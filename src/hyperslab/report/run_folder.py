@@ -191,8 +191,8 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Table:
     """A CSV file's columns of numbers; empty where there is no such file.
 
-    An empty cell is NaN. A last line without its line end is still being written, and is left
-    out. ``text`` names columns that are not numbers and are left out too.
+    An empty cell is NaN, and so is an infinite one. A last line without its line end is still being
+    written, and is left out. ``text`` names columns that are not numbers and are left out too.
 
     Raises:
         DataError: a column is missing, a row is too short or long, or a cell is no number.
@@ -230,7 +230,8 @@ def _cells(path: Path, columns: Sequence[str]) -> tuple[list[str], list[list[str
 
 def _number(cell: str, path: Path, line: int, name: str) -> float:
     try:
-        return float(cell) if cell else float("nan")
+        value = float(cell or "nan")
+        return value if math.isfinite(value) else float("nan")  # no axis ends at infinity
     except ValueError:
         raise DataError(f"{path}, line {line}, column {name}: {cell!r} is no number") from None
 

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from hyperslab.errors import HyperslabError
@@ -32,6 +34,7 @@ class Player:
 
     def __init__(self, kind: str, seed: int, folder: Path) -> None:
         self.kind = kind
+        self.room: Callable[[], AbstractContextManager[None]] = nullcontext
         self.seed = seed
         self.subject: Subject = SUBJECTS[kind]
         self.good = folder / kind / "good"
@@ -52,7 +55,8 @@ class Player:
         path, how, tells = self.subject.spoil(self.case, rng)
         what = f"{path.relative_to(self.case)} {how}"
         try:
-            found = self.subject.read(self.case)
+            with self.room():
+                found = self.subject.read(self.case)
         except HyperslabError as error:
             words = str(error)
             if len(words) > LONGEST:
@@ -69,6 +73,17 @@ class Player:
         return "changed", what
 
 
+@contextmanager
+def bounded() -> Iterator[None]:
+    """In `ROOM` more memory than this process has now."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     seed = int(sys.argv[1])
@@ -79,10 +94,8 @@ def main() -> None:
         for line in sys.stdin:
             kind, number = line.split()
             if kind not in players:
-                resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
                 players[kind] = Player(kind, seed, Path(folder))
-                size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-                resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, resource.RLIM_INFINITY))
+                players[kind].room = bounded
             answers.write(json.dumps(players[kind].play(int(number))) + "\n")
 
 
