@@ -19,7 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hyperslab.comm.agreement import any_rank, from_all, lost_contact
-from hyperslab.comm.bootstrap import GroupReference, time_limit
+from hyperslab.comm.bootstrap import time_limit
 from hyperslab.comm.grid import Grid
 from hyperslab.comm.world import agree_on_group_names
 from hyperslab.errors import CommError
@@ -52,24 +52,25 @@ class BoxTransport:
         self._abandoned = threading.Event()
         with self.naming(None):
             agree_on_group_names()
-            group = dist.new_group(backend="gloo", timeout=time_limit())
-            dist.barrier(group)  # nobody must leave it while others still connect to it
-        self._group = GroupReference(group)
-        self._forget = weakref.finalize(self, _forget, self._group, self._sent)
+            # Kept, unlike a grid's: what ends a group waits for its messages, and a rank that
+            # leaves after an error must not.
+            self.group = dist.new_group(backend="gloo", timeout=time_limit())
+            dist.barrier(self.group)  # nobody must leave it while others still connect to it
+        self._forget = weakref.finalize(self, _forget, self.group, self._sent)
         self._forget.atexit = False  # too late: torch's threads have ended by then
 
     def send(self, values: NDArray[Any], peer: int, tag: int, what: str) -> None:
         """Begin to send a contiguous array, which must not change until two `settle` later."""
         log.debug("%s: %d B from rank %d to rank %d", what, values.nbytes, self.rank, peer)
         with self.naming(peer):
-            work = dist.isend(as_bytes(values), peer, group=self._group(EXCHANGE), tag=tag)
+            work = dist.isend(as_bytes(values), peer, group=self.group, tag=tag)
         assert work is not None
         self._sent[1].append((peer, work, values))
 
     def receive(self, out: NDArray[Any], peer: int, tag: int) -> Receiving:
         """Begin to fill a contiguous array."""
         with self.naming(peer):
-            work = dist.irecv(as_bytes(out), peer, group=self._group(EXCHANGE), tag=tag)
+            work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
         assert work is not None
         self.received_bytes += out.nbytes
         return Receiving(self, peer, work)
@@ -87,12 +88,12 @@ class BoxTransport:
     def any(self, flag: bool) -> bool:
         """Whether any rank has it set; all ranks call this."""
         with self.naming(None):
-            return any_rank(flag, self._group(EXCHANGE))
+            return any_rank(flag, self.group)
 
     def gather(self, mine: T) -> list[T]:
         """What every rank has, by rank; all ranks call this."""
         with self.naming(None):
-            return from_all(mine, self._group(EXCHANGE))
+            return from_all(mine, self.group)
 
     def close(self) -> None:
         """Wait until all has arrived, unless a rank was lost; all ranks call this."""
@@ -106,7 +107,7 @@ class BoxTransport:
         if not self._abandoned.is_set():
             self._forget()
         elif self._forget.detach() is not None:
-            _destroy(self._group)
+            _destroy(self.group)
 
     def abandon(self) -> None:
         """Let go at once: whoever waits, here or on another rank, gets an error.
@@ -118,7 +119,7 @@ class BoxTransport:
             if peer != self.rank:
                 with suppress(RuntimeError, ValueError):
                     tag = tag_of("the end")
-                    work = dist.irecv(torch.empty(1), peer, group=self._group(EXCHANGE), tag=tag)
+                    work = dist.irecv(torch.empty(1), peer, group=self.group, tag=tag)
                     assert work is not None
                     work.wait(_limit(0))
 
@@ -188,13 +189,13 @@ def _arrive(sent: list[list[Message]], seconds: float) -> None:
             work.wait(_limit(end - time.monotonic()))
 
 
-def _forget(group: GroupReference, sent: list[list[Message]]) -> None:
+def _forget(group: dist.ProcessGroup, sent: list[list[Message]]) -> None:
     if dist.is_initialized():
         _arrive(sent, GRACE)
         _destroy(group)
 
 
-def _destroy(group: GroupReference) -> None:
+def _destroy(group: dist.ProcessGroup) -> None:
     if dist.is_initialized():
-        with suppress(ValueError, CommError):  # the process group of which it was a part has ended
-            dist.destroy_process_group(group(EXCHANGE))
+        with suppress(ValueError):  # the process group of which it was a part has ended
+            dist.destroy_process_group(group)
