@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -87,7 +88,7 @@ class Surfaces:
         for sample, mask, real in zip(self.data.shown, masks, truth, strict=True):
             self._measure(sample, mask, real)
 
-    def _measure(self, sample: int, predicted: NDArray, true: NDArray) -> None:  # type: ignore[type-arg]
+    def _measure(self, sample: int, predicted: NDArray[Any], true: NDArray[Any]) -> None:
         name = self.data.source.names[sample]
         voxel = self.data.source.voxel_size(sample)
         if voxel is None:

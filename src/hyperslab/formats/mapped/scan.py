@@ -22,7 +22,7 @@ from hyperslab.formats.mapped.stored import (
     read_numbers,
     stamped_file,
 )
-from hyperslab.formats.mapped.table import TargetTable, read_target_table
+from hyperslab.formats.mapped.table import read_target_table
 from hyperslab.formats.mapped.targets import physical_targets, scaled_targets
 from hyperslab.formats.parameters import Floats, Parameters
 from hyperslab.formats.shared.checks import ANY, OF_LIBRARIES, naming
@@ -134,9 +134,10 @@ def scan_arrays(path: Path, options: ScanOptions, channels: int | None = None) -
     words = f"classes {', '.join(map(printable, said.classes))}"
     targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
     if not bare:
-        targets, parameters, words = _scaled(
+        physical, columns = physical_targets(
             folder, names, places, table, beside, said, known, stacked
         )
+        targets, parameters, words = scaled_targets(physical, columns, table, said, known)
     return MappedArrays(
         folder,
         tuple(files),
@@ -153,20 +154,6 @@ def scan_arrays(path: Path, options: ScanOptions, channels: int | None = None) -
         tuple(labels),
         said.classes,
     )
-
-
-def _scaled(
-    folder: Path,
-    names: Sequence[str],
-    places: Sequence[tuple[int, int | None]],
-    table: TargetTable | None,
-    beside: Sequence[Sequence[Array]],
-    said: DataMap,
-    known: Published | None,
-    stacked: bool,
-) -> tuple[Floats, Parameters, str]:
-    physical, columns = physical_targets(folder, names, places, table, beside, said, known, stacked)
-    return scaled_targets(physical, columns, table, said, known)
 
 
 def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | None:

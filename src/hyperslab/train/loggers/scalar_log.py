@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 log = logging.getLogger("hyperslab")
@@ -31,28 +32,26 @@ class GuardedLog:
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         if self._log is not None:
-            try:
+            with self._guarding():
                 self._log.add(values, step)
-            except Exception as error:
-                self._switch_off(error)
 
     def flush(self) -> None:
         if self._log is not None:
-            try:
+            with self._guarding():
                 self._log.flush()
-            except Exception as error:
-                self._switch_off(error)
 
     def close(self) -> None:
         if self._log is not None:
-            try:
+            with self._guarding():
                 self._log.close()
-            except Exception as error:
-                self._switch_off(error)
 
-    def _switch_off(self, error: Exception) -> None:
-        self._log = None
-        warn_of(self.name, error)
+    @contextmanager
+    def _guarding(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a logger raises
+            self._log = None
+            warn_of(self.name, error)
 
 
 def warn_of(name: str, error: Exception) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels.direct import compiled, reference
-from hyperslab.ops.kernels.fused.operators import FusedOperator
+from hyperslab.ops.kernels.fused.operators import FusedOperator, registered
 
 
 def _form(
@@ -58,15 +58,5 @@ DIRECT_OPERATORS = (
 )
 
 
-def _registered() -> torch.library.Library:
-    library = torch.library.Library("hyperslab", "FRAGMENT")
-    for operator in DIRECT_OPERATORS:
-        library.define(operator.schema)
-        library.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
-        library.impl(operator.name, operator.form, "Meta")
-        library.impl(operator.name, operator.compiled, "CPU")
-    return library
-
-
-DIRECT_LIBRARY = _registered()
+DIRECT_LIBRARY = registered(DIRECT_OPERATORS)
 """Keeps the registration alive."""

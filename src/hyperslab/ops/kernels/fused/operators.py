@@ -6,9 +6,9 @@ that `torch.library.custom_op` makes at every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -134,9 +134,12 @@ FUSED_OPERATORS = (
 )
 
 
-def _registered() -> torch.library.Library:
-    library = torch.library.Library("hyperslab", "DEF")
-    for operator in FUSED_OPERATORS:
+def registered(
+    operators: Sequence[FusedOperator], kind: Literal["DEF", "FRAGMENT"] = "FRAGMENT"
+) -> torch.library.Library:
+    """Make operators known to torch for as long as the returned library lives."""
+    library = torch.library.Library("hyperslab", kind)
+    for operator in operators:
         library.define(operator.schema)
         library.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
         library.impl(operator.name, operator.form, "Meta")
@@ -144,5 +147,5 @@ def _registered() -> torch.library.Library:
     return library
 
 
-LIBRARY = _registered()
+LIBRARY = registered(FUSED_OPERATORS, "DEF")
 """Keeps the registration alive; others add versions for their device by another ``Library``."""

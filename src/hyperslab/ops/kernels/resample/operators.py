@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hyperslab.ops.kernels.fused.layout import format_of
-from hyperslab.ops.kernels.fused.operators import FusedOperator
+from hyperslab.ops.kernels.fused.operators import FusedOperator, registered
 from hyperslab.ops.kernels.resample import compiled, reference
 
 
@@ -28,14 +28,5 @@ RESAMPLE = FusedOperator(
 )
 
 
-def _registered() -> torch.library.Library:
-    library = torch.library.Library("hyperslab", "FRAGMENT")
-    library.define(RESAMPLE.schema)
-    library.impl(RESAMPLE.name, RESAMPLE.reference, "CompositeExplicitAutograd")
-    library.impl(RESAMPLE.name, RESAMPLE.form, "Meta")
-    library.impl(RESAMPLE.name, RESAMPLE.compiled, "CPU")
-    return library
-
-
-RESAMPLE_LIBRARY = _registered()
+RESAMPLE_LIBRARY = registered((RESAMPLE,))
 """Keeps the registration alive."""

@@ -8,7 +8,7 @@ import torch
 
 from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels.fused.layout import format_of
-from hyperslab.ops.kernels.fused.operators import FusedOperator
+from hyperslab.ops.kernels.fused.operators import FusedOperator, registered
 from hyperslab.ops.kernels.windows import compiled, reference
 
 
@@ -63,15 +63,5 @@ WINDOW_OPERATORS = (
 )
 
 
-def _registered() -> torch.library.Library:
-    library = torch.library.Library("hyperslab", "FRAGMENT")
-    for operator in WINDOW_OPERATORS:
-        library.define(operator.schema)
-        library.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
-        library.impl(operator.name, operator.form, "Meta")
-        library.impl(operator.name, operator.compiled, "CPU")
-    return library
-
-
-WINDOW_LIBRARY = _registered()
+WINDOW_LIBRARY = registered(WINDOW_OPERATORS)
 """Keeps the registration alive."""
