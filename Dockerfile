@@ -23,8 +23,10 @@ COPY src /src/src
 COPY recipes /src/recipes
 RUN pip install --no-cache-dir "/src[gpu,medical,zarr,wandb,mlflow]" && rm -r /src
 
-# Any user may run it: what is compiled goes to a folder of its own.
-ENV XDG_CACHE_HOME=/var/cache/hyperslab TORCHINDUCTOR_CACHE_DIR=/var/cache/hyperslab/inductor
+# Any user may run it, also one without a home: what is compiled and cached goes to a folder of its own.
+ENV XDG_CACHE_HOME=/var/cache/hyperslab \
+    TORCHINDUCTOR_CACHE_DIR=/var/cache/hyperslab/inductor \
+    MPLCONFIGDIR=/var/cache/hyperslab/matplotlib
 RUN mkdir -p -m 1777 /var/cache/hyperslab /data
 WORKDIR /data
 

@@ -63,6 +63,9 @@ DAMAGES: dict[str, bytes] = {
     "format is true": sums(format=True),
     "format is later": sums(format=3),
     "format is null": sums(format=None),
+    "format is misspelt": sums().replace(b"format", b"formAt"),
+    "format is gone": json.dumps({"sha256": {"state.json": HASH}}).encode(),
+    "something else": sums(sha_256={}),
     "without the state": sums(sha256={"model.safetensors": HASH}),
     **{
         f"a file named {name[:12]!r}": sums(sha256={"state.json": HASH, name: HASH})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hyperslab.data.sampler import SPLITS
-from hyperslab.data.splits import Folds, Listed
+from hyperslab.data.splits import Folds, Listed, samples_shown
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.subvolumes import Subvolumes
@@ -78,6 +78,15 @@ def test_parts_of_a_volume_are_listed_by_it_and_stay_together() -> None:
     assert listed.samples(parts, "validation", 0) == [25]
     with pytest.raises(DataError, match=r"overlap: both have .*which is of volume 'c'"):
         Listed(train=("c_0_0_0",), test=("c_1_0_0",)).samples(parts, "train", 0)
+
+
+def test_parts_of_a_volume_are_in_the_split_that_its_data_set_has_dealt() -> None:
+    source = Named(["a", "b", "c"])
+    source.splits = {"a": "test", "c": "train"}
+    parts = Subvolumes(source, 2)
+    dealt: dict[str, Any] = {"fractions": (0.8, 0.1, 0.1), "counts": None, "folders": False}
+    assert samples_shown(parts, "test", None, seed=0, **dealt) == list(range(8))
+    assert samples_shown(parts, "train", None, seed=0, **dealt) == list(range(16, 24))
 
 
 def test_folds_hold_out_every_volume_once() -> None:

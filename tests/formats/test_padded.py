@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
+from hyperslab.formats.joined import Joined
 from hyperslab.formats.padded import Padded
+from hyperslab.formats.selection import Selected
+from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.geometry import Box
 from tests.data.test_shapes import Shapes
 from tests.formats.nifti.lists import SHAPES, decathlon
@@ -56,6 +59,22 @@ def test_the_fill_is_what_the_transform_makes_zero(tmp_path: Path) -> None:
                 assert (y.local[0, depth:] == 0).all()
     with pytest.raises(hs.DataError, match="changes the mean"):
         hs.open(tmp_path, Seat(), batch_size=1, split="all", multiple=16, transform="mean")
+
+
+def test_targets_that_may_change_alone_still_do() -> None:
+    source = Shapes()
+    assert not Padded(source, 4).targets_apart
+    source.targets_apart = True
+    assert Padded(source, 4).targets_apart
+
+
+def test_views_of_it_know_what_is_stored() -> None:
+    source = Padded(Shapes(((2, 5, 6, 7), (2, 6, 5, 7))), 8)
+    views = (Selected(source), Joined({Path("/a"): source, Path("/b"): source}))
+    for view in (*views, Padded(source, 12)):
+        assert [view.unpadded(sample) for sample in range(2)] == [(5, 6, 7), (6, 5, 7)]
+    assert source.alone(1).unpadded(0) == (6, 5, 7)
+    assert Subvolumes(source, 4).unpadded(0) == (4, 4, 4)
 
 
 def test_one_at_least() -> None:

@@ -127,3 +127,12 @@ def test_scans_have_no_parameters(tmp_path: Path) -> None:
     found = Hdf5Folder.open_folder(tmp_path, ScanOptions())
     with pytest.raises(DataError, match="does not say"):
         Selected(found, redshifts=[0.0])
+
+
+def test_chosen_channels_keep_their_names(tmp_path: Path) -> None:
+    source = hdf5(tmp_path)
+    source.channel_names = ("a", "b", "c", "d")
+    assert Selected(source, redshifts=[1.5, 0.0]).channel_names == ("c", "a")
+    assert Selected(source, targets=["n_s"]).channel_names == source.channel_names
+    source.channel_names = ()
+    assert Selected(source, redshifts=[1.5, 0.0]).channel_names == ()

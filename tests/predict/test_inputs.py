@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.predict.inputs import Input, input_name, list_inputs
 from hyperslab.predict.journal import JOURNAL, Journal
 
@@ -47,6 +48,24 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     touch(tmp_path / "a.nii", tmp_path / "x" / "a.hdf5")
     with pytest.raises(DataError, match=r"x/a\.hdf5 would both be written as a\n"):
         list_inputs([tmp_path / "a.nii", tmp_path / "x"])
+
+
+def test_a_folder_that_no_key_of_the_recipe_speaks_of(tmp_path: Path) -> None:
+    """Scans, or files of other names than the training's, are taken as without keys."""
+    touch(tmp_path / "scans" / "a.nii.gz", tmp_path / "new" / "b.h5")
+    mapping = DataMap(files="train/*.h5", volume="ct")
+    found = list_inputs([tmp_path / "scans", tmp_path / "new"], mapping=mapping)
+    assert [entry.name for entry in found] == ["a", "b"]
+    touch(tmp_path / "new" / "train" / "c.h5")
+    assert [entry.name for entry in list_inputs([tmp_path / "new"], mapping=mapping)] == ["train/c"]
+    fields = DataMap(fields=("gas/*", "stars/*"), of_files=True)
+    with pytest.raises(DataError, match=r"holds no gas/\*"):
+        list_inputs([tmp_path / "new"], mapping=fields)
+
+
+def test_a_folder_called_as_an_array_is_none(tmp_path: Path) -> None:
+    touch(tmp_path / "all.npy" / "a.npy")
+    assert [entry.name for entry in list_inputs([tmp_path])] == ["all.npy/a"]
 
 
 def test_a_folder_without_volumes_is_refused(tmp_path: Path) -> None:

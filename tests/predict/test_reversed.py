@@ -15,7 +15,7 @@ from hyperslab.data import Parameters
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
-from hyperslab.predict.volumes import Hdf5
+from hyperslab.predict.volumes import Keyed
 from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import split
 
@@ -27,7 +27,7 @@ ABOUT = DataCard(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
 def test_axes_are_those_of_training(tmp_path: Path, lbann: bool | None, format: str | None) -> None:
     split(tmp_path)
     source = source_of(tmp_path, Seat(), format=format)
-    file = Hdf5(Path(source.where(1)), ABOUT, native=False, channels=None, lbann=lbann)
+    file = Keyed(Path(source.where(1)), ABOUT, native=False, channels=None, lbann=lbann)
     box = Box((1, 0, 2, 1), (3, 4, 5, 3))
     np.testing.assert_array_equal(file.source.read(0, box), source.read(1, box))
     assert file.shape == source.shape
@@ -36,4 +36,4 @@ def test_axes_are_those_of_training(tmp_path: Path, lbann: bool | None, format: 
 def test_a_public_file_is_not_lbanns(tmp_path: Path) -> None:
     public(tmp_path / "u.hdf5", counts(0, (5, 5, 5, 4)))
     with pytest.raises(DataError, match="stores channels last"):
-        Hdf5(tmp_path / "u.hdf5", ABOUT, native=False, channels=None, lbann=True)
+        Keyed(tmp_path / "u.hdf5", ABOUT, native=False, channels=None, lbann=True)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from hyperslab.errors import DataError
+from hyperslab.report import write_report
 from hyperslab.report.comparison.of_classes import class_chapter
 from hyperslab.report.comparison.page import write_comparison
 from hyperslab.report.page.blocks import CellTable
@@ -52,5 +53,18 @@ def test_dice_by_class_and_seed(tmp_path: Path) -> None:
 def test_a_run_with_other_classes(tmp_path: Path) -> None:
     paths = [run(tmp_path, "a", 0, [0.9, 0.5, 0.1]), run(tmp_path, "wide", 0, [0.9, 0.5, 0.1])]
     (paths[1] / "evaluation" / "metrics.json").unlink()
-    with pytest.raises(DataError, match="is not evaluated for the classes background, organ"):
+    for order in (paths, paths[::-1]):
+        with pytest.raises(DataError, match="wide is not evaluated for the classes background, or"):
+            class_chapter(order)
+
+
+def test_runs_with_other_samples(tmp_path: Path) -> None:
+    paths = [run(tmp_path, name, seed, [0.9, 0.5, 0.1]) for seed, name in enumerate(("a", "b"))]
+    for path, samples in zip(paths, ("u\nv", "v\nu"), strict=True):
+        (path / "evaluation" / "samples.csv").write_text(f"sample\n{samples}\n")
+    assert class_chapter(paths) is not None
+    (paths[1] / "evaluation" / "samples.csv").write_text("sample\nu\nw\n")
+    with pytest.raises(DataError, match="2 samples, which are not the 2 of"):
         class_chapter(paths)
+    page = write_report(*paths).read_text()
+    assert "Their errors are not compared" in page

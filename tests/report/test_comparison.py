@@ -195,6 +195,18 @@ def test_the_page_of_two_runs_compares_them_if_it_can(tmp_path: Path) -> None:
     assert "Timeline of a step" in page
 
 
+def test_two_sweeps_of_configurations_of_the_same_names(tmp_path: Path) -> None:
+    rows = [{"name": name, "paths": [f"{name}-run"]} for name in ("64", "16")]
+    for sweep in ("first", "second"):
+        for row in rows:
+            write_run(tmp_path / sweep / f"{row['name']}-run", seed=0, noise=0.2)
+        (tmp_path / sweep / "sweep.json").write_text(json.dumps({"variants": rows}))
+        rows = [*rows[:1], {"name": "8", "paths": ["8-run"]}]
+    found = read_comparison([tmp_path / "first", tmp_path / "second"])
+    names = ["first: 64", "16", "second: 64", "8"]
+    assert [one.name for one in found.configurations] == names
+
+
 def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     """Of its text as of its numbers."""
     run = write_run(tmp_path / "run", seed=0, noise=0.2, parts=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -69,8 +70,7 @@ def _measure_sums(clock: Clock, ranks: int) -> Sums:
         for nbytes in sizes(first, last):
             x = torch.ones(nbytes // 4, device=grid.device)
             seconds = clock.seconds(
-                lambda x=x: group.sum_in_place(x, "a measurement"),  # type: ignore[misc]
-                before=lambda x=x: x.fill_(1),  # type: ignore[misc]
+                partial(group.sum_in_place, x, "a measurement"), before=partial(x.fill_, 1)
             )
             points.append((nbytes, seconds))
         pieces.append(fit_power(points, up_to))

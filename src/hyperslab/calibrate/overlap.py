@@ -6,6 +6,7 @@ hidden = (one after the other - as it runs) / (one after the other - work alone)
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 import torch
 from torch import nn
@@ -58,8 +59,8 @@ def _hidden_halos(clock: Clock, placement: Placement) -> float:
             if not behind:
                 work()
 
-        apart = clock.seconds(lambda run=run: run(behind=False))  # type: ignore[misc]
-        together = clock.seconds(lambda run=run: run(behind=True))  # type: ignore[misc]
+        apart = clock.seconds(partial(run, behind=False))
+        together = clock.seconds(partial(run, behind=True))
         shares.append(hidden_share(apart, together, clock.seconds(work)))
     return statistics.median(shares)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from hyperslab.calibrate.clock import Clock
@@ -18,7 +20,7 @@ def peak_flops(clock: Clock) -> dict[str, float]:
         a = torch.rand(MATRIX, MATRIX, device=clock.grid.device).to(dtype)
         b = a.t().contiguous()
         out = torch.empty_like(a)
-        seconds = clock.least.seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
+        seconds = clock.least.seconds(partial(torch.mm, a, b, out=out))
         found[str(dtype).removeprefix("torch.")] = 2 * MATRIX**3 / seconds
     return found
 

@@ -22,6 +22,9 @@ MANIFEST = "manifest.json"
 
 STATE_FILE = "state.json"
 
+EXTRA_PICKLED = "extra.pt"
+"""What earlier versions had in its place."""
+
 CHECKPOINT_FORMAT = 2
 """Of the files; 1, which no manifest says, was pickled."""
 
@@ -120,6 +123,9 @@ def parse_json(data: bytes) -> Any:
 def _checked(values: Any) -> ChecksumManifest:
     if not isinstance(values, dict):
         raise ValueError(f"{MANIFEST} holds no object")
+    unknown = values.keys() - {"format", "sha256"}
+    if unknown:  # a damaged "format" is not to be taken for the format that says none
+        raise ValueError(f"{MANIFEST} has {min(unknown)[:20]!r}, which is not known")
     format = values.get("format", 1)
     sums = values.get("sha256")
     if type(format) is not int or format not in (1, CHECKPOINT_FORMAT):
@@ -133,8 +139,9 @@ def _checked(values: Any) -> ChecksumManifest:
             raise ValueError(f"{MANIFEST} names {name[:80]!r}, which is no file beside it")
         if not isinstance(value, str) or not SHA256.fullmatch(value):
             raise ValueError(f"{MANIFEST} has no checksum of {name}")
-    if format == CHECKPOINT_FORMAT and STATE_FILE not in sums:
-        raise ValueError(f"{MANIFEST} does not name {STATE_FILE}")
+    state = STATE_FILE if format == CHECKPOINT_FORMAT else EXTRA_PICKLED
+    if state not in sums:
+        raise ValueError(f"{MANIFEST} does not name {state}")
     return ChecksumManifest(sums, format)
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyperslab.checkpoint.manifest import EXTRA_PICKLED
 from hyperslab.errors import CheckpointError, reason
 
 log = logging.getLogger("hyperslab")
-
-EXTRA_PICKLED = "extra.pt"
 
 
 def refuse_pickles(path: Path) -> CheckpointError:

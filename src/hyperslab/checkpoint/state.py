@@ -67,6 +67,12 @@ def check_fits(state: State, model: torch.nn.Module, optimizer: Optimizer) -> No
     Raises:
         CheckpointError: names the first that differs.
     """
+    _check_values(state, model)
+    if optimizer is not None:
+        _check_optimizer(state, model, optimizer)
+
+
+def _check_values(state: State, model: torch.nn.Module) -> None:
     expected = _names(model, model.state_dict())
     found = _values(state)
     for names, words in (
@@ -84,8 +90,11 @@ def check_fits(state: State, model: torch.nn.Module, optimizer: Optimizer) -> No
             raise CheckpointError(f"{name} is not of the same kind there")
         if isinstance(stored, torch.Tensor) and stored.shape != value.shape:
             raise CheckpointError(f"{name} is {list(stored.shape)} there, not {list(value.shape)}")
-    if optimizer is None:
-        return
+
+
+def _check_optimizer(
+    state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     if state.optimizer is None:
         raise CheckpointError("it holds no state of an optimizer")
     groups = [[*names] for names in _group_names(model, optimizer)]

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from hyperslab.cli.errors import say
-from hyperslab.cli.options.files import MissingChunksOption
+from hyperslab.cli.options.files import MissingChunksOption, PluginOption, channels_of_option
 from hyperslab.cli.progress import progress
 from hyperslab.convert import Request, convert
 from hyperslab.ct import (
@@ -118,9 +118,7 @@ def folder(
     channels: Annotated[
         str | None, typer.Option(help="Of SRC, first or last, where its shapes do not tell.")
     ] = None,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A module to import, which registers formats.")
-    ] = None,
+    plugin: PluginOption = None,
     outside_files: Annotated[
         bool,
         typer.Option(
@@ -130,8 +128,7 @@ def folder(
     missing_chunks: MissingChunksOption = False,
 ) -> None:
     load_plugins(plugin or [])
-    if channels not in (None, "first", "last"):
-        raise typer.BadParameter(f"--channels {channels}: give first or last")
+    place = channels_of_option(channels)
     parts = None if cut is None else _three("--cut", cut)
     request = Request(
         format,
@@ -152,7 +149,7 @@ def folder(
             src,
             out,
             request,
-            channels=channels,  # type: ignore[arg-type]
+            channels=place,
             source_format=source_format,
             allowed=Allowed(outside_files, missing_chunks),
             workers=_workers(workers),

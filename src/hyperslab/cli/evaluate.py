@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperslab.cli.errors import log_to_stdout
+from hyperslab.cli.options.trained_run import CheckpointOption, RanksOption, RunArgument
 from hyperslab.cli.options.windows import (
     BlendOption,
     OverlapOption,
@@ -68,17 +69,12 @@ OF_PRESENCE = {
 
 
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
+    run: RunArgument,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value; grid.depth=2 is a grid of its own.")
     ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes to start. Default: as many as the grid, or 1."),
-    ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(help="best, latest, the name of one of the run's, or a path.")
-    ] = "best",
+    ranks: RanksOption = None,
+    checkpoint: CheckpointOption = "best",
     split: Annotated[str, typer.Option(help="test, validation, train or all.")] = "test",
     calibrate: Annotated[
         bool,
@@ -102,7 +98,7 @@ def evaluate_command(
 ) -> None:
     """Measure a network on the test split; also under torchrun and srun, on any grid.
 
-    With --window volumes are predicted in parts that overlap, each cut over all ranks, as
+    With --window volumes are predicted in windows that overlap, each cut over all ranks, as
     `hyperslab predict --window` does.
     """
     windows = windows_of_options(window, overlap, blend)

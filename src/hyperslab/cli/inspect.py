@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hyperslab.cli.errors import say
-from hyperslab.cli.options.files import MissingChunksOption
+from hyperslab.cli.options.files import MissingChunksOption, PluginOption, channels_of_option
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source, Subvolumes
 from hyperslab.formats.io_cost import Storage, advice, boxes, cost
@@ -19,6 +19,7 @@ from hyperslab.formats.padded import padded
 from hyperslab.formats.plugins import load_plugins
 from hyperslab.formats.registry import MAPPED, choices, find_format, names, source_of
 from hyperslab.formats.selection import selected
+from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
 from hyperslab.formats.verify import verify_samples
@@ -38,9 +39,7 @@ def inspect(
     ] = None,
     format: Annotated[str | None, typer.Option(help=f"{choices(names())}.")] = None,
     channels: Annotated[str | None, typer.Option(help="first or last.")] = None,
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A module to import, which registers formats.")
-    ] = None,
+    plugin: PluginOption = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all of it, and compare every checksum.")
     ] = False,
@@ -49,8 +48,7 @@ def inspect(
 ) -> None:
     """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
     load_plugins(plugin or [])
-    if channels not in (None, "first", "last"):
-        raise typer.BadParameter(f"--channels {channels}: give first or last")
+    place = channels_of_option(channels)
     says = {"format": format, "channels": channels}
     words = places or []
     if outside_files:
@@ -63,7 +61,7 @@ def inspect(
     else:
         extents = _extents(words)
         allowed = Allowed(outside_files, missing_chunks)
-        source, found = _of_folder(path, format, channels, allowed)
+        source, found = _of_folder(path, format, place, allowed)
     storage = source.storage(0)
     say(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
@@ -94,13 +92,13 @@ def _verify(source: Source, folder: Path | None) -> None:
 def _of_folder(
     path: Path,
     format: str | None,
-    channels: str | None,
+    channels: Channels | None,
     allowed: Allowed,
     mapping: DataMap | None = None,
 ) -> tuple[Source, str]:
     """The samples of a folder, and the name of their format."""
     found = format or (MAPPED if mapping else find_format(path)[0].name)
-    source = source_of(path, Grid(), channels, format, allowed=allowed, mapping=mapping)  # type: ignore[arg-type]
+    source = source_of(path, Grid(), channels, format, allowed=allowed, mapping=mapping)
     return source, found
 
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from hyperslab.cli.errors import log_to_stdout
+from hyperslab.cli.options.trained_run import CheckpointOption, RanksOption, RunArgument
 from hyperslab.cli.options.windows import (
     BlendOption,
     OverlapOption,
@@ -41,22 +42,18 @@ OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
 
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
+    run: RunArgument,
     inputs: Annotated[
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="NIfTI or HDF5 files, or folders of them; and key=value, such as grid.depth=2.",
+            help="Files of volumes as the run was trained on, or folders of them; and key=value, "
+            "such as grid.depth=2.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the results; made if missing.")],
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes to start. Default: as many as the grid, or 1."),
-    ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(help="best, latest, the name of one of the run's, or a path.")
-    ] = "best",
+    ranks: RanksOption = None,
+    checkpoint: CheckpointOption = "best",
     native: Annotated[
         bool, typer.Option("--native", help="At the files' resolution, not the training's.")
     ] = False,
@@ -69,7 +66,7 @@ def predict_command(
     A network of classes writes OUT/NAME-mask.nii.gz on the lattice of its input, one of numbers a
     row of OUT/parameters.csv. What cannot be read is named, the others are predicted, and the
     command exits with 1. Run it again to go on after a stop. With --window volumes are predicted in
-    parts that overlap, each cut over all ranks, as MONAI's sliding_window_inference does in serial.
+    windows that overlap, each cut over all ranks, as MONAI's sliding_window_inference in serial.
     """
     windows = windows_of_options(window, overlap, blend)
     adopt_rank()

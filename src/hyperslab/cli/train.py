@@ -43,7 +43,7 @@ def train_command(
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes to start; the grid must have as many places."),
+        typer.Option(min=1, help="How many to start; the grid must have as many places."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, on any grid.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -34,13 +36,13 @@ class _AllReduceSum(torch.autograd.Function):
     """The sum over ranks is its own adjoint: every rank's output depends on every rank's input."""
 
     @staticmethod
-    def forward(ctx, x, group, what):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: torch.Tensor, group: Communicator, what: str) -> torch.Tensor:
         ctx.group = group
         ctx.what = what
         return reduce_in_place(x.clone(memory_format=torch.contiguous_format), group, what)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _AllReduceSum.apply(gradient, ctx.group, f"the adjoint of {ctx.what}"), None, None
 
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -37,37 +37,37 @@ class ExchangePlan(TransferPlan):
     wanted: Box
     communicator: Communicator | None = field(compare=False, repr=False)
 
-    @cached_property
+    @functools.cached_property
     def brought(self) -> tuple[Box, ...]:
         """The parts of the wanted box that this rank keeps or receives."""
         return (*self.kept_parts, *(t.box for t in self.receives))
 
-    @cached_property
+    @functools.cached_property
     def kept_parts(self) -> tuple[Box, ...]:
         """The one that it keeps, if there is one."""
         return () if self.kept is None else (self.kept,)
 
-    @cached_property
+    @functools.cached_property
     def in_place(self) -> bool:
         """Whether the wanted box is a part of the own one, and nobody wants anything else."""
         return self.local and self.wanted.intersect(self.own) == self.wanted
 
-    @cached_property
+    @functools.cached_property
     def parts_sent(self) -> list[tuple[int, tuple[slice, ...], tuple[int, ...]]]:
         """Who gets which part of the own block, and its shape."""
         return [(t.rank, t.box.slices(self.own), t.box.shape) for t in self.sends]
 
-    @cached_property
+    @functools.cached_property
     def boxes_sent(self) -> Boxes:
         """What others get of the own block."""
         return Boxes(self.own, tuple(t.box for t in self.sends))
 
-    @cached_property
+    @functools.cached_property
     def tables(self) -> dict[object, BoxTable]:
         """Of the boxes that are sent, for a kernel; by what it does with which block."""
         return {}
 
-    @cached_property
+    @functools.cached_property
     def parts_received(self) -> list[tuple[int, tuple[int, ...]]]:
         """Who sends pieces of which shapes."""
         return [(t.rank, t.box.shape) for t in self.receives]
@@ -119,10 +119,7 @@ def _meets(cover: Cover, dims: Sequence[int], index: int, box: Box) -> bool:
 
 
 def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Arriving:
-    """Send the boxes of ``x`` that others want and begin to receive those that this rank wants.
-
-    ``x`` holds ``plan.own``.
-    """
+    """Send what others want of ``x``, the own box, and begin to receive what this rank wants."""
     sends = _parts_of(x, plan)
     receives = [(rank, _room(shape, x)) for rank, shape in plan.parts_received]
     return _exchange(plan, sends, receives, what)
@@ -244,7 +241,9 @@ class _Fetch(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, plan: ExchangePlan, fill: float, what: str):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, x: torch.Tensor, plan: ExchangePlan, fill: float, what: str
+    ) -> torch.Tensor:
         ctx.plan = plan
         ctx.what = what
         pending = start(x, plan, what)
@@ -255,7 +254,7 @@ class _Fetch(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _GiveBack.apply(gradient, ctx.plan, ctx.what), None, None, None
 
 
@@ -267,7 +266,7 @@ class _GiveBack(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, gradient, plan: ExchangePlan, what: str):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
         ctx.plan = plan
         ctx.what = what
         pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]
@@ -278,7 +277,7 @@ class _GiveBack(torch.autograd.Function):
         return own
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _Fetch.apply(gradient, ctx.plan, 0.0, ctx.what), None, None
 
 

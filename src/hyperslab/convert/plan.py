@@ -133,17 +133,17 @@ class Plan:
         source = self.source
         request = self.request
         return Job(
-            source.names[volume],
-            source.volume(volume),
-            self.root,
-            source.alone(volume),
-            request,
-            registry.named(request.format),
-            self.cut,
-            self.chunk,
-            out / SCRATCH / str(volume),
-            todo,
-            doubtful,
+            name=source.names[volume],
+            volume=source.volume(volume),
+            root=self.root,
+            source=source.alone(volume),
+            request=request,
+            format=registry.named(request.format),
+            cut=self.cut,
+            chunk=self.chunk,
+            scratch=out / SCRATCH / str(volume),
+            todo=todo,
+            doubtful=doubtful,
         )
 
     def _is_there(self, manifest: Manifest, name: str) -> bool:

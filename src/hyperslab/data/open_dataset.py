@@ -15,8 +15,8 @@ from hyperslab.comm.agreement import from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler, check_cut
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
-from hyperslab.data.sampler import Schedule, SplitCounts, samples_in, samples_listed, samples_of
-from hyperslab.data.splits import Splits
+from hyperslab.data.sampler import Schedule, SplitCounts
+from hyperslab.data.splits import Splits, samples_shown
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError
 from hyperslab.formats.padded import padded
@@ -25,7 +25,7 @@ from hyperslab.formats.registry import Driver, sources_of
 from hyperslab.formats.selection import selected
 from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed
-from hyperslab.formats.source import Source
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.subvolumes import Subvolumes
 
 log = logging.getLogger("hyperslab")
@@ -144,15 +144,17 @@ def open(
     else:
         refuse = Refused() if on_error == "skip" else None
         allowed = Allowed(outside_files, missing_chunks)
+        options = ScanOptions(channels, format, refuse, allowed, mapping)
         roots = [path] if isinstance(path, str | os.PathLike) else path
-        source = sources_of(roots, grid, channels, format, refuse, driver, allowed, mapping)
+        source = sources_of(roots, grid, options, driver)
         if refuse is not None:
             kept = len(source.names)
             from_main(lambda: refuse.check(kept))
     source = selected(source, redshifts, targets)
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
-    source = padded(source, multiple, transform_of(source.classes, transform, window).lowest)
+    chosen = transform_of(source.classes, transform, window)
+    source = padded(source, multiple, chosen.lowest)
     if multiple is not None and transform in ("mean", "log1p_mean"):
         raise DataError(f'{multiple=} changes the mean by which transform="{transform}" divides')
     _check_alike(
@@ -169,18 +171,11 @@ def open(
     )
     check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
-    chosen = transform_of(source.classes, transform, window)
-    if splits is not None:
-        chosen_samples = splits.samples(source, split, seed)
-    elif folders:
-        chosen_samples = samples_in(source.names, split)
-    elif source.splits and counts is None:
-        chosen_samples = samples_listed(source.names, source.splits, split)
-    else:
-        volumes = [source.volume(sample) for sample in range(len(source.names))]
-        chosen_samples = samples_of(volumes, split, fractions, seed, counts)
+    samples = samples_shown(
+        source, split, splits, fractions=fractions, counts=counts, folders=folders, seed=seed
+    )
     shuffled = split == "train" if shuffle is None else shuffle
-    schedule = Schedule(tuple(chosen_samples), batch_size, seed, shuffled, repeat)
+    schedule = Schedule(tuple(samples), batch_size, seed, shuffled, repeat)
     assembler = build_assembler(
         source,
         grid,

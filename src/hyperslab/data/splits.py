@@ -10,7 +10,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from hyperslab.data.sampler import SPLITS, shuffled_volumes
+from hyperslab.data.sampler import (
+    SPLITS,
+    SplitCounts,
+    samples_in,
+    samples_listed,
+    samples_of,
+    shuffled_volumes,
+)
 from hyperslab.errors import DataError, printable
 from hyperslab.formats import registry
 from hyperslab.formats.source import Source
@@ -29,6 +36,34 @@ class Splits(ABC):
         Raises:
             DataError: there is no such split, a word names no sample, or two splits share one.
         """
+
+
+def samples_shown(
+    source: Source,
+    which: str,
+    splits: Splits | None,
+    *,
+    fractions: Sequence[float],
+    counts: SplitCounts | None,
+    folders: bool,
+    seed: int,
+) -> list[int]:
+    """The samples of one split; ``"all"`` takes all of them.
+
+    By ``splits`` where a user says them, by folder, by what the data set itself says unless there
+    are ``counts``, and else dealt out by volume.
+
+    Raises:
+        DataError: as `Splits.samples`, `samples_in`, `samples_listed` and `samples_of`.
+    """
+    if splits is not None:
+        return splits.samples(source, which, seed)
+    if folders:
+        return samples_in(source.names, which)
+    if source.splits and counts is None:
+        return samples_listed(source.names, source.splits, which)
+    volumes = [source.volume(sample) for sample in range(len(source.names))]
+    return samples_of(volumes, which, fractions, seed, counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hyperslab.data.batch import LocalBatch
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A batch that is on its way; ``arrived`` is None where there is nothing to wait for."""
+    """A local batch on its way; ``arrived`` is None where there is nothing to wait for."""
 
     batch: LocalBatch
     arrived: torch.cuda.Event | None = None
@@ -21,7 +21,7 @@ class InFlight:
 class DeviceCopy:
     """Copies what ``load`` returns from page-locked memory to a CUDA device.
 
-    On other devices batches stay where they are.
+    On other devices local batches stay where they are.
     """
 
     def __init__(self, device: torch.device, load: Callable[[int, int], LocalBatch | None]) -> None:
@@ -30,7 +30,7 @@ class DeviceCopy:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, epoch: int, step: int) -> InFlight | None:
-        """Load the batch of a step and begin to copy it; None where there is none.
+        """Load the local batch of a step and begin to copy it; None where there is none.
 
         Called by the reading thread, which has no current device of its own.
         """
@@ -47,7 +47,7 @@ class DeviceCopy:
         return InFlight(replace(batch, values=values, targets=targets), event)
 
     def finish(self, copy: InFlight) -> LocalBatch:
-        """The batch, safe to use on the current stream; called by the consumer."""
+        """The local batch, safe to use on the current stream; called by the consumer."""
         if copy.arrived is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(copy.arrived)

@@ -21,11 +21,10 @@ class Transform(ABC):
     """What is done to the values (b, C, d, h, w) of this rank's part of a mini-batch.
 
     ``signed``: whether whole numbers below zero can be right; otherwise they are counts. Values
-    must lie ``above`` a bound, for the reason ``why``. ``lowest`` becomes 0.
+    must lie ``above`` a bound, for the reason ``why``.
     """
 
     signed: bool = False
-    lowest: float = 0.0
     above: float = -math.inf
     why: str = ""
 
@@ -33,6 +32,11 @@ class Transform(ABC):
     def name(self) -> str | LowHigh | None:
         """As `hyperslab.open` takes it; None where values are left as they are stored."""
         return None
+
+    @property
+    def lowest(self) -> float:
+        """The value that becomes 0."""
+        return 0.0
 
     @abstractmethod
     def apply(
@@ -133,7 +137,7 @@ class IntensityWindow(Transform):
     signed = True
 
     @property
-    def lowest(self) -> float:  # type: ignore[override]
+    def lowest(self) -> float:
         return self.low
 
     @classmethod

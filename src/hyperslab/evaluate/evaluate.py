@@ -23,6 +23,7 @@ from hyperslab.comm.agreement import from_main, start_alike
 from hyperslab.comm.grid import AXES
 from hyperslab.comm.start.last_words import last_words
 from hyperslab.comm.start.variables import read_variables
+from hyperslab.data import Dataset
 from hyperslab.errors import DataError
 from hyperslab.evaluate.regression import Evaluation, evaluate_regression
 from hyperslab.evaluate.segmentation import ClassEvaluation, evaluate_segmentation
@@ -70,7 +71,7 @@ def evaluate(
             volumes by lines that are fitted to it; see `evaluate_regression`.
         surfaces: of classes, whether their distances are measured where the files say how large a
             voxel is, on one rank that then holds the masks of a sample.
-        windows: of classes, predict volumes in parts that overlap, each cut over all ranks.
+        windows: of classes, predict volumes in windows that overlap, each cut over all ranks.
         given: the network and the source of a run that a program has trained.
 
     Raises:
@@ -177,13 +178,7 @@ def _measure(
             "about them\n    measure the test split"
         )
     with ExitStack() as stack:
-        data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
-        about = card_of(path, trust_pickle=recipe.checkpoint.trust_pickle)
-        ranged = as_trained(recipe, data, about)
-        if ranged is not recipe:
-            recipe = ranged
-            data = open_data(recipe, grid, split=split, shuffle=False, given=given)
-            stack.enter_context(data)
+        recipe, data = _opened_as_trained(recipe, grid, path, split, given, stack)
         if calibrate and data.classes:
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
         if windows is not None and not data.classes:
@@ -222,6 +217,18 @@ def _measure(
             **_environment(grid),
         )
     return result
+
+
+def _opened_as_trained(
+    recipe: Recipe, grid: Grid, path: Path, split: str, given: Given, stack: ExitStack
+) -> tuple[Recipe, Dataset]:
+    """The split, and the recipe that opens it with the ranges of targets of the checkpoint."""
+    data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
+    about = card_of(path, trust_pickle=recipe.checkpoint.trust_pickle)
+    ranged = as_trained(recipe, data, about)
+    if ranged is not recipe:
+        data = stack.enter_context(open_data(ranged, grid, split=split, shuffle=False, given=given))
+    return ranged, data
 
 
 def _write(result: Evaluation | ClassEvaluation, folder: Path) -> None:

@@ -113,15 +113,15 @@ def _predictions(
     source = data.source
     volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
     return Predictions(
-        data.targets,
-        names,
-        true,
-        predicted,
-        data.parameters.physical(true),
-        data.parameters.physical(predicted),
-        mean,
-        tuple(volumes[name] for name in names),
-        data.parameters.physical(mean),
+        names=data.targets,
+        samples=names,
+        true=true,
+        predicted=predicted,
+        true_physical=data.parameters.physical(true),
+        predicted_physical=data.parameters.physical(predicted),
+        training_mean=mean,
+        volumes=tuple(volumes[name] for name in names),
+        training_mean_physical=data.parameters.physical(mean),
     )
 
 

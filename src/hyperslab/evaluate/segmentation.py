@@ -141,7 +141,7 @@ def evaluate_segmentation(
 ) -> ClassEvaluation:
     """Predict every sample once; the counts are the same on every rank. ``metrics`` see them, too.
 
-    With ``windows`` in parts that overlap.
+    With ``windows`` in windows that overlap.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
     in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where

@@ -1,4 +1,4 @@
-"""Sliding windows: volumes gone through in parts that overlap, each of them cut over all ranks.
+"""Sliding windows: volumes gone through in windows that overlap, each of them cut over all ranks.
 
 What comes out is what MONAI's `sliding_window_inference` gives in serial: the same windows in the
 same order, the same weights, and their sum in float32 on the main rank.
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.formats.padded import read_filled
+from hyperslab.formats.padded import take_filled
 from hyperslab.formats.shared import optional
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor import Sharded
@@ -130,8 +130,7 @@ class WindowedModel:
         wanted = Box((0, *box.lo), (channels, *box.hi))
         part = None
         if whole is not None:
-            read = lambda inside: whole[inside.slices()]  # noqa: E731
-            part = read_filled(read, Box.whole(whole.shape), wanted, 0, whole.dtype)[None]
+            part = take_filled(whole, wanted, 0)[None]
         return _cut(part, x.grid.partition((1, *wanted.shape)), x)
 
 

@@ -11,9 +11,7 @@ import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
-from hyperslab.formats.extras import Extras
-from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.source import Array, Source, VolumePart
+from hyperslab.formats.source import Array, Source, SourceView
 from hyperslab.geometry import Box
 
 SAME_LINE = 1e-6
@@ -22,7 +20,7 @@ SAME_LINE = 1e-6
 _ALIKE = ("dtype", "classes", "label_bytes", "redshifts", "collective")
 
 
-class Joined(Source):
+class Joined(SourceView):
     """The samples of several folders of one kind, one after the other.
 
     Names are the paths below the folders' common parent, so that two folders may have samples of
@@ -38,16 +36,9 @@ class Joined(Source):
         (first, one), *others = parts.items()
         for folder, part in others:
             _check_alike(first, one, folder, part)
-        self.channel_names = one.channel_names
-        self.dtype = one.dtype
-        self.parameters = one.parameters
-        self.classes = one.classes
-        self.label_bytes = one.label_bytes
+        self.take_after(one)
         self.order = one.order if len({part.order for part in parts.values()}) == 1 else None
-        self.collective = one.collective
         self.targets_apart = any(part.targets_apart for part in parts.values())
-        self.redshifts = one.redshifts
-        self.stored_redshifts = one.stored_redshifts
         self.summed_whole = all(part.summed_whole for part in parts.values())
         self.remark = "\n".join(part.remark for part in parts.values() if part.remark)
         self.places = [(part, i) for part in parts.values() for i in range(len(part.names))]
@@ -65,17 +56,12 @@ class Joined(Source):
             if part.names[i] in part.splits
         }
 
+    def origin(self, sample: int) -> tuple[Source, int]:
+        return self.places[sample]
+
     def read(self, sample: int, box: Box) -> Array:
         part, own = self.places[sample]
         return part.read(own, box)
-
-    def target(self, sample: int) -> Array:
-        part, own = self.places[sample]
-        return part.target(own)
-
-    def labels(self, sample: int, box: Box) -> Array:
-        part, own = self.places[sample]
-        return part.labels(own, box)
 
     def volume(self, sample: int) -> str:
         part, own = self.places[sample]
@@ -84,30 +70,6 @@ class Joined(Source):
     @property
     def whole_shape(self) -> tuple[int, ...]:
         return self.shape if self.shapes else self.places[0][0].whole_shape
-
-    def part(self, sample: int) -> VolumePart | None:
-        part, own = self.places[sample]
-        return part.part(own)
-
-    def where(self, sample: int) -> str:
-        part, own = self.places[sample]
-        return part.where(own)
-
-    def storage(self, sample: int) -> Storage | None:
-        part, own = self.places[sample]
-        return part.storage(own)
-
-    def extras(self, sample: int) -> Extras:
-        part, own = self.places[sample]
-        return part.extras(own)
-
-    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        part, own = self.places[sample]
-        return part.voxel_size(own)
-
-    def files(self, sample: int) -> Sequence[Path]:
-        part, own = self.places[sample]
-        return part.files(own)
 
     def alone(self, sample: int) -> Source:
         part, own = self.places[sample]

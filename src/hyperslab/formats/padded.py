@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.formats.extras import Extras
-from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.source import Array, Source, VolumePart
+from hyperslab.formats.source import Array, Source, SourceView
 from hyperslab.geometry import Box
 
 
-class Padded(Source):
+class Padded(SourceView):
     """The samples of ``source``, their extents rounded up to multiples of ``multiple``.
 
     A network that halves its input several times, and joins what it was with what it becomes, needs
@@ -32,21 +29,17 @@ class Padded(Source):
             raise DataError(f"{multiple=}: needs to be >= 1")
         self.source = source
         self.multiple = multiple
+        self.take_after(source)
         self.fill = fill_as(fill, source.dtype)
         shapes = [rounded_up(shape, multiple) for shape in source.shapes or (source.shape,)]
         self.shape = max(shapes, key=math.prod)
         self.shapes = tuple(shapes) if len(set(shapes)) > 1 else ()
         self.names = source.names
-        self.dtype = source.dtype
-        self.parameters = source.parameters
-        self.classes = source.classes
-        self.label_bytes = source.label_bytes
-        self.collective = source.collective
-        self.redshifts = source.redshifts
-        self.stored_redshifts = source.stored_redshifts
         self.summed_whole = source.summed_whole
-        self.channel_names = source.channel_names
         self.splits = source.splits
+
+    def origin(self, sample: int) -> tuple[Source, int]:
+        return self.source, sample
 
     def read(self, sample: int, box: Box) -> Array:
         inner = Box.whole(self.source.shape_of(sample))
@@ -57,36 +50,9 @@ class Padded(Source):
         of = self.source
         return read_filled(lambda b: of.labels(sample, b), inner, box, 0, np.dtype(np.uint8))
 
-    def target(self, sample: int) -> Array:
-        return self.source.target(sample)
-
-    def unpadded(self, sample: int) -> tuple[int, ...]:
-        return self.source.unpadded(sample)
-
-    def volume(self, sample: int) -> str:
-        return self.source.volume(sample)
-
     @property
     def whole_shape(self) -> tuple[int, ...]:
         return self.source.whole_shape
-
-    def part(self, sample: int) -> VolumePart | None:
-        return self.source.part(sample)
-
-    def where(self, sample: int) -> str:
-        return self.source.where(sample)
-
-    def storage(self, sample: int) -> Storage | None:
-        return self.source.storage(sample)
-
-    def extras(self, sample: int) -> Extras:
-        return self.source.extras(sample)
-
-    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        return self.source.voxel_size(sample)
-
-    def files(self, sample: int) -> Sequence[Path]:
-        return self.source.files(sample)
 
     def close(self) -> None:
         self.source.close()
@@ -118,6 +84,12 @@ def read_filled(
     if not inside.empty:
         values[inside.slices(box)] = read(inside)
     return values
+
+
+def take_filled(whole: Array, box: Box, fill: float) -> Array:
+    """The values of ``box``, which may reach beyond ``whole``: ``fill`` where it does."""
+    inner = Box.whole(whole.shape)
+    return read_filled(lambda inside: whole[inside.slices()], inner, box, fill, whole.dtype)
 
 
 def fill_as(fill: float, dtype: np.dtype[Any]) -> float:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main
@@ -144,12 +144,26 @@ def source_of(
         DataError: the folder is missing or holds no known file, or files of two formats side by
             side; or as the format's own source.
     """
-    folder = Path(path)
+    return _opened(
+        Path(path), grid, ScanOptions(channels, format, refuse, allowed, mapping), driver
+    )
+
+
+def sources_of(
+    paths: Iterable[str | os.PathLike[str]],
+    grid: Grid,
+    options: ScanOptions,
+    driver: Driver | None = None,
+) -> Source:
+    """Several folders as one source, see `Joined`; errors are those of `source_of`, too."""
+    return joined({Path(path): _opened(Path(path), grid, options, driver) for path in paths})
+
+
+def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:
     if driver is not None and driver not in get_args(Driver):
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
-    options = ScanOptions(channels, format, refuse, allowed, mapping)
-    if format is not None:
-        named(format)
+    if options.format is not None:
+        named(options.format)
 
     def scan() -> tuple[Source, dict[str, str], str]:
         source, others = scanned(folder, options)
@@ -162,11 +176,6 @@ def source_of(
         source = source.read_together(driver, grid)
     source.volumes = volumes
     return source
-
-
-def sources_of(paths: Iterable[str | os.PathLike[str]], grid: Grid, *options: Any) -> Source:
-    """Several folders as one source, see `Joined`; ``options`` and errors are `source_of`'s."""
-    return joined({Path(path): source_of(Path(path), grid, *options) for path in paths})
 
 
 def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:

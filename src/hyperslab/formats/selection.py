@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.extras import Extras
-from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.source import Array, Source, VolumePart
+from hyperslab.formats.source import Array, Source, SourceView
 from hyperslab.geometry import Box
 
 SAME_NAMES = (("n_s", "N_spec"),)
@@ -22,7 +20,7 @@ CLOSE = 1e-6
 """Redshifts this far apart are the same: files round them."""
 
 
-class Selected(Source):
+class Selected(SourceView):
     """The samples of ``source`` with the channels of these redshifts, and these targets alone.
 
     ``None`` keeps all of them. Channels and targets come in the order asked for. Of a box the
@@ -41,9 +39,9 @@ class Selected(Source):
         targets: Sequence[str] | None = None,
     ) -> None:
         self.source = source
+        self.take_after(source)
         self.channels = tuple(range(source.shape[0]))
         self.chosen = tuple(range(len(source.parameters.names)))
-        self.redshifts = source.redshifts
         if redshifts is not None:
             self.channels = channels_of(source, source.redshifts, redshifts)
             self.redshifts = tuple(source.redshifts[channel] for channel in self.channels)
@@ -52,15 +50,15 @@ class Selected(Source):
             self.chosen = _targets_of(source, targets)
         self.shape = (len(self.channels), *source.shape[1:])
         self.shapes = tuple((len(self.channels), *shape[1:]) for shape in source.shapes)
+        if source.channel_names:
+            self.channel_names = tuple(source.channel_names[c] for c in self.channels)
         self.splits = source.splits
         self.parameters = source.parameters.only(self.chosen)
         self.names = source.names
-        self.dtype = source.dtype
-        self.classes = source.classes
-        self.label_bytes = source.label_bytes
         self.order = source.order
-        self.collective = source.collective
-        self.targets_apart = source.targets_apart
+
+    def origin(self, sample: int) -> tuple[Source, int]:
+        return self.source, sample
 
     def read(self, sample: int, box: Box) -> Array:
         wanted = self.channels[box.lo[0] : box.hi[0]]
@@ -74,24 +72,9 @@ class Selected(Source):
     def target(self, sample: int) -> Array:
         return np.asarray(self.source.target(sample))[list(self.chosen)]
 
-    def labels(self, sample: int, box: Box) -> Array:
-        return self.source.labels(sample, box)
-
-    def volume(self, sample: int) -> str:
-        return self.source.volume(sample)
-
     @property
     def whole_shape(self) -> tuple[int, ...]:
         return (len(self.channels), *self.source.whole_shape[1:])
-
-    def part(self, sample: int) -> VolumePart | None:
-        return self.source.part(sample)
-
-    def where(self, sample: int) -> str:
-        return self.source.where(sample)
-
-    def storage(self, sample: int) -> Storage | None:
-        return self.source.storage(sample)
 
     def extras(self, sample: int) -> Extras:
         """Those of the source, arrays too as far as chosen, but for the attributes."""
@@ -105,12 +88,6 @@ class Selected(Source):
             if key in whole.arrays
         }
         return Extras(whole.keys, self.parameters.names, self.target(sample), arrays)
-
-    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        return self.source.voxel_size(sample)
-
-    def files(self, sample: int) -> Sequence[Path]:
-        return self.source.files(sample)
 
     def read_together(self, driver: str, grid: Grid) -> Source:
         raise AssertionError("a selection is made of a source that reads together")

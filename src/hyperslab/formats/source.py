@@ -214,46 +214,86 @@ class Source(ABC):
         """Let go of what is open; a later `read` opens it again."""
 
 
-class SingleSample(Source):
+class SourceView(Source):
+    """The samples of other sources, shown in another way.
+
+    Implement `origin`, `read` and `close`, and set ``names`` and ``shape``; what is not implemented
+    is as the sample of the other source has it.
+    """
+
+    def take_after(self, source: Source) -> None:
+        """Set what holds of the samples however they are shown."""
+        self.dtype = source.dtype
+        self.parameters = source.parameters
+        self.classes = source.classes
+        self.label_bytes = source.label_bytes
+        self.collective = source.collective
+        self.redshifts = source.redshifts
+        self.stored_redshifts = source.stored_redshifts
+        self.targets_apart = source.targets_apart
+        self.channel_names = source.channel_names
+
+    @abstractmethod
+    def origin(self, sample: int) -> tuple[Source, int]:
+        """The source and its sample that is shown as ``sample``."""
+
+    def target(self, sample: int) -> Array:
+        source, own = self.origin(sample)
+        return source.target(own)
+
+    def labels(self, sample: int, box: Box) -> Array:
+        source, own = self.origin(sample)
+        return source.labels(own, box)
+
+    def volume(self, sample: int) -> str:
+        source, own = self.origin(sample)
+        return source.volume(own)
+
+    def unpadded(self, sample: int) -> tuple[int, ...]:
+        source, own = self.origin(sample)
+        return source.unpadded(own)
+
+    def part(self, sample: int) -> VolumePart | None:
+        source, own = self.origin(sample)
+        return source.part(own)
+
+    def where(self, sample: int) -> str:
+        source, own = self.origin(sample)
+        return source.where(own)
+
+    def storage(self, sample: int) -> Storage | None:
+        source, own = self.origin(sample)
+        return source.storage(own)
+
+    def extras(self, sample: int) -> Extras:
+        source, own = self.origin(sample)
+        return source.extras(own)
+
+    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
+        source, own = self.origin(sample)
+        return source.voxel_size(own)
+
+    def files(self, sample: int) -> Sequence[Path]:
+        source, own = self.origin(sample)
+        return source.files(own)
+
+
+class SingleSample(SourceView):
     """One sample of another source."""
 
     def __init__(self, source: Source, sample: int) -> None:
         self.source = source
         self.sample = sample
+        self.take_after(source)
         self.names = (source.names[sample],)
         self.shape = source.shape_of(sample)
-        self.dtype = source.dtype
-        self.channel_names = source.channel_names
-        self.parameters = source.parameters
-        self.classes = source.classes
-        self.label_bytes = source.label_bytes
         self.order = source.order
-        self.redshifts = source.redshifts
-        self.stored_redshifts = source.stored_redshifts
+
+    def origin(self, sample: int) -> tuple[Source, int]:
+        return self.source, self.sample
 
     def read(self, sample: int, box: Box) -> Array:
         return self.source.read(self.sample, box)
-
-    def target(self, sample: int) -> Array:
-        return self.source.target(self.sample)
-
-    def labels(self, sample: int, box: Box) -> Array:
-        return self.source.labels(self.sample, box)
-
-    def volume(self, sample: int) -> str:
-        return self.source.volume(self.sample)
-
-    def where(self, sample: int) -> str:
-        return self.source.where(self.sample)
-
-    def storage(self, sample: int) -> Storage | None:
-        return self.source.storage(self.sample)
-
-    def extras(self, sample: int) -> Extras:
-        return self.source.extras(self.sample)
-
-    def files(self, sample: int) -> Sequence[Path]:
-        return self.source.files(self.sample)
 
     def close(self) -> None:
         self.source.close()

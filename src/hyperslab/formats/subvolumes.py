@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from pathlib import Path
 
 from hyperslab.errors import LayoutError
 from hyperslab.formats.extras import Extras
-from hyperslab.formats.source import Array, Source, VolumePart
+from hyperslab.formats.source import Array, Source, SourceView, VolumePart
 from hyperslab.geometry import Box
 
 
-class Subvolumes(Source):
+class Subvolumes(SourceView):
     """Each volume (C, D, H, W) of ``source`` as (D/W')(H/W')(W/W') samples (C, W', W', W').
 
     W' is ``width``. Sample ``{name}_{ix}_{iy}_{iz}`` begins at (ix, iy, iz)·W' along depth, height
@@ -37,23 +35,21 @@ class Subvolumes(Source):
                 f"sub-volumes of {width}: every extent has to be a multiple of it"
             )
         self.source = source
+        self.take_after(source)
         self.shape = (channels, width, width, width)
-        self.dtype = source.dtype
-        self.parameters = source.parameters
-        self.classes = source.classes
-        self.label_bytes = source.label_bytes
-        self.collective = source.collective
-        self.targets_apart = source.targets_apart
-        self.channel_names = source.channel_names
-        self.redshifts = source.redshifts
-        self.stored_redshifts = source.stored_redshifts
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
         self.names = [
             f"{name}_{ix}_{iy}_{iz}" for name in source.names for ix, iy, iz in self.places
         ]
+        volumes = [name for name in source.names for _ in self.places]
+        self.splits = {
+            name: source.splits[volume]
+            for name, volume in zip(self.names, volumes, strict=True)
+            if volume in source.splits
+        }
 
-    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        return self.source.voxel_size(sample // len(self.places))
+    def origin(self, sample: int) -> tuple[Source, int]:
+        return self.source, sample // len(self.places)
 
     def read(self, sample: int, box: Box) -> Array:
         volume, offset = self._place(sample)
@@ -63,11 +59,8 @@ class Subvolumes(Source):
         volume, offset = self._place(sample)
         return self.source.labels(volume, box.shift(offset))
 
-    def target(self, sample: int) -> Array:
-        return self.source.target(sample // len(self.places))
-
-    def volume(self, sample: int) -> str:
-        return self.source.volume(sample // len(self.places))
+    def unpadded(self, sample: int) -> tuple[int, ...]:
+        return self.shape[1:]
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -77,13 +70,13 @@ class Subvolumes(Source):
         volume, number = divmod(sample, len(self.places))
         return VolumePart(self.source.names[volume], self.places[number], number)
 
+    def storage(self, sample: int) -> None:
+        """Not known: the volume's would be of more than the sample."""
+
     def extras(self, sample: int) -> Extras:
         """Those of the volume but for the attributes and the affine, which speak of the whole."""
         whole = self.source.extras(sample // len(self.places))
         return Extras(whole.keys, whole.names, whole.target, whole.arrays)
-
-    def files(self, sample: int) -> Sequence[Path]:
-        return self.source.files(sample // len(self.places))
 
     def where(self, sample: int) -> str:
         place = self.places[sample % len(self.places)]

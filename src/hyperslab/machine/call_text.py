@@ -103,7 +103,9 @@ def _read(node: ast.expr) -> object:
         case ast.Tuple():
             return tuple(map(_read, node.elts))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_read(operand)  # type: ignore[operator]
+            number = _read(operand)
+            if isinstance(number, int | float | complex):
+                return -number
         case ast.Name(id=name) if name in _NUMBERS:
             return _NUMBERS[name]
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):

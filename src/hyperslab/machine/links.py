@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -76,13 +76,11 @@ class Hidden(Part):
     gradients: float = 1.0
 
 
-def piece_for(nbytes: float, pieces: tuple[Line, ...]) -> Line:
-    """The one for a message of so many bytes."""
-    return next((p for p in pieces if p.up_to is None or nbytes <= p.up_to), pieces[-1])
+Piece = TypeVar("Piece", Line, Power)
 
 
-def power_for(nbytes: float, pieces: tuple[Power, ...]) -> Power:
-    """The one for a sum of so many bytes."""
+def piece_for(nbytes: float, pieces: tuple[Piece, ...]) -> Piece:
+    """The one for a message, or for a sum, of so many bytes."""
     return next((p for p in pieces if p.up_to is None or nbytes <= p.up_to), pieces[-1])
 
 

@@ -18,7 +18,6 @@ from hyperslab.machine.links import (
     Reading,
     Sums,
     piece_for,
-    power_for,
     ring_or_tree,
 )
 from hyperslab.machine.part import Part
@@ -173,7 +172,7 @@ class Machine(Part):
             pieces = self._pieces("device" if ranks <= self.ranks_per_socket else "node")
             return ring_or_tree(nbytes, ranks, piece_for(nbytes, pieces)) if pieces else 0.0
         nearest = min(self.sums, key=lambda sums: abs(sums.ranks - ranks))
-        seconds = power_for(nbytes, nearest.pieces).seconds(nbytes)
+        seconds = piece_for(nbytes, nearest.pieces).seconds(nbytes)
         # What each rank moves of a sum is 2 (n - 1) / n of its bytes.
         return seconds * ((ranks - 1) / ranks) / ((nearest.ranks - 1) / nearest.ranks)
 

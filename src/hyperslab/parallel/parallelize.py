@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,8 @@ from hyperslab.tensor.policy import Policy, Scope
 
 Module = TypeVar("Module", bound=nn.Module)
 """What `parallelize` takes and gives back; type checkers go on to know its own attributes."""
+
+NoSync = Callable[[], AbstractContextManager[None]]
 
 STATISTICS = ("grid", "replica")
 # torch 2.13 renamed the option; the old name warns.
@@ -108,14 +111,16 @@ def parallelize(
     homes = GradientHomes()
     policy = prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
     if grid.size > 1 or policy != Policy():
-        module.forward = _with_policy(module.forward, policy)  # type: ignore[method-assign]
+        module.forward = _with_policy(module.forward, policy)
     if grid.size > 1:
         options = {"batch_norm": batch_norm, "kernels": kernels}
         options["find_unused_parameters"] = str(find_unused_parameters)
         check_same_network(module, grid, options)
         share_random_states(grid, random_states)
     inputs = OrdinaryInputs(type(module).__name__, grid) if ordinary_inputs == "check" else None
-    _average_gradients(module, grid, find_unused_parameters, homes, inputs)
+    forward, no_sync = _averaging_gradients(module, grid, find_unused_parameters, homes, inputs)
+    module.forward = forward
+    module.no_sync = no_sync  # type: ignore[assignment]
     return module
 
 
@@ -153,31 +158,26 @@ def prepare(
     return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes)
 
 
-def _average_gradients(
+def _averaging_gradients(
     module: nn.Module,
     grid: Grid,
     freezing: bool,
     homes: GradientHomes,
     inputs: OrdinaryInputs | None,
-) -> None:
+) -> tuple[Watched, NoSync]:
+    """The module's forward, whose backward averages gradients, and the way to have it not do so."""
     if grid.size == 1:
-        module.forward = Watched(module.forward)  # type: ignore[method-assign]
-        module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
-        return
+        return Watched(module.forward), contextlib.nullcontext
     _make_equal(module, grid)
     guard = Guard(module, grid, freezing=freezing, inputs=inputs)
     if not any(p.requires_grad for p in module.parameters()):
-        module.forward = Watched(module.forward, guard)  # type: ignore[method-assign]
-        module.no_sync = contextlib.nullcontext  # type: ignore[assignment]
-        return
+        return Watched(module.forward, guard), contextlib.nullcontext
     body = Body(module)
     if _can_share(module, grid):
         gradients = share_gradients(module, grid, homes)
         if gradients is not None:
             guard.gradients = gradients
-            module.forward = Watched(body.forward, guard, gradients)  # type: ignore[method-assign]
-            module.no_sync = gradients.no_sync  # type: ignore[assignment]
-            return
+            return Watched(body.forward, guard, gradients), gradients.no_sync
     ddp = DistributedDataParallel(
         body,
         process_group=grid.gradients.group,
@@ -187,8 +187,7 @@ def _average_gradients(
     )
     if shared_channels() is not None and grid.device.type == "cpu":
         ddp.register_comm_hook(ddp.process_group, _average)
-    module.forward = Watched(ddp.forward, guard, ddp)  # type: ignore[method-assign]
-    module.no_sync = ddp.no_sync  # type: ignore[assignment]
+    return Watched(ddp.forward, guard, ddp), ddp.no_sync
 
 
 def _can_share(module: nn.Module, grid: Grid) -> bool:

@@ -113,7 +113,16 @@ def rough(job: GridJob, machine: Machine, ranks: int) -> Rough:
     held = trace.parameters + trace.gradients + trace.optimizer_state
     windows = tuple(_windows(trace, machine, ranks))
     kept = max(0, trace.peak - held)
-    return Rough(job, machine, dict(maps), windows, fixed, trace.gradients, kept, held)
+    return Rough(
+        job=job,
+        machine=machine,
+        maps=dict(maps),
+        windows=windows,
+        fixed=fixed,
+        gradients=trace.gradients,
+        kept=kept,
+        held=held,
+    )
 
 
 def device_of_machine(machine: Machine) -> Device:

@@ -103,14 +103,16 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: Bounds) -> Gri
     if not traced:
         raise UnsupportedOp(refused[-1].reason)
     return GridPlan(
-        job,
-        machine,
-        ranks,
-        bounds.limit,
-        tuple(sorted(traced, key=lambda one: _rank(one, bounds.limit))),
-        tuple(UntracedGrid(grid, first.seconds(grid), first.memory(grid)) for grid in pending),
-        tuple(refused),
-        first,
+        job=job,
+        machine=machine,
+        ranks=ranks,
+        limit=bounds.limit,
+        traced=tuple(sorted(traced, key=lambda one: _rank(one, bounds.limit))),
+        untraced=tuple(
+            UntracedGrid(grid, first.seconds(grid), first.memory(grid)) for grid in pending
+        ),
+        refused=tuple(refused),
+        first=first,
     )
 
 

@@ -60,13 +60,20 @@ def digest(checkpoint: Path) -> str:
 
 
 def _of(entry: Input) -> Row:
-    status = entry.path.stat()
+    size, modified = _state(entry.path)
     path = str(entry.path.absolute())
-    found = {"path": path, "bytes": status.st_size, "modified": status.st_mtime_ns}
-    others = [file.stat() for file in entry.channels if file.exists()]
+    found: Row = {"path": path, "bytes": size, "modified": modified}
+    others = [list(_state(file)) for file in entry.channels if file.exists()]
     if others:
-        found["channels"] = [[other.st_size, other.st_mtime_ns] for other in others]
+        found["channels"] = others
     return found
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Bytes and last change [ns]; of a Zarr group over all of its files."""
+    files = [path, *(path.rglob("*") if path.is_dir() else ())]
+    found = [file.stat() for file in files]
+    return sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
 
 
 def _lines(path: Path) -> list[Row]:

@@ -16,17 +16,16 @@ from hyperslab.comm.agreement import from_main
 from hyperslab.data import Source, Subvolumes
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.evaluate.sliding_windows import WindowPolicy
-from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.keyed.header import lbann_of
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.padded import fill_as, rounded_up
 from hyperslab.formats.source import ScanOptions
 from hyperslab.geometry import Box
 from hyperslab.metrics.confusion import predicted_classes
-from hyperslab.predict.inputs import Input
+from hyperslab.predict.inputs import ARRAYS, KEYED, Input, check_kind
 from hyperslab.predict.journal import Journal, digest
 from hyperslab.predict.network import Network
-from hyperslab.predict.volumes import Hdf5, Mapped, Nifti, Volume, read_block
+from hyperslab.predict.volumes import Keyed, Mapped, Nifti, Volume, read_block
 from hyperslab.predict.windows import predict_windows
 from hyperslab.tensor.main_rank import gather_to_main
 
@@ -133,21 +132,20 @@ class ResultFolder:
             return Nifti(entry.paths, self.about, native=native, fill=self.fill)
         return self._open_arrays(entry, native=native)
 
-    def _open_arrays(self, entry: Input, *, native: bool) -> Hdf5 | Mapped:
+    def _open_arrays(self, entry: Input, *, native: bool) -> Keyed | Mapped:
         """A file of one of the layouts that are known, or of what the recipe says of its own."""
         data = self.network.recipe.data
-        if data.mapping is None and not entry.path.name.endswith((".npy", ".npz")):
-            return self._open_hdf5(entry, native=native)
+        if data.mapping is None and not entry.path.name.endswith(ARRAYS):
+            return self._open_keyed(entry, native=native)
         options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
-        return Mapped(entry.path, self.about, options, fill=self.fill)
+        return Mapped(entry.paths, self.about, options, fill=self.fill)
 
-    def _open_hdf5(self, entry: Input, *, native: bool) -> Hdf5:
-        if not entry.path.name.endswith(HDF5):
-            kinds = HDF5 if not self.about.classes else (*NIFTI, *HDF5)
-            raise DataError(f"{entry.path}: this network takes {', '.join(kinds)}")
+    def _open_keyed(self, entry: Input, *, native: bool) -> Keyed:
+        scans = NIFTI if self.about.classes else ()
+        check_kind(entry.path, (*scans, *KEYED, *ARRAYS))
         data = self.network.recipe.data
         lbann = lbann_of(data.format)
-        return Hdf5(
+        return Keyed(
             entry.path,
             self.about,
             native=native,

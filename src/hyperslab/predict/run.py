@@ -43,7 +43,7 @@ def predict(
     Args:
         checkpoint: see `hyperslab.evaluate.evaluate.evaluate`.
         native: predict at the file's own resolution, not at that of the training.
-        windows: predict volumes in parts that overlap, each cut over all ranks.
+        windows: predict volumes in windows that overlap, each cut over all ranks.
         overrides: see `recipe_for`.
         done: called after every input, with the number of all.
         given: the network of a run that a program has trained.
@@ -72,7 +72,7 @@ def predict(
             network = Network.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
             channels = network.about.whole[0] if network.about.classes else 1
             entries = from_main(
-                lambda: list_inputs([Path(path) for path in inputs], channels),
+                lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
                 failing="cannot list the inputs",
             )
             if windows is not None:

@@ -6,6 +6,7 @@ Legend: C channels, (D, H, W) voxels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -19,10 +20,12 @@ from hyperslab.ct.scan_file import as_hu
 from hyperslab.data import Source
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.hdf5 import Hdf5Folder
+from hyperslab.formats.keyed.keyed_file import kind_of
+from hyperslab.formats.keyed.zarr import ZarrFolder
 from hyperslab.formats.mapped.source import MappedFolder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.lattice import blurred_linear
-from hyperslab.formats.padded import read_filled
+from hyperslab.formats.padded import read_filled, take_filled
 from hyperslab.formats.selection import Selected
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.reach import STRICT, Allowed
@@ -74,10 +77,11 @@ class Nifti:
             error=DataError,
         )
         if self.shape[0] != about.whole[0]:
+            found = f"{self.shape[0]} channel{'' if self.shape[0] == 1 else 's'}"
             words = "is 4-D and has" if len(paths) == 1 and self.shape[0] > 1 else "has"
             raise DataError(
-                f"{paths[0]}: {words} {self.shape[0]} channels but the network was trained on "
-                f"{', '.join(about.channels) or about.whole[0]}"
+                f"{paths[0]}: {words} {found} but the network was trained on "
+                f"{', '.join(about.channels) or about.whole[0]}\n    {_give_channels(about)}"
             )
 
     def _read(self, paths: Sequence[Path], native: bool) -> tuple[int, ...]:
@@ -94,9 +98,7 @@ class Nifti:
     def block(self, grid: Grid, wanted: Box) -> Array:
         part = None
         if self.values is not None:
-            whole = self.values
-            read = lambda box: whole[box.slices()]  # noqa: E731
-            part = read_filled(read, Box.whole(whole.shape), wanted, self.fill, whole.dtype)[None]
+            part = take_filled(self.values, wanted, self.fill)[None]
         dtype = np.dtype(self.about.dtype)
         return scatter_from_main(part, partition(wanted.shape, grid), dtype, grid)
 
@@ -105,8 +107,10 @@ class Nifti:
         image.write_mask(path, mask, self.scan)
 
 
-class Hdf5:
-    """An HDF5 file of one of the layouts that training reads; its targets need not be there.
+class Keyed:
+    """An HDF5 file or Zarr group of one of the layouts that training reads.
+
+    Its targets need not be there.
 
     Every rank reads its own hyperslab. ``source`` has the file as its only sample.
 
@@ -126,8 +130,11 @@ class Hdf5:
         fill: float = 0,
     ) -> None:
         self.fill = fill
+        folder: type[Hdf5Folder | ZarrFolder] = (
+            ZarrFolder if kind_of(path) == "Zarr" else Hdf5Folder
+        )
         found, self.affine = from_main(
-            lambda: Hdf5Folder.of_volume(path, about.file_shape, channels, lbann, allowed),
+            lambda: folder.of_volume(path, about.file_shape, channels, lbann, allowed),
             failing=f"{path}: cannot be read",
             error=DataError,
         )
@@ -141,10 +148,8 @@ class Hdf5:
             _check(path, self.shape[1:], about.whole[1:], "voxels")
 
     def block(self, grid: Grid, wanted: Box) -> Array:
-        try:
+        with closing(self.source):
             return read_block(self.source, 0, grid, wanted, self.fill)
-        finally:
-            self.source.close()
 
     def write(self, mask: Mask, path: Path) -> None:
         """With the affine that `hyperslab convert` left; without one the file knows none."""
@@ -154,7 +159,7 @@ class Hdf5:
 
 class Mapped:
     """A file of arrays that a recipe's keys find, or an .npy or .npz; its targets need not be
-    there.
+    there. ``paths``: one, or one for each field that is a channel.
 
     Every rank reads its own hyperslab. ``source`` has the volumes of the file.
 
@@ -163,11 +168,12 @@ class Mapped:
     """
 
     def __init__(
-        self, path: Path, about: DataCard, options: ScanOptions, *, fill: float = 0
+        self, paths: Sequence[Path], about: DataCard, options: ScanOptions, *, fill: float = 0
     ) -> None:
         self.fill = fill
+        path = paths[0]
         self.source: Source = from_main(
-            lambda: MappedFolder.of_volumes(path, options, about.whole[0]),
+            lambda: MappedFolder.of_volumes(paths, options, about.whole[0]),
             failing=f"{path}: cannot be read",
             error=DataError,
         )
@@ -181,10 +187,8 @@ class Mapped:
             )
 
     def block(self, grid: Grid, wanted: Box) -> Array:
-        try:
+        with closing(self.source):
             return read_block(self.source, 0, grid, wanted, self.fill)
-        finally:
-            self.source.close()
 
     def write(self, mask: Mask, path: Path) -> None:
         """Without an affine: such a file knows none."""
@@ -232,6 +236,12 @@ def _lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] | None:
         return None
     extents = np.array(scan.values.shape[1:]) * scan.spacing / np.array(about.voxel)
     return tuple(max(1, round(float(extent))) for extent in extents)
+
+
+def _give_channels(about: DataCard) -> str:
+    if about.whole[0] == 1:
+        return "give the one that it takes in a file of its own, 3-D"
+    return "give them along the fourth dim of a file, or as NAME_0000.nii.gz, NAME_0001.nii.gz"
 
 
 def _check(path: Path, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:

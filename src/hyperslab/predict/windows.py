@@ -1,4 +1,4 @@
-"""Sliding windows: a volume predicted in parts that overlap, each of them cut over all ranks.
+"""Sliding windows: a volume predicted in windows that overlap, each of them cut over all ranks.
 
 A window may be larger than one device has room for; of the whole volume only the main rank's host
 memory holds the classes' scores.

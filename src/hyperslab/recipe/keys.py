@@ -50,14 +50,14 @@ def map_of(
     if len(patterns) > 1 and len(paths) > 1:
         raise DataError("data.files and data.keys.volume are both several: make channels of one")
     return DataMap(
-        patterns[0] if len(patterns) == 1 else "",
-        paths[0] if len(paths) == 1 else "",
-        keys.targets or (),
-        table,
-        columns or (),
-        ranges or {},
-        keys.labels or "",
-        classes or (),
-        patterns if len(patterns) > 1 else paths if len(paths) > 1 else (),
-        len(patterns) > 1,
+        files=patterns[0] if len(patterns) == 1 else "",
+        volume=paths[0] if len(paths) == 1 else "",
+        targets=keys.targets or (),
+        table=table,
+        columns=columns or (),
+        ranges=ranges or {},
+        labels=keys.labels or "",
+        classes=classes or (),
+        fields=patterns if len(patterns) > 1 else paths if len(paths) > 1 else (),
+        of_files=len(patterns) > 1,
     )

@@ -19,7 +19,7 @@ from hyperslab.report.comparison.two_runs import two_runs
 from hyperslab.report.figures.paper import FigureFormat, figures_beside, write_figures
 from hyperslab.report.page.blocks import Chapter, Page
 from hyperslab.report.page.render import render_page
-from hyperslab.report.run_folder import Run, read_run
+from hyperslab.report.run_folder import Run, check_distinct, read_run
 
 __all__ = ["FigureFormat", "figures_beside", "render", "write_comparison", "write_report"]
 
@@ -40,10 +40,12 @@ def write_report(
     `figures_beside` says.
 
     Raises:
-        DataError: not a run's folder, a broken file in it, or a folder that cannot be written.
+        DataError: not a run's folder, the same one twice, a broken file in it, or a folder that
+            cannot be written.
     """
     run = read_run(path)
     if beside is not None:
+        check_distinct([Path(path), Path(beside)])
         run = replace(run, beside=read_run(beside))
     page = page_of(run)
     target = run.path / "report.html"

@@ -60,6 +60,11 @@ def size(value: float) -> str:
     return f"{number(value / scale)} {unit}"
 
 
+def counted(count: int, thing: str) -> str:
+    """``1 epoch``, ``2 epochs``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def _superscript(value: int) -> str:
     return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 

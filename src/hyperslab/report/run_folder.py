@@ -115,6 +115,33 @@ class Run:
         )
 
 
+def folder_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, with as many of those above as tell them apart.
+
+    >>> folder_names([Path("/a/runs/demo"), Path("/b/runs/demo")])
+    ['a/runs/demo', 'b/runs/demo']
+    """
+    parts = [path.resolve().parts for path in paths]
+    names: list[str] = []
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Refuse a run that is given twice: it would be compared with itself.
+
+    Raises:
+        DataError: names it.
+    """
+    found = [path.resolve() for path in paths]
+    for path, place in zip(paths, found, strict=True):
+        if found.count(place) > 1:
+            raise DataError(f"{path} is given twice; a run is compared with others")
+
+
 def _measured(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
     """What of an evaluation's rows is a number, or None where it is not defined or not finite."""
     return {

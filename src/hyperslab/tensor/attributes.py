@@ -13,12 +13,12 @@ PROPERTIES = """
 dtype device layout requires_grad grad_fn is_leaf is_cpu is_cuda is_meta is_mkldnn is_mps is_nested
 is_quantized is_sparse is_sparse_csr is_xpu itemsize names output_nr retains_grad _version
 _backward_hooks
-""".split()  # noqa: SIM905
+""".split()
 
 METHODS = """
 element_size get_device is_complex is_conj is_floating_point is_inference is_neg is_signed
 requires_grad_ register_post_accumulate_grad_hook
-""".split()  # noqa: SIM905
+""".split()
 
 
 OF_BOTH = "Of the block and the whole alike."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -37,7 +38,9 @@ class _Shard(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, tensor, part: _Part, grid: Grid, axes: _Axes):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, tensor: torch.Tensor, part: _Part, grid: Grid, axes: _Axes
+    ) -> torch.Tensor:
         ctx.part = part
         ctx.grid = grid
         ctx.axes = axes
@@ -47,7 +50,7 @@ class _Shard(torch.autograd.Function):
         return block.clone() if grid.size > 1 else torch.ops.aten.alias(block)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grid = ctx.grid
         if grid.size == 1:
             return gradient, None, None, None

@@ -186,7 +186,7 @@ class Sharded(LazyTensor):
         """Turn an ordinary tensor into this cut one, where torch would change it in place."""
         with DisableTorchFunctionSubclass():
             ordinary.data = self.local.detach()
-        ordinary.__class__ = Sharded  # type: ignore[assignment]
+        ordinary.__class__ = Sharded
         vars(ordinary).update(vars(self))
         return ordinary  # type: ignore[return-value]
 
@@ -194,14 +194,14 @@ class Sharded(LazyTensor):
     def shape(self) -> torch.Size:  # type: ignore[override]
         return torch.Size(self._partition.shape)
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+    def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         return self._partition.ndim
 
     ndimension = dim
-    ndim = property(dim)  # type: ignore[assignment]
+    ndim = property(dim)
 
     def numel(self) -> int:
         return self.shape.numel()
@@ -224,7 +224,7 @@ class Sharded(LazyTensor):
         return format(self.item() if number else repr(self), spec)
 
     @property
-    def grad(self) -> Sharded | None:  # type: ignore[override]
+    def grad(self) -> Sharded | None:
         """This rank's block of the serial gradient of the loss.
 
         All ranks ask together: copies along axes that do not cut the tensor are summed.

@@ -11,6 +11,7 @@ from torch import nn
 from hyperslab.trace.virtual import Messages
 
 BUCKET = 25 << 20  # [B] of DistributedDataParallel's buckets, but for the first one
+FIRST_BUCKET: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
 
 
 class Buckets:
@@ -24,7 +25,7 @@ class Buckets:
         self.ranks = tuple(range(ranks))
         self.journal = journal
         self.filled = 0
-        self.limit: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+        self.limit = FIRST_BUCKET
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.views = {id(p): torch.empty_like(p) for p in self.parameters}
 
@@ -37,7 +38,7 @@ class Buckets:
     def finish(self) -> None:
         """At the end of a backward pass the last bucket leaves as it is."""
         self._leave()
-        self.limit = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+        self.limit = FIRST_BUCKET
 
     def _leave(self) -> None:
         if self.filled:

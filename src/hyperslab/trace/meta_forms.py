@@ -31,16 +31,30 @@ def _convolution(
     return torch.empty_like(y, memory_format=CHANNELS_LAST[x.dim()])
 
 
-def _mkldnn_convolution(  # type: ignore[no-untyped-def]
-    x, weight, bias, padding, stride, dilation, groups
-):
+def _mkldnn_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
     zero = [0] * len(padding)
     return _convolution(x, weight, bias, stride, padding, dilation, False, zero, groups)
 
 
-def _convolution_transpose_pointwise(  # type: ignore[no-untyped-def]
-    x, weight, bias, padding, extra, stride, dilation, groups, *_
-):
+def _convolution_transpose_pointwise(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    extra: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: object,
+) -> torch.Tensor:
     return _convolution(x, weight, bias, stride, padding, dilation, True, extra, groups)
 
 

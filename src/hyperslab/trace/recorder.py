@@ -91,9 +91,9 @@ class TraceMode(TorchDispatchMode):
             return "optimizer"
         return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
 
-    def __torch_dispatch__(  # type: ignore[no-untyped-def, override]
-        self, operator, types, args=(), kwargs=None
-    ):
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if operator.is_view or torch.Tag.inplace_view in operator.tags:

@@ -15,14 +15,11 @@ from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.data.build import StorePolicy
-from hyperslab.data.sampler import samples_in, samples_listed, samples_of
-from hyperslab.data.splits import Splits
+from hyperslab.data.splits import Splits, samples_shown
 from hyperslab.data.store.budget import memory_budget
 from hyperslab.formats.source import Source
 from hyperslab.parallel import parallelize
-from hyperslab.recipe.schema import (
-    Recipe,
-)
+from hyperslab.recipe.schema import Recipe
 from hyperslab.train.built.networks import build_network
 from hyperslab.train.parts.first_look import look_first
 from hyperslab.train.parts.given import NOTHING_GIVEN, Given
@@ -39,18 +36,18 @@ def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
     """The samples of a split of the recipe's data.
 
     Raises:
-        DataError: as `samples_of`, `samples_in` and `Splits`.
+        DataError: as `samples_shown`.
     """
     data = recipe.data
-    splits = said_splits(recipe)
-    if splits is not None:
-        return splits.samples(source, split, data.seed)
-    if data.splits == "folders":
-        return samples_in(source.names, split)
-    if source.splits and data.counts is None:
-        return samples_listed(source.names, source.splits, split)
-    volumes = [source.volume(sample) for sample in range(len(source.names))]
-    return samples_of(volumes, split, data.fractions, data.seed, data.counts)
+    return samples_shown(
+        source,
+        split,
+        said_splits(recipe),
+        fractions=data.fractions,
+        counts=data.counts,
+        folders=data.splits == "folders",
+        seed=data.seed,
+    )
 
 
 def said_splits(recipe: Recipe) -> Splits | None:
@@ -156,16 +153,16 @@ def data_card(data: volumes.Dataset) -> DataCard:
     """What a checkpoint says of the data that its network was trained on."""
     source = data.source
     return DataCard(
-        data.shape,
-        source.whole_shape,
-        data.classes,
-        data.parameters,
-        source.redshifts,
-        source.stored_redshifts,
-        np.dtype(source.dtype).name,
-        bool(source.shapes),
-        _voxel_of_all(source),
-        source.channel_names,
+        shape=data.shape,
+        whole=source.whole_shape,
+        classes=data.classes,
+        parameters=data.parameters,
+        redshifts=source.redshifts,
+        stored_redshifts=source.stored_redshifts,
+        dtype=np.dtype(source.dtype).name,
+        varied=bool(source.shapes),
+        voxel=_voxel_of_all(source),
+        channels=source.channel_names,
     )
 
 

@@ -26,7 +26,9 @@ class FlopCount(TorchDispatchMode):
         super().__init__()
         self.flops: int | None = 0
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = operator(*args, **(kwargs or {}))
         if self.flops is not None:
             more = _flops(operator, args, kwargs or {}, result)

@@ -70,7 +70,7 @@ class Trainer:
         self.optimizer = progress.state.optimizer
         assert isinstance(progress.state.schedule, RateSchedule)
         self.schedule = progress.state.schedule
-        self.no_sync: Callable[[], AbstractContextManager[None]] = self.model.no_sync  # type: ignore
+        self.no_sync: Callable[[], AbstractContextManager[None]] = self.model.no_sync  # type: ignore[assignment]
         self.clock = StepClock(data)
 
     @property

@@ -183,12 +183,27 @@ LABELS: dict[str, tuple[Any, str]] = {
         lambda p: write(p, classes(XYZ), affine=affine_of() * [[-1], [1], [1], [1]]),
         "affine is off by",
     ),
+    "two channels": (lambda p: write(p, classes((*XYZ, 2))), "has 2 channels; needs one label"),
     "four classes": (lambda p: write(p, classes(XYZ) + np.uint8(1)), "labels 1 to 3; needs 0 to 2"),
     "negative": (lambda p: write(p, classes(XYZ).astype("i2") - 1), "holds labels -1 to 1"),
     "fractions": (lambda p: write(p, classes(XYZ) * np.float32(0.5)), "no whole numbers"),
     "NaN": (lambda p: spoilt(p, np.nan), "no whole numbers"),
     "missing": (lambda p: p, "cannot be read"),
 }
+
+
+@pytest.mark.parametrize(
+    ("unit", "millimetre"), [("unknown", 1), ("mm", 1), ("meter", 1e-3), ("micron", 1e3)]
+)
+def test_the_unit_of_a_scan(tmp_path: Path, unit: str, millimetre: float) -> None:
+    affine = np.diag([2 * millimetre, 3 * millimetre, 5 * millimetre, 1])
+    scan = nib.Nifti1Image(numbers((4, 3, 2)), affine)
+    scan.header.set_xyzt_units(unit)
+    nib.save(scan, tmp_path / "ct.nii")
+    volume = nifti.read(tmp_path / "ct.nii")
+    assert volume.spacing == pytest.approx((5, 3, 2))
+    write(tmp_path / "mm.nii", numbers((4, 3, 2)), affine=np.diag([2.0, 3, 5, 1]))
+    np.testing.assert_allclose(volume.affine, nifti.read(tmp_path / "mm.nii").affine)
 
 
 @pytest.mark.parametrize("kind", LABELS)
@@ -209,6 +224,24 @@ def test_labels_may_be_stored_otherwise(tmp_path: Path, dtype: str) -> None:
     got = nifti.read_labels(path, like, 3)
     assert got.dtype == np.uint8
     np.testing.assert_array_equal(got, classes(XYZ).transpose(2, 1, 0))
+
+
+def test_labels_may_have_a_fourth_dim_of_one(tmp_path: Path) -> None:
+    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    path = write(tmp_path / "s.nii.gz", classes((*XYZ, 1)), "PIR")
+    expected = classes((*XYZ, 1))[..., 0].transpose(2, 1, 0)
+    np.testing.assert_array_equal(nifti.read_labels(path, like, 3), expected)
+
+
+def test_channels_of_several_files_lie_at_one_place(tmp_path: Path) -> None:
+    first = write(tmp_path / "s_0000.nii", numbers(XYZ), "LPS")
+    turned = write(tmp_path / "s_0001.nii", numbers(XYZ, 1), "PIR")
+    both = nifti.read_channels([first, turned]).values
+    np.testing.assert_array_equal(both[1], numbers(XYZ, 1).transpose(2, 1, 0))
+    for place in (affine_of((0.7, 0.8, 3.0)), affine_of() + np.eye(4, k=3) * 5):
+        other = write(tmp_path / "s_0002.nii", numbers(XYZ, 1), affine=place)
+        with pytest.raises(DataError, match=f"^{other}: its affine is off by .* from s_0000.nii's"):
+            nifti.read_channels([first, other])
 
 
 def test_a_mask_that_cannot_be_written(tmp_path: Path) -> None:

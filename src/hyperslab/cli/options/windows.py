@@ -10,13 +10,13 @@ from hyperslab.errors import DataError
 from hyperslab.evaluate.sliding_windows import WindowPolicy
 
 WindowOption = Annotated[
-    str | None, typer.Option(help="In parts of so many voxels, D,H,W: 96,96,96.")
+    str | None, typer.Option(help="Predict in windows of so many voxels, D,H,W: 96,96,96.")
 ]
 OverlapOption = Annotated[
-    float | None, typer.Option(help="Of neighbouring parts, a share. Default: 0.5.")
+    float | None, typer.Option(help="Of neighbouring windows, a share. Default: 0.5.")
 ]
 BlendOption = Annotated[
-    str | None, typer.Option(help="Where parts overlap: gaussian (the default) or constant.")
+    str | None, typer.Option(help="Where windows overlap: gaussian (the default) or constant.")
 ]
 
 

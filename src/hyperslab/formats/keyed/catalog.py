@@ -116,7 +116,16 @@ def scan(
     parameters = _parameters(headers, unit)
     said = {header.redshifts for header in headers}
     redshifts = one.redshifts if len(said) == 1 else ()
-    return Catalog(folder, names, one.layout, unit, parameters, stamps, redshifts, allowed)
+    return Catalog(
+        folder=folder,
+        files=names,
+        layout=one.layout,
+        unit=unit,
+        parameters=parameters,
+        stamps=stamps,
+        redshifts=redshifts,
+        allowed=allowed,
+    )
 
 
 def stamps_of(folder: Path, file: str) -> dict[str, Stamp]:

@@ -15,14 +15,9 @@ from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import Catalog
 from hyperslab.formats.keyed.hdf5_mpio import MpioOpener, replica_of
 from hyperslab.formats.keyed.hdf5_storage import check_storage
-from hyperslab.formats.keyed.header import lbann_of, read_volume_header
+from hyperslab.formats.keyed.header import lbann_of
 from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
 from hyperslab.formats.keyed.source import KeyedFolder
-from hyperslab.formats.parameters import Parameters
-from hyperslab.formats.shared.channels import Channels
-from hyperslab.formats.shared.checks import naming
-from hyperslab.formats.shared.fingerprint import Stamp
-from hyperslab.formats.shared.reach import STRICT, Allowed, Reach
 from hyperslab.formats.source import Array, ScanOptions
 
 HANDLES = 4
@@ -38,33 +33,6 @@ class Hdf5Folder(KeyedFolder):
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
         return cls.scanned(folder, options, lbann_of(options.format))
-
-    @classmethod
-    def of_volume(
-        cls,
-        path: Path,
-        like: tuple[int, ...],
-        channels: Channels | None = None,
-        lbann: bool | None = None,
-        allowed: Allowed = STRICT,
-    ) -> tuple[Self, Any]:
-        """One file that need not have a target, and its affine or ``None``.
-
-        ``allowed``: what it may do. For the other arguments and
-        errors see `header.read_volume_header`.
-        """
-        with naming(path, "HDF5"):
-            stamp = Stamp.of(path)  # a change from now on is noticed
-        reach = Reach(path.parent, allowed)
-        layout, affine, redshifts = read_volume_header(path, like, channels, lbann, reach)
-        no_target = np.empty((1, 0))
-        parameters = Parameters.normalised(())
-        name = path.name
-        stamps = {name: stamp}
-        catalog = Catalog(
-            path.parent, (name,), layout, no_target, parameters, stamps, redshifts, allowed
-        )
-        return cls(catalog), affine
 
     def read_together(self, driver: str, grid: Grid) -> Hdf5Folder:
         return Hdf5Folder(self.catalog, MpioOpener(replica_of(grid)))

@@ -17,7 +17,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from h5py._objects import phil
@@ -43,12 +42,7 @@ class HeaderChild(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def __call__(self, file: str) -> T:

@@ -12,14 +12,16 @@ from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main
 from hyperslab.formats.extras import Extras
 from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, scan, stamped
-from hyperslab.formats.keyed.header import LBANN_PART_NAME, storage_in
+from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, scan, stamped, stamps_of
+from hyperslab.formats.keyed.header import LBANN_PART_NAME, read_volume_header, storage_in
 from hyperslab.formats.keyed.keyed_file import kind_of, opened
 from hyperslab.formats.keyed.opener import KeyedOpener, Selection, StoredArray
+from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.shared.channels import Channels
 from hyperslab.formats.shared.checks import naming
 from hyperslab.formats.shared.labels import SCAN_KEYS, as_classes
 from hyperslab.formats.shared.listing import Refuse
+from hyperslab.formats.shared.reach import STRICT, Allowed, Reach
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.geometry import Box
 
@@ -93,6 +95,37 @@ class KeyedFolder(Source):
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
         return cls.scanned(folder, options, None)
 
+    @classmethod
+    def of_volume(
+        cls,
+        path: Path,
+        like: tuple[int, ...],
+        channels: Channels | None = None,
+        lbann: bool | None = None,
+        allowed: Allowed = STRICT,
+    ) -> tuple[Self, Any]:
+        """One file that need not have a target, and its affine or ``None``.
+
+        ``allowed``: what it may do. For the other arguments and
+        errors see `header.read_volume_header`.
+        """
+        stamps = stamps_of(path.parent, path.name)  # a change from now on is noticed
+        reach = Reach(path.parent, allowed)
+        layout, affine, redshifts = read_volume_header(path, like, channels, lbann, reach)
+        no_target = np.empty((1, 0))
+        parameters = Parameters.normalised(())
+        catalog = Catalog(
+            folder=path.parent,
+            files=(path.name,),
+            layout=layout,
+            unit=no_target,
+            parameters=parameters,
+            stamps=stamps,
+            redshifts=redshifts,
+            allowed=allowed,
+        )
+        return cls.of(catalog), affine
+
     def read(self, sample: int, box: Box) -> Array:
         """Read one hyperslab.
 
@@ -165,13 +198,13 @@ class KeyedFolder(Source):
         name = stamped(file, key)
         kind = kind_of(path)
         return StoredArray(
-            path,
-            kind,
-            key,
-            shape,
-            dtype,
-            self.names[sample],
-            catalog.folder / name,
-            catalog.stamps[name],
-            catalog.reach,
+            path=path,
+            kind=kind,
+            key=key,
+            shape=shape,
+            dtype=dtype,
+            sample=self.names[sample],
+            stamped=catalog.folder / name,
+            stamp=catalog.stamps[name],
+            reach=catalog.reach,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,54 +69,32 @@ class MappedArrays:
         return Reach(self.folder, self.allowed)
 
 
-def scan_arrays(path: Path, options: ScanOptions, channels: int | None = None) -> MappedArrays:
+def scan_arrays(
+    path: Path, options: ScanOptions, channels: Collection[int] | None = None
+) -> MappedArrays:
     """Look at every file. With ``channels``, of a network, there are no targets to look for.
+
+    Of arrays of four dims, one of which is as many as ``channels`` has, that one is of channels.
 
     Raises:
         DataError: a file, a key or the table is not what it should be, or they do not go together.
     """
     said = options.mapping or DataMap()
     known = recognised(path)
-    folder = path.parent if path.is_file() else path
-    pattern = said.files or (path.name if path.is_file() else known.pattern if known else "")
+    folder = path.parent if is_one_file(path) else path
     bare = channels is not None or bool(said.labels)
     table_path = None if bare else _table_path(folder, said, known)
-    files = _files(folder, pattern, table_path)
-    _check_one_kind(folder, files, said, known)
-    reach = Reach(folder, options.allowed)
-    stamps: dict[str, Stamp] = {}
-
-    def read(name: str) -> tuple[ArrayAt, list[Array], ArrayAt | None]:
-        file = Path(name)
-        kind = kind_of_file(file)
-        with naming(file, kind, ANY if kind == "npz" else OF_LIBRARIES):
-            array = find_array(file, said.volume, reach)
-            numbers = read_numbers(file, said.targets, reach) if said.targets else []
-            return array, numbers, find_array(file, said.labels, reach) if said.labels else None
-
-    with HeaderChild(read) as child:
-
-        def header(file: str) -> tuple[ArrayAt, list[Array], ArrayAt | None]:
-            whole = folder / file
-            kind = kind_of_file(whole)
-            with naming(whole, kind):
-                stamps[file] = Stamp.of(whole)  # a change from now on is noticed
-            array, numbers, labels = (child if kind == "HDF5" else read)(str(whole))
-            if kind == "Zarr":
-                stamps[file] = Stamp.of(stamped_file(whole, array.key))
-            return array, numbers, labels
-
-        found = sift(files, header, options.refuse)
+    found, stamps = _headers(folder, files_of_volumes(path, said, table_path), said, options)
     files = [file for file, _ in found]
-    arrays = [array for _, (array, _, _) in found]
-    labels = [of for _, (_, _, of) in found if of is not None]
+    arrays = [header.array for _, header in found]
+    labels = [header.labels for _, header in found if header.labels is not None]
     table = None if table_path is None else read_target_table(table_path)
-    beside = [numbers for _, (_, numbers, _) in found]
+    beside = [header.numbers for _, header in found]
     sure = known is not None and known.stacked
     if labels:
         sure = has_rows(arrays[0], labels[0])
     if channels is not None and len(arrays[0].shape) == 4:
-        sure = channels not in (arrays[0].shape[0], arrays[0].shape[-1])
+        sure = not {arrays[0].shape[0], arrays[0].shape[-1]}.intersection(channels)
     stacked, order = order_of_arrays(
         folder, files, arrays, table, beside, options.channels, sure, known_rows=bare
     )
@@ -139,21 +117,85 @@ def scan_arrays(path: Path, options: ScanOptions, channels: int | None = None) -
         )
         targets, parameters, words = scaled_targets(physical, columns, table, said, known)
     return MappedArrays(
-        folder,
-        tuple(files),
-        tuple(arrays),
-        stamps,
-        tuple(places),
-        names,
-        order,
-        targets,
-        parameters,
-        table_path,
-        options.allowed,
-        f"{path}: {'' if known is None else known.name + ', '}{len(names)} samples, {words}",
-        tuple(labels),
-        said.classes,
+        folder=folder,
+        files=tuple(files),
+        arrays=tuple(arrays),
+        stamps=stamps,
+        places=tuple(places),
+        names=names,
+        order=order,
+        targets=targets,
+        parameters=parameters,
+        table=table_path,
+        allowed=options.allowed,
+        remark=f"{path}: {'' if known is None else known.name + ', '}{len(names)} samples, {words}",
+        labels=tuple(labels),
+        classes=said.classes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a file holds of a `DataMap`: the numbers are targets."""
+
+    array: ArrayAt
+    numbers: list[Array]
+    labels: ArrayAt | None
+
+
+def _headers(
+    folder: Path, files: Sequence[str], said: DataMap, options: ScanOptions
+) -> tuple[list[tuple[str, _Header]], dict[str, Stamp]]:
+    """Of the files that are as they should be; and stamps, from before they were read."""
+    reach = Reach(folder, options.allowed)
+    stamps: dict[str, Stamp] = {}
+
+    def read(name: str) -> _Header:
+        file = Path(name)
+        kind = kind_of_file(file)
+        with naming(file, kind, ANY if kind == "npz" else OF_LIBRARIES):
+            return _Header(
+                find_array(file, said.volume, reach),
+                read_numbers(file, said.targets, reach) if said.targets else [],
+                find_array(file, said.labels, reach) if said.labels else None,
+            )
+
+    with HeaderChild(read) as child:
+
+        def stamped(file: str) -> _Header:
+            whole = folder / file
+            kind = kind_of_file(whole)
+            with naming(whole, kind):
+                stamps[file] = Stamp.of(whole)  # a change from now on is noticed
+            header = (child if kind == "HDF5" else read)(str(whole))
+            if kind == "Zarr":
+                stamps[file] = Stamp.of(stamped_file(whole, header.array.key))
+            return header
+
+        return sift(files, stamped, options.refuse), stamps
+
+
+def is_one_file(path: Path) -> bool:
+    """Whether it is a file or a Zarr group, not a folder of them."""
+    return path.is_file() or (path.suffix == ".zarr" and path.is_dir())
+
+
+def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> list[str]:
+    """The names of the files with volumes of a folder, in their natural order; or of one file.
+
+    ``table`` is left out.
+
+    Raises:
+        DataError: there are none, or fields of several kinds, of which one has to be chosen.
+    """
+    if is_one_file(path) and not said.files and path.name.endswith(ARRAY_SUFFIXES):
+        return [path.name]
+    known = recognised(path)
+    folder = path.parent if is_one_file(path) else path
+    pattern = said.files or (path.name if is_one_file(path) else known.pattern if known else "")
+    files = _files(folder, pattern, table)
+    _check_one_kind(folder, files, said, known)
+    return files
 
 
 def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | None:
@@ -168,15 +210,19 @@ def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | 
     return found
 
 
-def _files(folder: Path, pattern: str, table: Path | None) -> list[str]:
-    if not folder.is_dir():
-        raise DataError(f"{folder} does not exist; give the folder or the file that holds the data")
-    files = [
+def matching(folder: Path, pattern: str) -> list[str]:
+    """The names of files of arrays in a folder and below that a pattern takes; without, of all."""
+    return [
         name
         for name in walk(folder)
         if name.endswith(ARRAY_SUFFIXES) and (not pattern or fnmatch.fnmatchcase(name, pattern))
     ]
-    files = [name for name in files if table is None or (folder / name) != table]
+
+
+def _files(folder: Path, pattern: str, table: Path | None) -> list[str]:
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist; give the folder or the file that holds the data")
+    files = [name for name in matching(folder, pattern) if table is None or folder / name != table]
     if not files:
         wanted = pattern or "file " + ", ".join(f"*{suffix}" for suffix in ARRAY_SUFFIXES)
         raise DataError(

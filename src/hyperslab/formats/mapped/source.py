@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, printable
 from hyperslab.formats.io_cost import Storage
 from hyperslab.formats.keyed.hdf5 import Hdf5Opener
 from hyperslab.formats.keyed.opener import KeyedOpener, StoredArray
@@ -62,33 +63,36 @@ class MappedFolder(Source):
         return cls._opened(folder, options, None)
 
     @classmethod
-    def of_volumes(cls, path: Path, options: ScanOptions, channels: int) -> Source:
-        """The volumes of one file, or folder, for a network that takes so many ``channels``.
+    def of_volumes(cls, paths: Sequence[Path], options: ScanOptions, channels: int) -> Source:
+        """The volumes of a file for a network that takes so many ``channels``.
 
-        Their targets need not be there.
+        Their targets need not be there. Where fields are in files of their own ``paths`` has one
+        for each.
 
         Raises:
             DataError: as `scan_arrays`.
         """
-        said = (options.mapping or DataMap()).without_targets
-        if path.is_file():
-            said = replace(said, files="")
-            if said.fields and said.of_files:
-                raise DataError(
-                    f"{path}: the network takes {len(said.fields)} files as channels, so no file "
-                    "alone is one of its volumes\n    hyperslab evaluate RUN --split all "
-                    "data.path=FOLDER predicts whole data sets"
-                )
-        return cls._opened(path, replace(options, mapping=said), channels)
+        said = replace((options.mapping or DataMap()).without_targets, files="")
+        if not (said.fields and said.of_files):
+            return cls._opened(paths[0], replace(options, mapping=said), channels)
+        if len(paths) != len(said.fields):
+            raise DataError(
+                f"{paths[0]}: the network takes {len(said.fields)} files as channels, so no file "
+                "alone is one of its volumes\n    give the folder in which they are, as "
+                f"{' and '.join(map(printable, said.fields))}"
+            )
+        each = replace(options, mapping=replace(said, fields=()))
+        shares = _shares(channels, len(paths))
+        return Fields([cls(scan_arrays(path, each, shares)) for path in paths], said.fields)
 
     @classmethod
     def _opened(cls, path: Path, options: ScanOptions, channels: int | None) -> Source:
         said = options.mapping
         if said is None or not said.fields:
-            return cls(scan_arrays(path, options, channels))
-        each = None if channels is None else max(1, channels // len(said.fields))
+            return cls(scan_arrays(path, options, None if channels is None else (channels,)))
+        shares = None if channels is None else _shares(channels, len(said.fields))
         maps = [replace(options, mapping=of) for of in said.of_fields]
-        return Fields([cls(scan_arrays(path, of, each)) for of in maps], said.fields)
+        return Fields([cls(scan_arrays(path, of, shares)) for of in maps], said.fields)
 
     def where(self, sample: int) -> str:
         row = self.arrays.places[sample][1]
@@ -133,15 +137,15 @@ class MappedFolder(Source):
             with unchanged(path, self.names[sample], arrays.stamps[file]), naming(path, kind):
                 return read_box_of(path, array, stored)
         wanted = StoredArray(
-            path,
-            kind,
-            array.key,
-            array.shape,
-            np.dtype(array.dtype).name,
-            self.names[sample],
-            stamped_file(path, array.key),
-            arrays.stamps[file],
-            arrays.reach,
+            path=path,
+            kind=kind,
+            key=array.key,
+            shape=array.shape,
+            dtype=np.dtype(array.dtype).name,
+            sample=self.names[sample],
+            stamped=stamped_file(path, array.key),
+            stamp=arrays.stamps[file],
+            reach=arrays.reach,
         )
         return self.openers[kind].read(wanted, stored.slices())
 
@@ -177,3 +181,8 @@ class MappedFolder(Source):
 
     def _path(self, sample: int) -> Path:
         return self.arrays.folder / self.arrays.files[self.arrays.places[sample][0]]
+
+
+def _shares(channels: int, fields: int) -> range:
+    """How many of the channels one of the fields may have, where each has one at least."""
+    return range(1, max(1, channels - fields + 1) + 1)

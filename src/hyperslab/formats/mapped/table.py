@@ -64,19 +64,7 @@ def read_target_table(path: Path) -> TargetTable:
 
 
 def _of_text(path: Path, text: str) -> TargetTable:
-    header: list[str] = []
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        plain = line.strip()
-        if plain.startswith("#"):
-            header = header if rows else _fields(plain.lstrip("# "))
-        elif plain:
-            rows.append(_fields(plain))
-            lines.append(number)
-    if rows and not any(map(_number, rows[0])):
-        header = rows.pop(0)
-        lines.pop(0)
+    header, rows, lines = _rows_of(text)
     if not rows:
         raise DataError(f"{path}: has no row of numbers ({OWN_DATA})")
     for number, row in zip(lines, rows, strict=True):
@@ -100,6 +88,24 @@ def _of_text(path: Path, text: str) -> TargetTable:
     columns = columns[first:] if len(columns) == len(rows[0]) else columns
     fits = len(columns) == values.shape[1] and len({*columns, ""}) == len(columns) + 1
     return TargetTable(path, values, columns if fits else (), names)
+
+
+def _rows_of(text: str) -> tuple[list[str], list[list[str]], list[int]]:
+    """The fields of the header, if there is one, and of each row; and the rows' line numbers."""
+    header: list[str] = []
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = line.strip()
+        if plain.startswith("#"):
+            header = header if rows else _fields(plain.lstrip("# "))
+        elif plain:
+            rows.append(_fields(plain))
+            lines.append(number)
+    if rows and not any(map(_number, rows[0])):
+        header = rows.pop(0)
+        lines.pop(0)
+    return header, rows, lines
 
 
 def _fields(line: str) -> list[str]:

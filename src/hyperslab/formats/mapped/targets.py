@@ -28,19 +28,7 @@ def physical_targets(
 ) -> tuple[Floats, tuple[str, ...]]:
     """The targets (N, P) as they are written, and what they are called."""
     if table is not None:
-        if stacked and len(table.values) != len(names):
-            raise DataError(
-                f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
-                f"volumes; a row is needed for each ({OWN_DATA}, tables)"
-            )
-        rows = list(range(len(names))) if stacked else rows_of_samples(table, names)
-        values = table.values[rows]
-        columns = table.columns
-        if known is not None and len(known.priors) == values.shape[1]:
-            columns = columns or tuple(known.priors)
-        if known is not None and known.parameters is not None:
-            values = values[:, : known.parameters]
-            columns = columns[: known.parameters]
+        values, columns = _of_table(folder, names, table, known, stacked)
     elif said.targets:
         values = np.array(
             [
@@ -61,6 +49,30 @@ def physical_targets(
             f"data.columns names {len(columns)} targets ({', '.join(columns)}) but there are "
             f"{values.shape[1]} columns; give as many different names"
         )
+    return values, columns
+
+
+def _of_table(
+    folder: Path,
+    names: Sequence[str],
+    table: TargetTable,
+    known: Published | None,
+    stacked: bool,
+) -> tuple[Floats, tuple[str, ...]]:
+    """A row for each sample, with the names and parameters of a published set."""
+    if stacked and len(table.values) != len(names):
+        raise DataError(
+            f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
+            f"volumes; a row is needed for each ({OWN_DATA}, tables)"
+        )
+    rows = list(range(len(names))) if stacked else rows_of_samples(table, names)
+    values = table.values[rows]
+    columns = table.columns
+    if known is not None and len(known.priors) == values.shape[1]:
+        columns = columns or tuple(known.priors)
+    if known is not None and known.parameters is not None:
+        values = values[:, : known.parameters]
+        columns = columns[: known.parameters]
     return values, columns
 
 

@@ -32,6 +32,9 @@ class NiftiHeader:
 
 NIFTI = "NIfTI"
 
+MILLIMETRES = {1: 1e3, 3: 1e-3}
+"""By the header's unit, as metres and microns have it (nifti1.h, `xyzt_units`)."""
+
 OBLIQUE = 35.0
 """How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
 
@@ -136,8 +139,10 @@ def shape_of(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
 
 
 def affine_of(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
-    """From (x, y, z, 1) of the turned file to [mm]."""
-    return image.affine @ optional.nibabel().orientations.inv_ornt_aff(turn, image.shape[:3])
+    """From (x, y, z, 1) of the turned file to [mm], which a file without a known unit has."""
+    unit = MILLIMETRES.get(int(image.header["xyzt_units"]) & 7, 1.0)
+    back = optional.nibabel().orientations.inv_ornt_aff(turn, image.shape[:3])
+    return np.diag([unit, unit, unit, 1.0]) @ image.affine @ back
 
 
 def read_pair_header(pair: Pair) -> NiftiHeader:

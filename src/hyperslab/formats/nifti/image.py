@@ -87,8 +87,8 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
     """Read a volume (C, D, H, W): channels along a file's fourth dim, or each in a file.
 
     Raises:
-        DataError: as `read`, but a file may be 4-D; or the files differ in shape, or have several
-            channels each.
+        DataError: as `read`, but a file may be 4-D; or the files differ in shape or place, or have
+            several channels each.
     """
     first, *others = [_load(path, channels=True) for path in paths]
     for path, other in zip(paths[1:], others, strict=True):
@@ -97,6 +97,7 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
                 f"{path}: is {other.values.shape} (C, D, H, W) but {paths[0].name} is "
                 f"{first.values.shape}; each channel has a file, and all have one shape"
             )
+        _check_place(other, first)
     if others:
         values = np.concatenate([volume.values for volume in (first, *others)])
         first = replace(first, values=values)
@@ -113,13 +114,14 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     Raises:
         DataError: as `read`; or another shape or place than ``like``; or other numbers.
     """
-    labels = _load(path)
+    labels = _load(path, channels=True)
+    if len(labels.values) != 1:
+        raise DataError(f"{path}: has {len(labels.values)} channels; needs one label a voxel")
+    labels = replace(labels, values=labels.values[0])
     if labels.values.shape != like.values.shape:
         ours, theirs = (" x ".join(map(str, v.values.shape)) for v in (labels, like))
         raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
-    off = _distance(labels, like)
-    if not off <= 0.5:
-        raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.path.name}'s")
+    _check_place(labels, like)
     whole = _whole(path, labels.values)
     low = whole.min()
     high = whole.max()
@@ -219,9 +221,17 @@ def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
     return whole
 
 
-def _distance(one: CtVolume, other: CtVolume) -> float:
-    """How far apart the corners of two volumes of one shape are at most, in voxels of ``other``."""
-    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(other.values.shape) - 1)
+def _check_place(one: CtVolume, like: CtVolume) -> None:
+    """Nothing, if the voxels of a volume are where those of ``like``, of one shape, are.
+
+    Raises:
+        DataError: their corners are more than half a voxel of ``like`` apart.
+    """
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(like.values.shape[-3:]) - 1)
     indices = np.c_[corners, np.ones(8)].T
-    there = np.linalg.inv(other.affine) @ one.affine @ indices
-    return float(np.abs(there - indices).max())
+    there = np.linalg.inv(like.affine) @ one.affine @ indices
+    off = float(np.abs(there - indices).max())
+    if not off <= 0.5:
+        raise DataError(
+            f"{one.path}: its affine is off by {off:.3g} voxels from {like.path.name}'s"
+        )

@@ -244,16 +244,18 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> Scans:
 
     good = [entry for entry, _ in sift(found, alike, refuse)]
     return Scans(
-        folder,
-        tuple(pair for pair, _ in good),
-        tuple(header.shape for _, header in good),
-        tuple(header.voxel for _, header in good),
-        np.result_type(*(header.dtype for _, header in good)),
-        max(header.label_bytes for _, header in good),
-        stamps,
-        listed.classes,
-        listed.channels,
-        {pair.name: listed.splits[pair.name] for pair, _ in good if pair.name in listed.splits},
+        folder=folder,
+        pairs=tuple(pair for pair, _ in good),
+        shapes=tuple(header.shape for _, header in good),
+        voxels=tuple(header.voxel for _, header in good),
+        dtype=np.result_type(*(header.dtype for _, header in good)),
+        label_bytes=max(header.label_bytes for _, header in good),
+        stamps=stamps,
+        classes=listed.classes,
+        channels=listed.channels,
+        splits={
+            pair.name: listed.splits[pair.name] for pair, _ in good if pair.name in listed.splits
+        },
     )
 
 

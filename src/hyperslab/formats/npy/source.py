@@ -175,7 +175,16 @@ def _scan(folder: Path, channels: Channels | None, refuse: Refuse | None = None)
         place = channels or channel_order(folder / f"{first}.npy", stored)
         order = DHWC if place == "last" else CDHW
     names, targets, parameters = _targets(folder, names, refuse)
-    return Arrays(folder, names, stored, dtype, order, targets, parameters, stamps)
+    return Arrays(
+        folder=folder,
+        names=names,
+        stored=stored,
+        dtype=dtype,
+        order=order,
+        targets=targets,
+        parameters=parameters,
+        stamps=stamps,
+    )
 
 
 def _targets(

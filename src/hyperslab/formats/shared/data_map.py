@@ -64,8 +64,10 @@ class DataMap:
         """What is said of each field; of one, the map itself."""
         if not self.fields:
             return [self]
-        key = "files" if self.of_files else "volume"
-        return [replace(self, fields=(), **{key: word}) for word in self.fields]  # type: ignore[arg-type]
+        alone = replace(self, fields=())
+        if self.of_files:
+            return [replace(alone, files=pattern) for pattern in self.fields]
+        return [replace(alone, volume=array) for array in self.fields]
 
     @property
     def without_targets(self) -> DataMap:

@@ -217,18 +217,18 @@ def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
             "them; a sample is known by its name: rename one of the files"
         )
     return Sc18Records(
-        folder,
-        files,
-        names,
-        stored,
-        dtype,
-        tuple(
+        folder=folder,
+        files=files,
+        names=names,
+        stored=stored,
+        dtype=dtype,
+        places=tuple(
             (i, number, record.start, record.lo, record.hi)
             for i, ((_, held), _) in enumerate(good)
             for number, record in enumerate(held)
         ),
-        np.concatenate([labels for _, labels in good]),
-        stamps,
+        labels=np.concatenate([labels for _, labels in good]),
+        stamps=stamps,
     )
 
 

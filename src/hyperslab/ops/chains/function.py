@@ -108,9 +108,14 @@ class ChainFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, x, weight, bias, links: Links, room: Room | None = None
-    ):
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        links: Links,
+        room: Room | None = None,
+    ) -> torch.Tensor:
         marked = links.leaves_marks
         y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad), room=room)
         ctx.links = links
@@ -121,7 +126,7 @@ class ChainFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         statistics = ctx.links.statistics
         if statistics is not None:
             statistics.affine.check_unchanged()

@@ -102,7 +102,9 @@ def aligned_but(
             check_uncut(tensor, (dim,), f"{name} along")
     if len(cut) == len(tensors) and all(t.partition == like.partition for t in cut):
         return [t.block for t in cut], like.partition.cuts, like  # nearly always
-    if any(t.dim() != like.dim() or _without(t, dim) != _without(like, dim) for t in tensors):
+    if any(
+        t.dim() != like.dim() or other_extents(t, dim) != other_extents(like, dim) for t in tensors
+    ):
         raise LayoutError(
             f"{name} along dim {dim}: the other dims of the global shapes differ\n"
             f"{describe(tensors)}    crop or expand them to one shape"
@@ -119,7 +121,8 @@ def aligned_but(
     return blocks, cuts, like
 
 
-def _without(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
+def other_extents(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
+    """The shape without one dim."""
     return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from hyperslab.comm.exchange import (
 )
 from hyperslab.geometry import Box
 from hyperslab.ops.common.room import Room
-from hyperslab.ops.kernels.convolution import Gradients, Kept, Kernels, Passes
+from hyperslab.ops.kernels.convolution import Gradients, Kept, Kernels, Passes, Recomputed
 
 
 class Local(Passes, Protocol):
@@ -52,9 +52,16 @@ class BufferConv(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, x, weight, bias, spec: Local, kernels: Kernels, source, room: Room | None = None
-    ):
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spec: Local,
+        kernels: Kernels,
+        source: Recomputed | None,
+        room: Room | None = None,
+    ) -> torch.Tensor:
         pieces = start(x, spec.plan, spec.name).wait()
         buffer = _fill(x, pieces, spec, room)
         kept = Kept(x, source)
@@ -70,7 +77,7 @@ class BufferConv(torch.autograd.Function):
         return spec.forward(buffer, weight, bias, kernels)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         spec = ctx.spec
         plan = spec.plan
         weight, *saved = ctx.saved_tensors

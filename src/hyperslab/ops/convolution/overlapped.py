@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, 
 from hyperslab.geometry import Box
 from hyperslab.ops.convolution.buffered import backward_with_graph
 from hyperslab.ops.convolution.spec import ConvSpec
-from hyperslab.ops.kernels.convolution import Kept, Kernels, conv_backward, conv_forward
+from hyperslab.ops.kernels.convolution import Kept, Kernels, Recomputed, conv_backward, conv_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,16 @@ class SlabConv(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx, x, weight, bias, spec: ConvSpec, slabs: tuple[Slab, ...], kernels: Kernels, source
-    ):
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spec: ConvSpec,
+        slabs: tuple[Slab, ...],
+        kernels: Kernels,
+        source: Recomputed | None,
+    ) -> torch.Tensor:
         pending = start(x, spec.plan, spec.name)
         padding = [w.before for w in spec.windows]
         y = conv_forward(x, weight, bias, spec.options, padding, kernels)
@@ -144,7 +152,7 @@ class SlabConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         spec = ctx.spec
         slabs = ctx.slabs
         kernels = ctx.kernels

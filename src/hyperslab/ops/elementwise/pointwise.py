@@ -35,7 +35,7 @@ sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
 threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
 softplus softshrink softsign tanhshrink
 clone detach ones_like zeros_like full_like
-""".split()  # noqa: SIM905
+""".split()
 """Names looked up in torch, torch.Tensor and torch.nn.functional, also as ``name_`` in place."""
 
 POINTWISE_METHODS = """
@@ -45,12 +45,12 @@ __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __in
 __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
 __gt__ __ge__ bfloat16 bool byte char copy_ cpu cuda double fill_ float half int long
 short zero_
-""".split()  # noqa: SIM905
+""".split()
 """Names looked up in torch.Tensor only."""
 
 MAY_ALIAS = """
 detach positive __pos__ bfloat16 bool byte char cpu cuda double float half int long short
-""".split()  # noqa: SIM905
+""".split()
 """Those whose result may show the operand's own memory."""
 
 OUT_OF_PLACE = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,15 @@ class _Taken(torch.autograd.Function):
     """Rows of a parameter, cast; the gradient is made where it is averaged, if that is possible."""
 
     @staticmethod
-    def forward(ctx, parameter, begin, end, dtype, rows, homes):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any,
+        parameter: torch.Tensor,
+        begin: int,
+        end: int,
+        dtype: torch.dtype,
+        rows: Cut | None,
+        homes: GradientHomes | None,
+    ) -> torch.Tensor:
         ctx.parameter = parameter  # a leaf: it keeps no graph
         ctx.begin = begin
         ctx.end = end
@@ -29,7 +38,7 @@ class _Taken(torch.autograd.Function):
         return parameter[begin:end].to(dtype)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parameter = ctx.parameter
         rest = parameter.shape[0] - ctx.end
         if torch.is_grad_enabled():
@@ -80,7 +89,7 @@ def taken(
     plain = plain or (homes is None and parameter.device.type != "cpu")
     if plain or not parameter.is_leaf or not parameter.requires_grad:
         return (parameter if rows is None else parameter[begin:end]).to(dtype)
-    return _Taken.apply(parameter, begin, end, dtype, rows, homes)  # type: ignore[no-any-return]
+    return _Taken.apply(parameter, begin, end, dtype, rows, homes)
 
 
 def operand_type(x: torch.Tensor) -> torch.dtype:

@@ -7,15 +7,11 @@ import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Partition
-from hyperslab.ops.common.operands import aligned_but, check_uncut
+from hyperslab.ops.common.operands import aligned_but, check_uncut, other_extents
 from hyperslab.ops.views.expand import expanded
 from hyperslab.ops.views.slicing import Span, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
-
-
-def _others(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
-    return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 
 def shrunk(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) -> torch.Tensor:
@@ -59,7 +55,7 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
             "take_along_dim of a cut tensor needs a dim, and as many dims on both sides\n"
             f"{describe([input, indices])}    flatten x.full() to take from all elements"
         )
-    common = torch.broadcast_shapes(_others(input, dim), _others(indices, dim))
+    common = torch.broadcast_shapes(other_extents(input, dim), other_extents(indices, dim))
     shape = (*common[:dim], -1, *common[dim:])
     return gather_along(expanded(input, shape), dim, expanded(indices, shape))
 

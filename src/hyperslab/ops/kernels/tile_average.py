@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ class TileAverage(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, kernel: Sequence[int]):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
         ctx.kernel = tuple(kernel)
         ctx.dtype = x.dtype
         total = x
@@ -32,7 +33,7 @@ class TileAverage(torch.autograd.Function):
         return total / math.prod(kernel)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         *outer, last = ctx.kernel
         part = (gradient / math.prod(ctx.kernel)).to(ctx.dtype)
         part = part.repeat_interleave(last, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +107,17 @@ class _LayerNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, first, eps, count, group, centred):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        first: int,
+        eps: float,
+        count: int,
+        group: Communicator,
+        centred: bool,
+    ) -> torch.Tensor:
         values = wide(x)
         dims = range(first, x.dim())
         mean, var = _statistics(values, dims, count, group, centred)
@@ -126,7 +137,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, invstd = ctx.saved_tensors
         dims = list(range(ctx.first, x.dim()))
         lead = list(range(ctx.first))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
@@ -24,7 +26,16 @@ class Normalise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, eps, count, group, pool=1):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        count: int,
+        group: Communicator | None,
+        pool: int = 1,
+    ) -> tuple[torch.Tensor, ...]:
         x = dense(x, memory_format_of(x))
         mean, var = _statistics(x, count, group, pool)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
@@ -38,7 +49,9 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient, _mean, _var):  # type: ignore[no-untyped-def]
+    def backward(
+        ctx: Any, gradient: torch.Tensor, _mean: torch.Tensor | None, _var: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         gradient = dense(gradient, memory_format_of(x))
         dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)

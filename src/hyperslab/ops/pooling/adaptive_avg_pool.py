@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ class SpanMean(torch.autograd.Function):
     """Along one dim of a block, the sums of the spans over the windows' counts."""
 
     @staticmethod
-    def forward(ctx, x, spans: Spans):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: torch.Tensor, spans: Spans) -> torch.Tensor:
         dim = spans.dim + 2
         ctx.spans = spans
         ctx.extent = x.shape[dim]
@@ -34,7 +35,7 @@ class SpanMean(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _SpanShare.apply(gradient, ctx.spans, ctx.extent), None
 
 
@@ -42,7 +43,7 @@ class _SpanShare(torch.autograd.Function):
     """The adjoint of `SpanMean`: every input of a span gets its share."""
 
     @staticmethod
-    def forward(ctx, gradient, spans: Spans, extent: int):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, gradient: torch.Tensor, spans: Spans, extent: int) -> torch.Tensor:
         ctx.spans = spans
         dim = spans.dim + 2
         out = gradient.new_zeros((*gradient.shape[:dim], extent, *gradient.shape[dim + 1 :]))
@@ -51,7 +52,7 @@ class _SpanShare(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return SpanMean.apply(gradient, ctx.spans), None, None
 
 

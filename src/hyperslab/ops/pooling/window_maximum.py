@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ class WindowMaximum(torch.autograd.Function):
     """The maximum of every window, in ``dtype``; kept is one byte an element of the result."""
 
     @staticmethod
-    def forward(ctx, x, grid: WindowGrid, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: torch.Tensor, grid: WindowGrid, dtype: torch.dtype) -> torch.Tensor:
         ctx.grid = grid
         ctx.shape = tuple(x.shape)
         ctx.dtype = x.dtype
@@ -40,7 +41,7 @@ class WindowMaximum(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (winners,) = ctx.saved_tensors
         grid = ctx.grid
         differentiable = torch.is_grad_enabled()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -38,7 +38,14 @@ class _Extremum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, dims, group, kind, ties_of_nan):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        dims: Sequence[int],
+        group: Communicator,
+        kind: Callable[..., torch.Tensor],
+        ties_of_nan: bool,
+    ) -> torch.Tensor:
         found = stack_ranks(kind(x, dims, keepdim=True), group, "an extremum over cut dims")
         value = kind(found, 0)
         ctx.dims = dims
@@ -49,7 +56,7 @@ class _Extremum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, value = ctx.saved_tensors
         equal = x == value
         if ctx.ties_of_nan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
@@ -29,7 +31,9 @@ class _Softmax(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, dim, group, log):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, x: torch.Tensor, dim: int, group: Communicator, log: bool
+    ) -> torch.Tensor:
         largest, sums = _largest_and_sum(x, dim, group)
         y = x - largest
         y = y.sub_(sums.log_()) if log else y.exp_().div_(sums)
@@ -41,7 +45,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         part = gradient if ctx.log else gradient * y
         total = part.sum(ctx.dim, keepdim=True).contiguous()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -145,7 +146,7 @@ class ApplyWeights(torch.autograd.Function):
     """Apply them along one dim of a block: a pass over the output for every tap."""
 
     @staticmethod
-    def forward(ctx, x, dim: int, taps: InterpolationWeights):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, x: torch.Tensor, dim: int, taps: InterpolationWeights) -> torch.Tensor:
         ctx.dim = dim
         ctx.taps = taps
         ctx.extent = x.shape[dim]
@@ -158,7 +159,7 @@ class ApplyWeights(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _ApplyAdjoint.apply(gradient, ctx.dim, ctx.taps, ctx.extent), None, None
 
 
@@ -166,7 +167,9 @@ class _ApplyAdjoint(torch.autograd.Function):
     """The adjoint of `ApplyWeights`: an output's gradient, weighted, goes to its inputs."""
 
     @staticmethod
-    def forward(ctx, gradient, dim: int, taps: InterpolationWeights, extent: int):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, gradient: torch.Tensor, dim: int, taps: InterpolationWeights, extent: int
+    ) -> torch.Tensor:
         ctx.dim = dim
         ctx.taps = taps
         shape = list(gradient.shape)
@@ -179,7 +182,7 @@ class _ApplyAdjoint(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return ApplyWeights.apply(gradient, ctx.dim, ctx.taps), None, None, None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -43,14 +44,16 @@ class Resample(torch.autograd.Function):
     """A block's results in ``dtype``; nothing is kept of either, and the adjoint is another one."""
 
     @staticmethod
-    def forward(ctx, x, resampling: Resampling, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any, x: torch.Tensor, resampling: Resampling, dtype: torch.dtype
+    ) -> torch.Tensor:
         ctx.resampling = resampling
         ctx.dtype = x.dtype
         ctx.format = memory_format_of(x)
         return torch.ops.hyperslab.resample(x, resampling.tensors, resampling.results, dtype)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():
             gradient = gradient.contiguous(memory_format=ctx.format)
         elif not gradient.is_contiguous(memory_format=ctx.format):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition
 from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.common.operands import other_extents
 from hyperslab.ops.views.reshape import unsqueeze
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
@@ -65,12 +67,12 @@ class _JoinedChannels(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, *parts):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, *parts: torch.Tensor) -> torch.Tensor:
         ctx.extents = [part.shape[1] for part in parts]
         return torch.cat(parts, 1)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         pieces = gradient.split(ctx.extents, 1)
         order = CHANNELS_LAST[gradient.dim()]
         needs = zip(pieces, ctx.needs_input_grad, strict=True)
@@ -150,16 +152,14 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
 def _check(tensors: Sequence[torch.Tensor], dim: int, like: Sharded, name: str) -> None:
     """Every rank must refuse what one rank's blocks would not show."""
     for tensor in tensors:
-        differs = tensor.dim() != like.dim() or _without(tensor, dim) != _without(like, dim)
+        differs = tensor.dim() != like.dim() or other_extents(tensor, dim) != other_extents(
+            like, dim
+        )
         if differs:
             raise LayoutError(
                 f"{name} along dim {dim}: the other dims of the global shapes differ\n"
                 f"{describe(tensors)}    crop, pad or interpolate them to one shape"
             )
-
-
-def _without(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
-    return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 
 @register(torch.cat, torch.concat, torch.concatenate, family="views")

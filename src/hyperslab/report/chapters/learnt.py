@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from hyperslab.errors import DataError
@@ -42,11 +43,13 @@ def learnt_words(ratios: Ratios) -> str:
         return ""
     better = learnt(ratios)
     worse = [name for name, ratio in ratios.items() if ratio.lower > 1]
-    open_ones = [name for name in ratios if name not in better and name not in worse]
+    none = [name for name, ratio in ratios.items() if not math.isfinite(ratio.value)]
+    open_ones = [name for name in ratios if name not in (*better, *worse, *none)]
     told = (
         ("Learnt, with less error than predicting the mean: ", better),
         ("Not told apart from predicting the mean: ", open_ones),
         ("Worse than predicting the mean: ", worse),
+        ("Predicted by what is no finite number: ", none),
     )
     words = [f"{start}{_each(names, ratios)}." for start, names in told if names]
     return f"{' '.join(words)} In brackets: 95 % intervals, by a bootstrap over volumes."

@@ -6,6 +6,7 @@ import numpy as np
 
 from hyperslab.report.figures.dice import dice_by_epoch
 from hyperslab.report.figures.learning import MEASURES, loss_by_epoch, loss_by_step
+from hyperslab.report.number_format import counted
 from hyperslab.report.page.blocks import Block, Chapter, Figures, Notice, Paragraph
 from hyperslab.report.run_folder import Run
 
@@ -22,6 +23,7 @@ def losses(run: Run) -> Chapter:
                 f"hyperslab train {run.path / 'recipe.yaml'} --resume --output {run.path}",
             )
         )
+    blocks += _not_finite(run)
     pictures = []
     measure = MEASURES.get(str(run.setting("loss")), "loss")
     if run.epochs:
@@ -31,6 +33,26 @@ def losses(run: Run) -> Chapter:
         pictures.append(loss_by_step(run.steps, measure=measure))
     blocks.append(Figures(pictures) if pictures else Paragraph("No step is done yet."))
     return Chapter("losses", "Losses", blocks)
+
+
+def _not_finite(run: Run) -> list[Block]:
+    """What figures leave out: losses that are NaN or infinite."""
+    found: list[Block] = []
+    for table, column, what in (
+        (run.steps, "step", "loss"),
+        (run.epochs, "epoch", "train_loss"),
+    ):
+        bad = np.flatnonzero(~np.isfinite(table.get(what, np.array([]))))
+        if not len(bad):
+            continue
+        first = int(table[column][bad[0]]) + (column == "epoch")
+        found.append(
+            Notice(
+                f"The training loss of {len(bad)} of {counted(len(table[column]), column)} is not "
+                f"a finite number, first in {column} {first}; the figures leave them out."
+            )
+        )
+    return found
 
 
 def _of_mean(run: Run) -> float | None:

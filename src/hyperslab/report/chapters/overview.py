@@ -7,7 +7,7 @@ import numpy as np
 from hyperslab.report.chapters.learnt import learnt, ratios_of
 from hyperslab.report.chapters.segmentation import dice_of
 from hyperslab.report.figures import timeline
-from hyperslab.report.number_format import duration, label, number, size, times
+from hyperslab.report.number_format import counted, duration, label, number, size, times
 from hyperslab.report.page.blocks import Tile
 from hyperslab.report.run_folder import Run
 
@@ -37,7 +37,7 @@ def lede(run: Run) -> str:
     parts = [
         " ".join(str(k) for k in (run.called("model"), run.setting("model.variant")) if k),
         f"{ranks} ranks: {grid}" if ranks > 1 else "one rank",
-        f"{len(run.epochs.get('epoch', ()))} epochs",
+        counted(len(run.epochs.get("epoch", ())), "epoch"),
     ]
     return " · ".join(part for part in parts if part)
 
@@ -112,5 +112,5 @@ def _measured(run: Run) -> list[tuple[str, str, str]]:
     found.append(("Waiting for data", f"{waited} %", "of all step time"))
     if run.epochs:
         total = float(np.nansum(run.epochs["seconds"]))
-        found.append(("Training time", duration(total), f"{len(run.epochs['epoch'])} epochs"))
+        found.append(("Training time", duration(total), counted(len(run.epochs["epoch"]), "epoch")))
     return found

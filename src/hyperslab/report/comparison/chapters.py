@@ -6,6 +6,7 @@ from hyperslab.report.comparison.configurations import Comparison
 from hyperslab.report.comparison.curves import POWERS, loss_curves, loss_in_common
 from hyperslab.report.comparison.residuals import residual_distributions, scatters
 from hyperslab.report.comparison.tables import comparison_numbers, errors_table, reference_table
+from hyperslab.report.figures.scatter import FEWEST
 from hyperslab.report.number_format import label
 from hyperslab.report.page.blocks import Block, Chapter, Figures, Heading, Paragraph
 
@@ -26,7 +27,8 @@ def _tables(comparison: Comparison) -> list[Block]:
         "volumes predicts once for each part; averaged and recalibrated, its predictions for a "
         "volume are one: their mean, put right by a line for each parameter that is fitted to the "
         "volumes of the validation split. Intervals are by a bootstrap over volumes, drawn "
-        "together for all configurations, with the seeds as a second level."
+        "together for all configurations, with the seeds as a second level; with fewer than "
+        f"{FEWEST} volumes there are none."
     )
     tables = [errors_table(numbers)]
     if len(numbers["rows"]) > 1:
@@ -44,7 +46,8 @@ def _losses(comparison: Comparison) -> list[Block]:
         )
     elif loss is None:
         words += " The runs were trained on different losses, which are not to be compared."
-    return [Paragraph(words), Figures(loss_curves(comparison))]
+    pictures = loss_curves(comparison)
+    return [Paragraph(words), Figures(pictures) if pictures else Paragraph("No epoch is done yet.")]
 
 
 def _predictions(comparison: Comparison) -> list[Block]:

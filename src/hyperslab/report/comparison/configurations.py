@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hyperslab.documents import read_json
 from hyperslab.errors import DataError
 from hyperslab.recipe.compare import differences
 from hyperslab.report.comparison.scored import MEAN, Scored, read_scored
-from hyperslab.report.run_folder import Run, read_run
+from hyperslab.report.run_folder import Run, check_distinct, folder_names, read_run
 
 UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
 """Keys of a recipe by which runs of one configuration may differ."""
+
+SAME_TRUTH = 1e-3
+"""How far true values, of -1 to 1, may be apart that are the same."""
+
+LONGEST_NAME = 48
+"""Of a name that says what differs [letters]; longer ones fit into no figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,13 @@ class Comparison:
         """
         whole = [one for one in self.configurations if not one.of_parts]
         scored = [one.scored for one in whole or self.configurations]
-        return min(scored, key=lambda one: one.ratios(MEAN).mean())
+        return min(scored, key=_error_of)
+
+
+def _error_of(scored: Scored) -> float:
+    """What is not a number is worse than anything."""
+    ratio = float(scored.ratios(MEAN).mean())
+    return ratio if math.isfinite(ratio) else math.inf
 
 
 def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] = ()) -> Comparison:
@@ -75,6 +90,9 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
         raise DataError("no run is done yet, so there is nothing to compare")
     others = tuple(read_scored(name, [path])[0] for name, path in controls)
     comparison = Comparison(tuple(found), others)
+    names = [one.name for one in comparison.rows]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"two of what is compared are called {twice[0]}; rename the control")
     first = found[0].scored
     for other in comparison.rows:
         if (other.volumes, other.parameters) != (first.volumes, first.parameters):
@@ -82,23 +100,35 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
                 f"{other.name} was measured on other test volumes or parameters than {first.name}: "
                 "nothing can be said of their ratio\n    give them the same data, seed and split"
             )
+        if not np.allclose(other.true, first.true, rtol=0, atol=SAME_TRUTH, equal_nan=True):
+            raise DataError(
+                f"the true values of {other.name} are not those of {first.name}, though their test "
+                "volumes have the same names: other data, or other data.ranges\n"
+                "    give them the same of both"
+            )
     return comparison
 
 
 def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
     """Runs, or sweeps of them, by configuration.
 
+    What is called alike in two sweeps has the names of their folders before it.
+
     Raises:
-        DataError: there is no such run, or a sweep's table cannot be read.
+        DataError: there is no such run, one is given twice, or a sweep's table cannot be read.
     """
-    named: list[tuple[str, list[Run]]] = []
-    alone: list[Run] = []
-    for path in paths:
-        if (path / "sweep.json").is_file():
-            named += _of_sweep(path)
-        else:
-            alone.append(read_run(path))
-    return [*named, *_grouped(alone)]
+    check_distinct(paths)
+    sweeps = [path for path in paths if (path / "sweep.json").is_file()]
+    grouped = _grouped([read_run(path) for path in paths if path not in sweeps])
+    swept = [_of_sweep(path) for path in sweeps]
+    names = [name for named in (*swept, grouped) for name, _ in named]
+    folders = folder_names(sweeps) if sweeps else []
+    found = [
+        (name if names.count(name) == 1 else f"{folder}: {name}", runs)
+        for folder, named in zip(folders, swept, strict=True)
+        for name, runs in named
+    ]
+    return [*found, *grouped]
 
 
 def _configuration(name: str, runs: Sequence[Run]) -> Configuration:
@@ -116,11 +146,21 @@ def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
 
 
 def _grouped(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs by all of their recipe but what does not matter, called by what differs."""
+    """Runs by all of their recipe but what does not matter, called by what differs.
+
+    Runs of one seed are no two draws of chance, and so not of one configuration. Where names would
+    be long, or the same, they are those of the folders.
+    """
     groups: list[tuple[dict[str, Any], list[Run]]] = []
     for run in runs:
         settings = {key: value for key, value in run.recipe.items() if key not in UNCOMPARED}
-        same = next((group for other, group in groups if other == settings), None)
+        seed = run.setting("seed")
+        fitting = (
+            group
+            for other, group in groups
+            if other == settings and seed not in [one.setting("seed") for one in group]
+        )
+        same = next(fitting, None)
         if same is None:
             groups.append((settings, [run]))
         else:
@@ -128,9 +168,17 @@ def _grouped(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     keys: list[str] = []
     for settings, _ in groups:
         keys += differences(groups[0][0], settings)
-    return [(_name(group[0], list(dict.fromkeys(keys))), group) for _, group in groups]
+    names = [_name(group[0], list(dict.fromkeys(keys))) for _, group in groups]
+    if len(set(names)) < len(names) or max(map(len, names), default=0) > LONGEST_NAME:
+        names = folder_names([group[0].path for _, group in groups])
+    return [(name, group) for name, (_, group) in zip(names, groups, strict=True)]
 
 
 def _name(run: Run, keys: Sequence[str]) -> str:
-    words = [f"{key.rpartition('.')[2]}={run.setting(key)}" for key in keys]
+    last = [key.rpartition(".")[2] for key in keys]
+    words = [
+        f"{word if last.count(word) == 1 else key}={run.setting(key)}"
+        for key, word in zip(keys, last, strict=True)
+        if run.setting(key) is not None
+    ]
     return ", ".join(words) or str(run.setting("model.variant") or run.called("model"))

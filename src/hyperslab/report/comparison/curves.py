@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,15 +34,18 @@ class Curve:
     followed: bool  # the test split's; else the validation's
 
 
-def curve_of(configuration: Configuration) -> Curve:
-    """As far as all seeds are; the running minimum where the network sees parts of volumes.
+def curve_of(configuration: Configuration) -> Curve | None:
+    """As far as all seeds are, the running minimum where the network sees parts of volumes.
 
+    None where a seed has no epoch done yet.
     The loss of one epoch says little there: the paper shows the minimum at each point in time.
     """
     tables = [run.epochs for run in configuration.runs]
     followed = all("test_loss" in table for table in tables)
     key = "test_loss" if followed else "validation_loss"
-    epochs = min(len(table[key]) for table in tables)
+    epochs = min(len(table.get(key, ())) for table in tables)
+    if epochs == 0:
+        return None
     losses = np.stack([table[key][:epochs] for table in tables])
     seconds = np.stack([np.cumsum(table["seconds"][:epochs]) for table in tables])
     if configuration.of_parts:
@@ -61,12 +65,15 @@ def loss_curves(comparison: Comparison) -> list[Picture]:
 
     Levels are of what only predicts, where the loss is a mean of (squared) differences.
     """
-    curves = [curve_of(one) for one in comparison.configurations]
-    longest = max(float(np.median(curve.seconds, 0)[-1]) for curve in curves)
+    found = {one.name: curve_of(one) for one in comparison.configurations}
+    curves = {name: curve for name, curve in found.items() if curve is not None}
+    if not curves:
+        return []
+    longest = max(float(np.median(curve.seconds, 0)[-1]) for curve in curves.values())
     unit, word = (1.0, "s") if longest < 2 * MINUTE else (MINUTE, "min")
     if longest > 2 * HOUR:
         unit, word = HOUR, "h"
-    followed = all(curve.followed for curve in curves)
+    followed = all(curve.followed for curve in curves.values())
     return [
         _figure(comparison, curves, "epoch", None, "epoch", followed),
         _figure(comparison, curves, "time", unit, f"training time [{word}]", followed),
@@ -75,7 +82,7 @@ def loss_curves(comparison: Comparison) -> list[Picture]:
 
 def _figure(
     comparison: Comparison,
-    curves: list[Curve],
+    curves: Mapping[str, Curve],
     key: str,
     unit: float | None,
     axis: str,
@@ -84,28 +91,20 @@ def _figure(
     canvas = Canvas(f"figure-9-{key}", width=520, height=420)
     loss = loss_in_common(comparison)
     power = POWERS.get(loss or "")
-    for place, (one, curve) in enumerate(zip(comparison.configurations, curves, strict=True)):
-        colour = SERIES[place % len(SERIES)]
-        epochs = np.arange(curve.losses.shape[1]) + 1.0
-        x = epochs if unit is None else np.median(curve.seconds, 0) / unit
-        canvas.axes.plot(
-            x,
-            np.median(curve.losses, 0),
-            label=one.name,
-            color=colour,
-            linestyle=DASHES[place % len(DASHES)],
-            marker="o" if len(x) < 20 else "",
-            markersize=3,
-        )
-        if len(curve.losses) > 1:
-            ends = (curve.losses.min(0), curve.losses.max(0))
-            canvas.axes.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
+    for place, one in enumerate(comparison.configurations):
+        if one.name not in curves:
+            continue
+        _draw_curve(canvas, curves[one.name], unit, one.name, place)
         if one.averaged is not None and power is not None:
             canvas.axes.axhline(
-                _level(one.averaged, power), color=colour, linewidth=1.2, linestyle=":"
+                _level(one.averaged, power),
+                color=SERIES[place % len(SERIES)],
+                linewidth=1.2,
+                linestyle=":",
             )
     of_mean = _draw_controls(canvas, comparison, power) if power is not None else ""
-    canvas.log()
+    if all(np.nanmin(curve.losses, initial=np.inf) > 0 for curve in curves.values()):
+        canvas.log()
     if unit is None:
         whole_numbers(canvas)
     what = "test loss" if followed else "validation loss"
@@ -113,9 +112,10 @@ def _figure(
     canvas.axes.set(xlabel=axis, ylabel=f"{what}{measure}")
     canvas.legend()
     at_the_end = "; ".join(
-        f"{one.name} {number(float(np.median(curve.losses, 0)[-1]))}"
-        for one, curve in zip(comparison.configurations, curves, strict=True)
+        f"{name} {number(float(np.median(curve.losses, 0)[-1]))}" for name, curve in curves.items()
     )
+    missing = [one.name for one in comparison.configurations if one.name not in curves]
+    without = f" Without {', '.join(missing)}: no epoch is done." if missing else ""
     split = "" if followed else "The runs did not follow the test loss (follow_test): validation. "
     parts = any(one.of_parts for one in comparison.configurations)
     return canvas.picture(
@@ -124,8 +124,28 @@ def _figure(
         caption=f"{split}Median over seeds, with the range as a band"
         + ("; for sub-volumes the running minimum" if parts else "")
         + ". Dotted: sub-volumes' predictions averaged over a universe and recalibrated."
-        * any(one.averaged is not None and power for one in comparison.configurations),
+        * any(one.averaged is not None and power for one in comparison.configurations)
+        + without,
     )
+
+
+def _draw_curve(canvas: Canvas, curve: Curve, unit: float | None, name: str, place: int) -> None:
+    """The ``place``-th curve, over epochs or over time in ``unit`` [s], with its band."""
+    colour = SERIES[place % len(SERIES)]
+    epochs = np.arange(curve.losses.shape[1]) + 1.0
+    x = epochs if unit is None else np.median(curve.seconds, 0) / unit
+    canvas.axes.plot(
+        x,
+        np.median(curve.losses, 0),
+        label=name,
+        color=colour,
+        linestyle=DASHES[place % len(DASHES)],
+        marker="o" if len(x) < 20 else "",
+        markersize=3,
+    )
+    if len(curve.losses) > 1:
+        ends = (curve.losses.min(0), curve.losses.max(0))
+        canvas.axes.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
 
 
 def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:

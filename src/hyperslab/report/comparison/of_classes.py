@@ -12,7 +12,7 @@ from hyperslab.errors import DataError
 from hyperslab.report.comparison.configurations import named_runs
 from hyperslab.report.number_format import DASH, label, number
 from hyperslab.report.page.blocks import CellTable, Chapter, Paragraph
-from hyperslab.report.run_folder import Run, read_evaluation
+from hyperslab.report.run_folder import Run, read_evaluation, read_words
 
 DICE_WORDS = (
     "Dice of all voxels of the test split together: the median over the seeds, and the least to "
@@ -21,15 +21,18 @@ DICE_WORDS = (
 
 
 def class_chapter(paths: Sequence[Path]) -> Chapter | None:
-    """The table of all configurations; None where the first run predicts numbers.
+    """The table of all configurations; None where the first run that is evaluated predicts numbers.
 
     Raises:
-        DataError: a run is not evaluated, or has other classes than the first.
+        DataError: a run is not evaluated, has other classes than the first, or other samples.
     """
     named = [(name, runs) for name, runs in named_runs(paths) if runs]
-    if not named or "classes" not in _evaluation(named[0][1][0]):
+    runs_of_all = [run for _, runs in named for run in runs]
+    evaluation = next(filter(None, map(_evaluation, runs_of_all)), {})
+    if "classes" not in evaluation:
         return None
-    classes = list(_evaluation(named[0][1][0])["classes"])
+    classes = list(evaluation["classes"])
+    _check_samples(runs_of_all)
     rows = [[name, str(len(runs)), *_cells(runs, classes)] for name, runs in named]
     head = ["configuration", "seeds", "mean", *map(label, classes)]
     table = CellTable("Dice by class", head, rows)
@@ -38,6 +41,19 @@ def class_chapter(paths: Sequence[Path]) -> Chapter | None:
 
 def _evaluation(run: Run) -> dict[str, Any]:
     return read_evaluation(run.path / "evaluation" / "metrics.json")
+
+
+def _check_samples(runs: Sequence[Run]) -> None:
+    """Refuse scores of other samples; evaluations of earlier versions do not name theirs."""
+    files = [run.path / "evaluation" / "samples.csv" for run in runs]
+    named = [(path, sorted(read_words(path, "sample"))) for path in files if path.exists()]
+    for path, samples in named:
+        if samples != named[0][1]:
+            raise DataError(
+                f"{path}: {len(samples)} samples, which are not the {len(named[0][1])} of "
+                f"{named[0][0]}: nothing can be said of their scores\n"
+                "    give them the same data, seed and split"
+            )
 
 
 def _cells(runs: Sequence[Run], classes: Sequence[str]) -> list[str]:

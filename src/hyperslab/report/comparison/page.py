@@ -10,12 +10,18 @@ from pathlib import Path
 from hyperslab.atomic_files import write_json, write_text
 from hyperslab.errors import DataError, reason
 from hyperslab.report.comparison.chapters import comparison_chapters
-from hyperslab.report.comparison.configurations import Comparison, read_comparison
+from hyperslab.report.comparison.configurations import (
+    Comparison,
+    named_runs,
+    read_comparison,
+)
 from hyperslab.report.comparison.of_classes import class_chapter
 from hyperslab.report.comparison.tables import comparison_numbers
+from hyperslab.report.comparison.two_runs import what_differs
 from hyperslab.report.figures.paper import FigureFormat, figures_beside, write_figures
-from hyperslab.report.page.blocks import Page
+from hyperslab.report.page.blocks import Chapter, Page
 from hyperslab.report.page.render import render_page
+from hyperslab.report.run_folder import folder_names
 
 
 def write_comparison(
@@ -39,7 +45,7 @@ def write_comparison(
     if of_classes is not None and (controls or numbers is not None):
         raise DataError("controls and --numbers go with predicted numbers; these runs give classes")
     comparison = None if of_classes is not None else read_comparison(paths, controls)
-    chapters = [] if of_classes is None else [of_classes]
+    chapters = _by_folders(paths) if of_classes is None else [*_by_folders(paths), of_classes]
     if output is None and len(paths) == 1:
         output = paths[0] / "report.html"
     elif output is None:
@@ -47,7 +53,7 @@ def write_comparison(
     page = Page(
         title=output.resolve().parent.name,
         lede=_lede(comparison) if comparison else "",
-        chapters=comparison_chapters(comparison) if comparison else chapters,
+        chapters=[*chapters, *(comparison_chapters(comparison) if comparison else ())],
         made=f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}.",
         kind="comparison of runs",
     )
@@ -59,6 +65,16 @@ def write_comparison(
         raise DataError(f"the comparison cannot be written: {reason(error)}") from error
     write_figures(page.pictures, figures_beside(output), figures)
     return output
+
+
+def _by_folders(paths: Sequence[Path]) -> list[Chapter]:
+    """Of configurations that are called by their folders: what differs in them."""
+    named = named_runs(paths)
+    folders = folder_names([runs[0].path for _, runs in named]) if named else []
+    if len(named) < 2 or [name for name, _ in named] != folders:
+        return []
+    table = what_differs([runs[0] for _, runs in named], folders)
+    return [Chapter("recipes", "Recipes", [table])]
 
 
 def _lede(comparison: Comparison) -> str:

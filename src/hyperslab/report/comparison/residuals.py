@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hyperslab.errors import printable
-from hyperslab.report.comparison.configurations import Comparison
+from hyperslab.report.comparison.configurations import LONGEST_NAME, Comparison
 from hyperslab.report.comparison.scored import Scored
-from hyperslab.report.figures.svg import FIRST, INK, MUTED, SECOND, Canvas, Picture
+from hyperslab.report.figures.svg import FIRST, INK, MUTED, SECOND, Canvas, Picture, cut_short
 from hyperslab.report.number_format import MINUS, label, number
 
 POINTS = 200
@@ -75,7 +75,7 @@ def _residuals(rows: Sequence[Scored], at: int) -> Picture:
     axes.boxplot(
         list(off.values()),
         orientation="horizontal",
-        tick_labels=list(map(printable, off)),
+        tick_labels=[cut_short(printable(name), LONGEST_NAME) for name in off],
         whis=(2.5, 97.5),
         widths=0.6,
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": MUTED},

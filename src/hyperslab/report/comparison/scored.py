@@ -50,6 +50,11 @@ class Scored:
     errors: FloatArray
     of_mean: FloatArray
 
+    @property
+    def true(self) -> FloatArray:
+        """The true values (V, P)."""
+        return means_of_volumes(self.seeds[0].true, self.seeds[0].volumes)
+
     def error(self, parameter: str) -> FloatArray:
         """The errors (S, V) of one parameter, or of their `MEAN`."""
         return self._of(self.errors, parameter)

@@ -10,6 +10,7 @@ import numpy as np
 from hyperslab.metrics.bootstrap import CONFIDENCE, ConfidenceInterval
 from hyperslab.report.comparison.configurations import Comparison
 from hyperslab.report.comparison.scored import MEAN
+from hyperslab.report.figures.scatter import FEWEST
 from hyperslab.report.number_format import DASH, label, number
 from hyperslab.report.page.blocks import CellTable, TableCell, TableRow
 
@@ -44,11 +45,12 @@ def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
 def errors_table(numbers: dict[str, Any]) -> CellTable:
     """Mean squared error over that of predicting the mean: median over seeds, interval."""
     keys = (MEAN, *numbers["parameters"])
+    few = numbers["test_volumes"] < FEWEST
     rows: list[TableRow] = [
         [
             TableCell(row["name"], below=_seeds(row)),
             *(
-                _cell(float(np.median(row["ratio_by_seed"][key])), row["ratio"][key])
+                _cell(float(np.median(row["ratio_by_seed"][key])), row["ratio"][key], few)
                 for key in keys
             ),
         ]
@@ -71,7 +73,7 @@ def reference_table(numbers: dict[str, Any]) -> CellTable:
         found = [row["to_reference"][key] for key in keys]
         if found[0] is None:
             continue
-        cells = [_cell(one["value"], one) for one in found]
+        cells = [_cell(one["value"], one, numbers["test_volumes"] < FEWEST) for one in found]
         rows.append([row["name"], *cells])
     return CellTable(
         f"Mean squared error over that of {numbers['reference']}, and its 95 % interval",
@@ -80,7 +82,10 @@ def reference_table(numbers: dict[str, Any]) -> CellTable:
     )
 
 
-def _cell(value: float, interval: dict[str, float]) -> TableCell:
+def _cell(value: float, interval: dict[str, float], few: bool) -> TableCell:
+    """A number and its interval, of which ``few`` volumes say nothing."""
+    if few:
+        return TableCell(number(value))
     found = ConfidenceInterval(**interval)
     ends = f"{number(found.lower)} {DASH} {number(found.upper)}"
     return TableCell(number(value), below=ends)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hyperslab.metrics.regression import FloatArray
 from hyperslab.report.figures.svg import FIRST, INK, MUTED, SECOND, Canvas, Picture
-from hyperslab.report.number_format import MINUS, label, number
+from hyperslab.report.number_format import MINUS, counted, label, number
 from hyperslab.report.run_folder import Table
 
 MEASURES = {
@@ -40,19 +40,21 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
     marker = "o" if len(epoch) < 20 else ""
     for name, color, style in (("train", FIRST, "-"), ("validation", SECOND, "--")):
         values = epochs[f"{name}_loss"]
+        if not np.isfinite(values).any():
+            continue
         axes.plot(epoch, values, style, color=color, label=name, marker=marker, markersize=4)
     if of_mean is not None:
         axes.axhline(
             of_mean, color=MUTED, linewidth=1.5, linestyle=":", label="predicting the mean"
         )
-    _log_if_wide(canvas, epochs["train_loss"], epochs["validation_loss"])
+    log_if_wide(canvas, epochs["train_loss"], epochs["validation_loss"])
     whole_numbers(canvas)
     axes.set(xlabel="epoch", ylabel=measure)
     canvas.legend()
     best, at = _best(epochs)
     return canvas.picture(
         title="Loss by epoch",
-        alt=f"Training and validation loss over {len(epoch)} epochs; "
+        alt=f"Training and validation loss over {counted(len(epoch), 'epoch')}; "
         f"the training loss ends at {number(epochs['train_loss'][-1])}, {best}.",
         caption=f"{measure[:1].upper()}{measure[1:]}; {best}{at}."
         + (
@@ -69,13 +71,17 @@ def loss_by_step(steps: Table, *, measure: str) -> Picture:
     step = steps["step"]
     loss = steps["loss"]
     chosen = evenly(len(step))
-    canvas.axes.plot(step[chosen], loss[chosen], color=FIRST, alpha=0.55, linewidth=1, label="step")
+    marker = "o" if len(step) < 20 else ""  # a single step has no line
+    canvas.axes.plot(
+        step[chosen], loss[chosen], color=FIRST, alpha=0.55, linewidth=1, label="step",
+        marker=marker, markersize=4,
+    )  # fmt: skip
     if len(step) >= 10:
         smooth = running_median(loss)
         canvas.axes.plot(
             step[chosen], smooth[chosen], color=SECOND, linewidth=2, label="running median"
         )
-    _log_if_wide(canvas, loss)
+    log_if_wide(canvas, loss)
     whole_numbers(canvas)
     canvas.axes.set(xlabel="step", ylabel=measure)
     canvas.legend()
@@ -149,7 +155,8 @@ def reach_around(*values: FloatArray) -> float:
     return 1.08 * reach if reach > 0 else 1.0
 
 
-def _log_if_wide(canvas: Canvas, *values: FloatArray) -> None:
+def log_if_wide(canvas: Canvas, *values: FloatArray) -> None:
+    """A logarithmic vertical axis, where the values are positive and spread by more than 4."""
     every = np.concatenate(values)
     every = every[np.isfinite(every)]
     if len(every) and every.min() > 0 and every.max() > 4 * every.min():
@@ -157,7 +164,7 @@ def _log_if_wide(canvas: Canvas, *values: FloatArray) -> None:
 
 
 def whole_numbers(canvas: Canvas, axis: Literal["x", "y"] = "x") -> None:
-    canvas.axes.locator_params(axis=axis, integer=True, nbins=6)
+    canvas.axes.locator_params(axis=axis, integer=True, nbins=6, min_n_ticks=1)
 
 
 def _best(epochs: Table) -> tuple[str, str]:

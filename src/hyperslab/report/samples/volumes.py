@@ -11,10 +11,13 @@ from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
 from hyperslab.errors import DataError
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES, Catalog, stamps_of
 from hyperslab.formats.keyed.header import lbann_of, read_header
+from hyperslab.formats.mapped.source import MappedFolder
 from hyperslab.formats.registry import find_format, named
 from hyperslab.formats.selection import selected
+from hyperslab.formats.shared.data_map import DataMap
 from hyperslab.formats.shared.reach import Allowed, Reach
 from hyperslab.formats.source import ScanOptions
+from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.synthetic import SyntheticSection
 from hyperslab.report.run_folder import Run
 
@@ -48,7 +51,7 @@ def synthetic_volumes(run: Run) -> Source | None:
 
 
 def other_volumes(run: Run) -> Source | None:
-    """The samples of a run whose volumes are in files of another format than HDF5.
+    """The samples of a run whose volumes are in files of another format than HDF5, or under keys.
 
     Raises:
         DataError: one of the files is broken.
@@ -56,6 +59,10 @@ def other_volumes(run: Run) -> Source | None:
     path = Path(str(run.setting("data.path")))
     if not path.exists():
         return None
+    mapping = _mapping(run)
+    if mapping is not None:
+        options = ScanOptions(run.setting("data.channels"), allowed=_allowed(run), mapping=mapping)
+        return _parts(run, MappedFolder.open_folder(path, options))
     name = run.setting("data.format")
     found = named(str(name)) if name else find_format(path)[0]
     if found.source is Hdf5Folder:
@@ -70,6 +77,8 @@ def volume_files(run: Run) -> list[Path]:
     Raises:
         DataError: the folder is not there or holds none.
     """
+    if run.setting("data.path") is None:
+        raise DataError("its volumes are where data.train says, not in one folder data.path")
     folder = Path(str(run.setting("data.path")))
     files = [p for p in folder.rglob("*") if p.suffix in HDF5_SUFFIXES] if folder.is_dir() else []
     if not files:
@@ -91,16 +100,31 @@ def open_volume(run: Run, file: Path) -> Source:
     header = read_header(file, run.setting("data.channels"), lbann, Reach(folder, allowed))
     names = header.layout.names
     catalog = Catalog(
-        folder,
-        (name,),
-        header.layout,
-        np.array([header.unit]),
-        Parameters.normalised(names),
-        stamps,
-        header.redshifts,
-        allowed,
+        folder=folder,
+        files=(name,),
+        layout=header.layout,
+        unit=np.array([header.unit]),
+        parameters=Parameters.normalised(names),
+        stamps=stamps,
+        redshifts=header.redshifts,
+        allowed=allowed,
     )
     return _parts(run, Hdf5Folder(catalog))
+
+
+def _mapping(run: Run) -> DataMap | None:
+    """What the recipe says of where volumes and targets are.
+
+    Raises:
+        DataError: it is not what a recipe may say.
+    """
+    keys = ("files", "keys", "table", "columns", "ranges", "classes")
+    said = {key: run.setting(f"data.{key}") for key in keys}
+    said = {key: value for key, value in said.items() if value is not None}
+    try:
+        return DataSection.model_validate({"path": "", "batch_size": 1, **said}).mapping
+    except ValidationError as error:
+        raise DataError(f"{run.path / 'recipe.yaml'}: data: {error}") from None
 
 
 def _allowed(run: Run) -> Allowed:

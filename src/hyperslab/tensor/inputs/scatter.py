@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hyperslab.comm import Grid, all_reduce_sum
@@ -63,13 +65,13 @@ class _Scatter(torch.autograd.Function):
     """`_Deal.hand_out`; backward: the serial gradient, at the sources."""
 
     @staticmethod
-    def forward(ctx, held, is_source: bool, deal: _Deal):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, held: torch.Tensor, is_source: bool, deal: _Deal) -> torch.Tensor:
         ctx.deal = deal
         return deal.hand_out(held if is_source else None)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grid = ctx.deal.grid
         copies = grid.group([a for a in grid.extents if a not in ctx.deal.partition.axes])
         gradient = all_reduce_sum(gradient, copies, "the adjoint of the scatter") / grid.size

@@ -42,7 +42,7 @@ def look_first(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:
         if shape in seen:
             return plain(*args, **options)
         if not about.varied:
-            model.forward = plain  # type: ignore[method-assign]
+            model.forward = plain
         try:
             prediction = _running(lambda: plain(*args, **options), name, shape)
             check_output(prediction, shape, about, name)
@@ -55,7 +55,7 @@ def look_first(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:
         seen.add(shape)
         return prediction
 
-    model.forward = first  # type: ignore[method-assign]
+    model.forward = first
 
 
 def _running(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> Any:

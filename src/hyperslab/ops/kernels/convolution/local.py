@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,15 @@ class LocalConv(torch.autograd.Function):
     """`Passes` with a graph."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, passes: Passes, kernels: Kernels, source):  # type: ignore[no-untyped-def]
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        passes: Passes,
+        kernels: Kernels,
+        source: Recomputed | None,
+    ) -> torch.Tensor:
         kept = Kept(x, source)
         ctx.value = kept.value
         ctx.passes = passes
@@ -87,7 +95,7 @@ class LocalConv(torch.autograd.Function):
         return passes.forward(x, weight, bias, kernels)
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, *kept = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         x = ctx.value(tuple(kept))

@@ -59,7 +59,7 @@ def forward_into(
     """The marks; the result is written into ``y``."""
     result, marks = torch.ops.hyperslab.chain_forward(x, norm, slope, pool, maximum, mark, y.dtype)
     y.copy_(result)
-    return marks  # type: ignore[no-any-return]
+    return marks
 
 
 def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:

@@ -126,31 +126,23 @@ static void plane_of_results(const machine *m, int64_t depth, uint16_t *to)
     }
 }
 
-static void turn_plane(const machine *m, const uint16_t *x, int64_t z)
+static void words_of_row(const void *of, const uint16_t *x, int64_t place)
 {
+    const machine *m = of;
     const direct *k = m->k;
-    int64_t row = k->extents[WIDTH] * k->channels;
-    uint32_t *to = m->planes + z % k->kernel[DEPTH] * m->plane + k->padding[WIDTH];
-    x += z * k->extents[HEIGHT] * row;
-    for (int64_t y = 0; y < k->extents[HEIGHT]; y++, x += row, to += m->pairs * m->pitch)
-        words_of(x, k->extents[WIDTH], k->channels, to, m->pitch);
+    uint32_t *to = m->planes + place * m->pairs * m->pitch + k->padding[WIDTH];
+    words_of(x, k->extents[WIDTH], k->channels, to, m->pitch);
 }
 
 static void sum_part(const machine *m)
 {
     const direct *k = m->k;
-    int64_t size = k->extents[DEPTH] * k->extents[HEIGHT] * k->extents[WIDTH] * k->channels;
     int64_t slice = k->results[HEIGHT] * k->results[WIDTH] * k->out_channels;
-    int64_t sample = -1, turned = 0, end = first_of_part(k, k->part + 1);
+    int64_t end = first_of_part(k, k->part + 1);
+    progress turned = {.sample = NO_SAMPLE};
     for (int64_t i = first_of_part(k, k->part); i < end; i++) {
-        int64_t depth = i % k->results[DEPTH], before = depth - k->padding[DEPTH];
-        if (i / k->results[DEPTH] != sample) {
-            sample = i / k->results[DEPTH];
-            turned = most(0, before);
-        }
-        for (; turned < least(before + k->kernel[DEPTH], k->extents[DEPTH]); turned++)
-            turn_plane(m, k->x + sample * size, turned);
-        plane_of_results(m, depth, (uint16_t *)k->result + i * slice);
+        turn_planes(k, i, &turned, words_of_row, m);
+        plane_of_results(m, i % k->results[DEPTH], (uint16_t *)k->result + i * slice);
     }
 }
 

@@ -95,14 +95,12 @@ static void turn_rows(const machine *m, const uint16_t *g, int64_t count)
     }
 }
 
-static void turn_plane(const machine *m, const uint16_t *x, int64_t z)
+static void lines_of_row(const void *of, const uint16_t *x, int64_t place)
 {
+    const machine *m = of;
     const direct *k = m->k;
-    int64_t row = k->extents[WIDTH] * k->channels;
-    uint16_t *to = m->planes + z % k->kernel[DEPTH] * m->plane + k->padding[WIDTH];
-    x += z * k->extents[HEIGHT] * row;
-    for (int64_t y = 0; y < k->extents[HEIGHT]; y++, x += row, to += even(k->channels) * m->pitch)
-        lines_of(x, k->extents[WIDTH], k->channels, m->words, to, m->pitch);
+    uint16_t *to = m->planes + place * even(k->channels) * m->pitch + k->padding[WIDTH];
+    lines_of(x, k->extents[WIDTH], k->channels, m->words, to, m->pitch);
 }
 
 /* What was summed up in float32 into the totals. */
@@ -127,21 +125,15 @@ static void settle(const machine *m)
 static void sum_part(const machine *m)
 {
     const direct *k = m->k;
-    int64_t size = k->extents[DEPTH] * k->extents[HEIGHT] * k->extents[WIDTH] * k->channels;
     int64_t line = k->results[WIDTH] * k->out_channels;
-    int64_t sample = -1, turned = 0, passed = 0, end = first_of_part(k, k->part + 1);
+    int64_t passed = 0, end = first_of_part(k, k->part + 1);
+    progress turned = {.sample = NO_SAMPLE};
     for (int64_t i = first_of_part(k, k->part); i < end; i++) {
-        int64_t depth = i % k->results[DEPTH], before = depth - k->padding[DEPTH];
-        if (i / k->results[DEPTH] != sample) {
-            sample = i / k->results[DEPTH];
-            turned = most(0, before);
-        }
-        for (; turned < least(before + k->kernel[DEPTH], k->extents[DEPTH]); turned++)
-            turn_plane(m, k->x + sample * size, turned);
+        turn_planes(k, i, &turned, lines_of_row, m);
         for (int64_t from = 0; from < k->results[HEIGHT]; from += m->rows) {
             int64_t to = least(from + m->rows, k->results[HEIGHT]);
             turn_rows(m, k->other + (i * k->results[HEIGHT] + from) * line, to - from);
-            add_some_rows(m, depth, from, to);
+            add_some_rows(m, i % k->results[DEPTH], from, to);
         }
         passed += k->results[HEIGHT] * m->g_pitch;
         if (passed >= PASSED * VOXELS || i + 1 == end) {
