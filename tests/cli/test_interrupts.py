@@ -116,3 +116,39 @@ def test_simulate_which_has_its_folder_for_itself(tmp_path: Path) -> None:
 
     interrupt(process, refused)
     assert len(simulate(out, count=1, size=8)) == 1
+
+
+IGNORING = """
+import signal, time
+from hyperslab.cli.errors import begin_interrupts, clean_interrupts
+
+class Object:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        while True:  # ends by the interrupt, and nobody hears of it
+            pass
+
+begin_interrupts()
+with clean_interrupts():
+    held = Object()
+    del held
+    time.sleep(100)
+    print("it went on")
+"""
+
+
+def test_an_interrupt_where_python_ignores_errors_comes_again() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", IGNORING], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stderr, ended.stdout) == (130, "stopped by SIGINT\n", "")
+
+
+def test_other_errors_that_python_ignores_are_said() -> None:
+    code = IGNORING.replace("signal.raise_signal(signal.SIGINT)", "raise ValueError('odd')")
+    code = code.replace("time.sleep(100)", "")
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stdout) == (0, "it went on\n")
+    assert "ValueError: odd" in ended.stderr

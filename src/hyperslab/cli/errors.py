@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
@@ -19,6 +20,9 @@ from hyperslab.errors import HyperslabError, printable
 
 DEBUG = "HYPERSLAB_DEBUG"
 """Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""
+
+ANEW = 0.01
+"""[s] After that an interrupt which was ignored comes again: at another place, by then."""
 
 
 @contextmanager
@@ -53,6 +57,20 @@ def begin_interrupts() -> None:
     """From here on Ctrl-C raises KeyboardInterrupt, as in any program; before it was imports."""
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = _keep_interrupt
+
+
+def _keep_interrupt(ignored: sys.UnraisableHookArgs) -> None:
+    """Send an interrupt anew that came where Python ignores all errors, and say the other ones.
+
+    Such places are callbacks of weak references and `__del__`: the command would go on.
+    """
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        again = threading.Timer(ANEW, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def leave(end: BaseException) -> NoReturn:
