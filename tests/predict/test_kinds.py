@@ -125,6 +125,29 @@ def test_a_folder_of_fields_in_files_of_their_own(tmp_path: Path) -> None:
         predict(run, [folder], out)
 
 
+def test_fields_whose_patterns_hold_numbers(tmp_path: Path) -> None:
+    """Of redshifts, say: those of the patterns do not tell volumes apart."""
+    run = regression(tmp_path / "run", files=["z0/*", "z1.5/run_*.npy"])
+    folder = tmp_path / "in"
+    for number in (2, 10):
+        for field, part in (("z0", counts(number)[:2]), ("z1.5", counts(number)[2:])):
+            (folder / field).mkdir(parents=True, exist_ok=True)
+            np.save(folder / field / f"run_{number}.npy", part)
+    out = tmp_path / "out"
+    expected = {f"run_{number}.npy run_{number}": counts(number) for number in (2, 10)}
+    check(predict(run, [folder], out), out, expected)
+    (folder / "z0" / "run_2.npy").rename(folder / "z0" / "run_3.npy")
+    with pytest.raises(DataError, match=r"2 files z0/\* and 2 z1.5/run_\*.npy are not fields of"):
+        predict(run, [folder], out)
+
+
+@pytest.mark.parametrize("name", ["no.npy", "no.hdf5", "no.nii.gz", "no.txt", "no"])
+def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+    run = regression(tmp_path / "run")
+    [outcome] = predict(run, [tmp_path / name], tmp_path / "out")
+    assert outcome.reason.startswith(f"{tmp_path / name} does not exist")
+
+
 def test_fields_of_different_numbers_of_channels(tmp_path: Path) -> None:
     """Of three channels is no field of three volumes, in files of their own and by keys."""
     of_files = regression(tmp_path / "files", files=["gas/*", "stars/*"])

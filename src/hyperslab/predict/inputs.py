@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.keyed.catalog import HDF5_SUFFIXES as HDF5
+from hyperslab.formats.mapped.fields import numbers_of_volume
 from hyperslab.formats.mapped.scan import files_of_volumes, is_one_file, matching
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.npy.source import TARGET
@@ -84,11 +85,13 @@ def input_name(name: str) -> str:
 
 
 def check_kind(path: Path, kinds: Sequence[str]) -> None:
-    """Nothing, if the name of a file ends as one of the ``kinds`` that a network takes.
+    """Nothing, if a file is there whose name ends as one of the ``kinds`` that a network takes.
 
     Raises:
-        DataError: it does not.
+        DataError: it is not.
     """
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
     _check_no_records(path)
     if not path.name.endswith(tuple(kinds)):
         raise DataError(f"{path}: this network takes {', '.join(kinds)}")
@@ -154,8 +157,9 @@ def _mapped(folder: Path, mapping: DataMap) -> list[Input]:
         for of in said.of_fields
     ]
     first = columns[0]
+    wanted = [numbers_of_volume(entry.name, said.fields[0]) for entry in first if said.fields]
     for column, title in zip(columns[1:], said.fields[1:], strict=True):
-        if [_numbers(entry) for entry in column] != [_numbers(entry) for entry in first]:
+        if [numbers_of_volume(entry.name, title) for entry in column] != wanted:
             raise DataError(
                 f"{folder}: {len(first)} files {printable(said.fields[0])} and {len(column)} "
                 f"{printable(title)} are not fields of the same volumes\n    those of one volume "
@@ -167,10 +171,6 @@ def _mapped(folder: Path, mapping: DataMap) -> list[Input]:
 
 def _input(folder: Path, name: str) -> Input:
     return Input(folder / name, (Path(name).parent / input_name(Path(name).name)).as_posix())
-
-
-def _numbers(entry: Input) -> list[str]:
-    return re.findall(r"\d+", entry.name)
 
 
 def _left_out(name: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hyperslab.errors import DataError, printable
+from hyperslab.formats.mapped.scan import ARRAY_SUFFIXES
 from hyperslab.formats.shared.data_map import OWN_DATA
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
@@ -80,7 +81,7 @@ def _check_alike(first: Source, other: Source, title: str, its: str) -> None:
         )
     for sample, (name, twin) in enumerate(zip(first.names, other.names, strict=True)):
         if first.classes or not len(first.parameters.names):
-            alike = re.findall(r"\d+", name) == re.findall(r"\d+", twin)
+            alike = numbers_of_volume(name, title) == numbers_of_volume(twin, its)
         else:
             alike = np.array_equal(first.target(sample), other.target(sample))
         if not alike:
@@ -88,3 +89,21 @@ def _check_alike(first: Source, other: Source, title: str, its: str) -> None:
                 f"{printable(name)!r} and {printable(twin)!r} are not two fields of one volume: "
                 f"they belong to other rows ({OWN_DATA}, channels)"
             )
+
+
+def numbers_of_volume(name: str, pattern: str) -> list[str]:
+    """The numbers in a file's name that tell one volume from another; with or without suffix.
+
+    Those of the ``pattern`` that found it are the field's: *z0/\\** and *z1/\\** are two of them.
+
+    >>> numbers_of_volume("z1/run3_0007.npy", "z1/run*_*.npy")
+    ['3', '0007']
+    """
+    suffix = next((suffix for suffix in ARRAY_SUFFIXES if pattern.endswith(suffix)), "")
+    bare = pattern.removesuffix(suffix)
+    for said in (bare, bare.rpartition("/")[2]):  # names may be those of files in a folder
+        free = re.split(r"\*|\?|\[!?\]?[^]]*\]", said)
+        found = re.match("(.*)".join(map(re.escape, free)), name)
+        if found is not None:
+            return re.findall(r"\d+", " ".join((*found.groups(), name[found.end() :])))
+    return re.findall(r"\d+", name)
