@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import torch
 from block_kernels import BlockConvolution, Kernel, Operands
 
+from hyperslab.ops.kernels.convolution import ConvOptions
+from hyperslab.ops.kernels.convolution.options import problem_for
+from hyperslab.ops.kernels.convolution.variants.matrix import weight_by_matrix, windows_are_small
 from hyperslab.ops.kernels.direct import compiled
 
 OWN = "hyperslab"
@@ -26,6 +29,8 @@ def own_kernels(
     block: BlockConvolution, which: str, given: Operands
 ) -> Iterator[tuple[str, Kernel]]:
     """All that do ``which`` pass, by name."""
+    if which == "weight gradient" and not block.transposed:
+        yield from _by_matrix(block, given)
     if not _fits(block):
         return
     lying = given.lying(torch.channels_last_3d)
@@ -41,6 +46,16 @@ def own_kernels(
         ),
     }
     yield f"{OWN} cl", passes[which]
+
+
+def _by_matrix(block: BlockConvolution, given: Operands) -> Iterator[tuple[str, Kernel]]:
+    options = ConvOptions(block.stride, block.dilation, block.groups)
+    shapes = block.x, block.weight, block.dtype
+    problem = problem_for("weight", *shapes, options, block.padding)
+    if windows_are_small(problem):
+        lying = given.lying(torch.channels_last_3d)
+        operands = lying.x, lying.g, given.weight, block.bias, problem
+        yield f"{OWN} im2col cl", lambda: weight_by_matrix(*operands)
 
 
 def _fits(block: BlockConvolution) -> bool:

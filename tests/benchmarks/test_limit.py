@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from block_convolutions import LayerConvolution, block_of, noted
-from block_kernels import PASSES, BlockConvolution, kernels, operands
+from block_kernels import PASSES, BlockConvolution, Operands, kernels, operands
 from limit import extents_of, fastest_of, limit_of, measure
 from own_kernels import is_own, own_kernels
 from torch import nn
@@ -127,7 +127,21 @@ def test_the_library_s_own_kernels_do_the_pass(name: str, which: str) -> None:
     block = replace(BLOCKS[name], dtype=torch.bfloat16)
     given = operands(block)
     found = dict(own_kernels(block, which, given))
-    assert bool(found) == direct.is_known(), "not on every processor"
+    assert ("hyperslab cl" in found) == direct.is_known(), "not on every processor"
+    check_own(found, block, which, given)
+
+
+@pytest.mark.parametrize("name", ["plain", "deep", "kernel of 7", "dilated", "deep, strided"])
+def test_the_weight_s_gradient_as_one_product(name: str) -> None:
+    torch.manual_seed(0)
+    block = replace(BLOCKS[name], dtype=torch.bfloat16)
+    given = operands(block)
+    found = dict(own_kernels(block, "weight gradient", given))
+    assert "hyperslab im2col cl" in found
+    check_own(found, block, "weight gradient", given)
+
+
+def check_own(found: Any, block: BlockConvolution, which: str, given: Operands) -> None:
     for kernel, run in found.items():
         assert is_own(kernel)
         result = run()
