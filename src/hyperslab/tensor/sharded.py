@@ -28,6 +28,7 @@ from hyperslab.tensor.dispatch import RULES, refuse
 from hyperslab.tensor.lazy import LazyTensor, Promise
 from hyperslab.tensor.operands import check_operands
 from hyperslab.tensor.policy import Policy
+from hyperslab.tensor.serial_gradients import sees_serial_gradients
 
 _SERIAL = Policy()
 _GRAD: Any = torch.Tensor.grad
@@ -232,7 +233,8 @@ class Sharded(LazyTensor):
         with DisableTorchFunctionSubclass():
             gradient = _GRAD.__get__(self)
             # Inside a backward pass it is re-entrant checkpointing that hands the block's on.
-            if gradient is None or torch._C._current_graph_task_id() != -1:
+            inside = torch._C._current_graph_task_id() != -1 and not sees_serial_gradients()
+            if gradient is None or inside:
                 return gradient
             return self.serial_gradient(gradient)
 

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from hyperslab.ops.autograd.functions import block_gradient
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import refuse
+from hyperslab.tensor.serial_gradients import (
+    seeing_serial_gradients,
+    sees_serial_gradients,
+)
 
 
 @register(torch.autograd.backward, family="autograd")
@@ -23,4 +28,14 @@ def backward(
     sequence = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
     with torch.enable_grad():
         blocks = [t.local if isinstance(t, Sharded) else t for t in sequence]
-    torch.autograd.backward(blocks, grad_tensors, *args, **kwargs)  # type: ignore[arg-type]
+    given = grad_tensors
+    if sees_serial_gradients():  # in a user's function that recomputes, as reversible networks do
+        weights = (given,) if given is None or isinstance(given, torch.Tensor) else tuple(given)
+        given = [_of_block(g, t) for g, t in zip(weights, sequence, strict=True)]
+    with seeing_serial_gradients(False):
+        torch.autograd.backward(blocks, given, *args, **kwargs)  # type: ignore[arg-type]
+
+
+def _of_block(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    cut = gradient is not None and isinstance(x, Sharded)
+    return block_gradient(gradient, x) if cut else gradient  # type: ignore[arg-type]

@@ -1,0 +1,157 @@
+"""Users' own autograd functions of cut tensors: their backward sees serial gradients.
+
+[Note: users' functions] Torch hands the backward of a ``torch.autograd.Function`` a block's
+gradient, times the ranks (see the note on gradients in `hyperslab.tensor.sharded`), and beside it
+the cut tensors that were saved: what a user's formula makes of the two is neither the one nor the
+other. So a function that is applied to cut tensors runs as a class derived from it, which turns
+gradients into serial ones, cut like the outputs, and back. Its forward and backward then are
+programs on cut tensors as any other: exact or refused. Re-entrant checkpointing of torch is such a
+function too, but hands on what it gets.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
+
+from hyperslab.comm import Grid, all_reduce_sum
+from hyperslab.ops.common.operands import block_of
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.serial_gradients import seeing_serial_gradients
+
+Recut = Callable[[torch.Tensor], torch.Tensor]
+
+_derive: Any = type(Function)  # torch's metaclass, which makes the class of the graph's nodes
+
+_BOTH_WAYS = "_hyperslab_on_cut_tensors"
+"""Where a class keeps the one derived from it; a table would keep both for ever."""
+
+
+def block_gradient(gradient: torch.Tensor, x: Sharded) -> torch.Tensor:
+    """What a backward pass has to bring to this rank's block of ``x``: the ranks' sum of copies."""
+    partition = x.partition
+    parts = 1
+    for cut in partition.cuts:
+        parts *= 1 if cut is None else cut.parts
+    return block_of(gradient, partition, x.grid, "the gradient of an autograd function") * parts
+
+
+class _Layout:
+    """How the arguments, the results and what is saved of one call are cut."""
+
+    def __init__(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.grid: Grid = next(v.grid for v in inputs if isinstance(v, Sharded))
+        self.inputs = [_likeness(value) for value in inputs]
+        self.outputs = [_likeness(value) for value in outputs]
+        self.saved = [_recut(value) for value in getattr(ctx, "to_save", None) or ()]
+
+    def serial(self, gradient: torch.Tensor | None, output: Sharded | None) -> torch.Tensor | None:
+        if gradient is None:
+            return None
+        if output is not None:
+            return output.serial_gradient(gradient)
+        group = self.grid.group(tuple(self.grid.extents))
+        return all_reduce_sum(gradient, group, "the gradient of a number") / self.grid.size
+
+    def back(self, gradient: Any, x: Sharded | None) -> Any:
+        if x is not None and isinstance(gradient, torch.Tensor):
+            return block_gradient(gradient, x)
+        return gradient.full() if isinstance(gradient, Sharded) else gradient
+
+
+class _Context:
+    """The context of a function's backward, in which saved tensors are cut as they were."""
+
+    def __init__(self, ctx: Any, layout: _Layout) -> None:
+        self._ctx = ctx
+        self._layout = layout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """Torch gives those of outputs, and what hooks have packed, as plain blocks."""
+        pairs = zip(self._ctx.saved_tensors, self._layout.saved, strict=True)
+        return tuple(v if recut is None else recut(v) for v, recut in pairs)
+
+
+def _likeness(value: Any) -> Sharded | None:
+    """A tensor without numbers that is cut as the value; None if that is not cut."""
+    if not isinstance(value, Sharded):
+        return None
+    block = value.block.detach()
+    return value.like(block.new_empty(1).expand(block.shape))
+
+
+def _recut(value: Any) -> Recut | None:
+    if not isinstance(value, Sharded):
+        return None
+    cut = functools.partial(
+        Sharded.from_local, partition=value.partition, grid=value.grid, policy=value.policy
+    )
+    return lambda saved: saved if isinstance(saved, Sharded) else cut(saved)
+
+
+def _on_cut_tensors(cls: type[Function]) -> type[Function]:
+    """The class derived from a user's function, for arguments that are cut."""
+    if _BOTH_WAYS in vars(cls):
+        return vars(cls)[_BOTH_WAYS]  # type: ignore[no-any-return]
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = cls.forward(ctx, *args)
+        ctx._hyperslab_layout = _Layout(ctx, args, output)
+        return output
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        cls.setup_context(ctx, inputs, output)
+        ctx._hyperslab_layout = _Layout(ctx, inputs, output)
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        layout: _Layout = ctx._hyperslab_layout
+        pairs = zip(gradients, layout.outputs, strict=True)
+        with seeing_serial_gradients():
+            found = own(_Context(ctx, layout), *(layout.serial(g, y) for g, y in pairs))
+        if not isinstance(found, tuple | list):
+            found = (found,)
+        whole = [*found, *[None] * (len(layout.inputs) - len(found))]
+        return tuple(layout.back(g, x) for g, x in zip(whole, layout.inputs, strict=False))
+
+    name = "backward" if cls.vjp is Function.vjp else "vjp"
+    own = getattr(cls, name)
+    parts = {name: backward, "__module__": cls.__module__}
+    if cls.setup_context is Function.setup_context:
+        parts["forward"] = forward
+    else:
+        parts["setup_context"] = setup_context
+    derived = _derive(cls.__name__, (cls,), {k: _static(v) for k, v in parts.items()})
+    setattr(cls, _BOTH_WAYS, derived)
+    return derived
+
+
+def _static(part: Any) -> Any:
+    return staticmethod(part) if callable(part) else part
+
+
+def _watch_functions() -> None:
+    """Have functions that are applied to cut tensors run as the classes derived from them."""
+    apply = Function.apply.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(apply)
+    def run(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if cls is not CheckpointFunction and torch.is_grad_enabled():
+            values = (*args, *kwargs.values())
+            if any(isinstance(v, Sharded) and v.grid.size > 1 for v in values):
+                cls = _on_cut_tensors(cls)
+        return apply(cls, *args, **kwargs)
+
+    Function.apply = classmethod(run)  # type: ignore[assignment,method-assign]
+
+
+_watch_functions()

@@ -1,0 +1,161 @@
+"""Users' own autograd functions equal the serial ones (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, parts_of
+from tests.ranks import run_ranks
+
+COVERS = {"autograd": {"backward"}}
+
+
+class Swish(Function):
+    """Keeps its input, as memory-efficient activations do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return gradient * (s * (1 + x * (1 - s)))
+
+
+class Sigmoid(Function):
+    """Keeps its output, of which torch gives back a block."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y = torch.sigmoid(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return gradient * y * (1 - y)
+
+
+class Scale(Function):
+    """By a parameter, whose gradient is a sum over all that is cut."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        return x * weight.view(1, -1, 1, 1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradient * weight.view(1, -1, 1, 1, 1), (gradient * x).sum((0, 2, 3, 4))
+
+
+class Clipped(Function):
+    """Not linear in its gradient; its context is set up apart; two results, one a number."""
+
+    @staticmethod
+    def forward(x: Any, bound: float) -> Any:
+        return x * 2, x.mean()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.bound = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, of_mean: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        flat = torch.ones_like(x) * of_mean / x.numel()
+        return gradient.clamp(-ctx.bound, ctx.bound) * 2 + flat, None
+
+
+class Recomputed(Function):
+    """Checkpointing as networks write it themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        return F.conv3d(x, weight, padding=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            y = F.conv3d(*inputs, padding=1)
+        return torch.autograd.grad(y, inputs, gradient)
+
+
+class Reversible(Function):
+    """Keeps its output alone; its backward holds another backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.y = x.detach()
+        ctx.weight = weight.detach()
+        return F.conv3d(x, weight, padding=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x = ctx.y.requires_grad_()
+        weight = ctx.weight
+        with torch.enable_grad():
+            y = F.conv3d(x, weight, padding=1)
+        torch.autograd.backward(y, gradient)
+        return x.grad, None
+
+
+def square(weight: torch.Tensor) -> torch.Tensor:
+    return weight.view(-1, 1, 1, 1, 1).expand(-1, weight.numel(), 3, 3, 3) / 9
+
+
+def applied(x: Any, weight: torch.Tensor, *, way: str) -> Any:
+    x = x * x
+    if way == "swish":
+        return Swish.apply(x) * weight.sum()
+    if way == "sigmoid":
+        return Sigmoid.apply(x).mean((2, 3), keepdim=True) * weight.sum()
+    if way == "scale":
+        return Scale.apply(x, weight)
+    if way == "not cut":
+        return Scale.apply(x.mean((2, 3, 4), keepdim=True), weight) * x
+    if way == "clipped":
+        y, mean = Clipped.apply(x, 0.3)
+        return y * mean * weight.sum()
+    if way == "recomputed":
+        return Recomputed.apply(x, square(weight))
+    return Reversible.apply(x * weight.sum(), square(weight.detach()))
+
+
+WAYS = ["swish", "sigmoid", "scale", "not cut", "clipped", "recomputed", "reversible"]
+
+
+@st.composite
+def examples(draw: st.DrawFn, ranks: int) -> Example:
+    grid = draw(grids(ranks))
+    channels = draw(st.integers(1, 3))
+    batch = draw(st.integers(grid["data"], grid["data"] + 1))
+    return Example(
+        grid=grid,
+        shape=(batch, channels, *(draw(st.integers(p, p + 3)) for p in parts_of(grid, 3))),
+        weights=((channels,),),
+        options={"way": draw(st.sampled_from(WAYS))},
+        dtype=draw(dtypes),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_equal_to_serial(ranks: int) -> None:
+    run_ranks(ranks, compare, applied, draw_examples(examples(ranks), 28))
