@@ -151,3 +151,31 @@ def test_complex_numbers_are_refused_where_space_is_cut() -> None:
         hs.UnsupportedOp, match=r"conv3d of complex numbers.*\n.* x\.real and x\.imag"
     ):
         run_ranks(2, refused, "complex")
+
+
+def dynamic(x: Any, weight: torch.Tensor, *, transposed: bool, groups: int) -> Any:
+    """Filters made of the features that they filter, as networks with attention over kernels do."""
+    rate = x.mean((0, 2, 3, 4)).sum()
+    filters, bias = weight * torch.sigmoid(rate + x.amax((2, 3, 4)).sum()), rate * weight.mean()
+    own = x.mean((2, 3, 4), keepdim=True)[:1].mean(1, keepdim=True) * filters  # still a cut tensor
+    operator = F.conv_transpose3d if transposed else F.conv3d
+    return operator(x, own, (own * bias).mean((1, 2, 3, 4)), padding=1, groups=groups)
+
+
+def test_filters_made_of_features() -> None:
+    grid = {"data": 1, "depth": 2, "height": 2, "width": 1}
+    examples = [
+        Example(
+            grid=grid,
+            shape=(2, 4, 7, extent, 6),
+            weights=((4, 4 // groups, 3, 3, 3),),
+            options={"transposed": transposed, "groups": groups},
+        )
+        for transposed, groups, extent in [
+            (False, 1, 9),
+            (False, 2, 5),
+            (True, 1, 6),
+            (False, 1, 2),
+        ]
+    ]
+    run_ranks(4, compare, dynamic, examples)

@@ -26,6 +26,8 @@ COVERS = {
         "moveaxis",
         "t",
         "adjoint",
+        "channel_shuffle",
+        "native_channel_shuffle",
         "__get__",  # of T, H, mT, mH
     }
 }
@@ -217,3 +219,16 @@ def test_a_transpose_needs_dims() -> None:
 def test_no_such_dim() -> None:
     with pytest.raises(IndexError, match="transpose: dim 2 of a tensor of 2 dims"):
         hs.shard(torch.randn(2, 3), hs.Grid()).transpose(0, 2)
+
+
+def shuffled_channels() -> None:
+    full = torch.randn(2, 6, 5, 4, 4)
+    x = hs.shard(full, hs.Grid(data=2, depth=2))
+    for shuffle in (nn.ChannelShuffle(3), lambda y: torch.native_channel_shuffle(y, 2)):
+        assert torch.equal(shuffle(x).full(), shuffle(full))
+    with pytest.raises(hs.LayoutError, match="multiple of the groups"):
+        F.channel_shuffle(x, 4)
+
+
+def test_channels_are_shuffled() -> None:
+    run_ranks(4, shuffled_channels)

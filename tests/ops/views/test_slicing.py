@@ -220,3 +220,21 @@ def test_what_is_refused() -> None:
         x.chunk(0)
     with pytest.raises(hs.LayoutError, match="use tensor_split"):
         x.dsplit(2)
+
+
+def by_name(x: Any, weight: torch.Tensor) -> Any:
+    """Arguments by the names that torch has for them, one for each kind."""
+    parts = [
+        *x.split(split_size=2, dim=2),
+        *torch.tensor_split(x, indices=(1, 3), dim=2),
+        *x.tensor_split(sections=2, dim=2),
+        *torch.dsplit(x, indices=[2]),
+    ]
+    means = x.mean((2, 3, 4))
+    products = torch.addmm(means, mat1=means, mat2=weight)
+    return torch.cat(parts, 2) * products[..., None, None, None]
+
+
+def test_arguments_by_name() -> None:
+    grid = {"data": 2, "depth": 2, "height": 1, "width": 1}
+    run_ranks(4, compare, by_name, [Example(grid=grid, shape=(2, 3, 5, 4, 4), weights=((3, 3),))])

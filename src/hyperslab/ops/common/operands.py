@@ -46,6 +46,16 @@ def block_of(tensor: torch.Tensor, partition: Partition, grid: Grid, what: str) 
     return tensor[partition.box(grid.coords).slices()]
 
 
+Operand = TypeVar("Operand", torch.Tensor, torch.Tensor | None)
+
+
+def whole_of(tensor: Operand, what: str) -> Operand:
+    """All of an operand that every rank needs as one: filters, which may come from cut features."""
+    if not isinstance(tensor, Sharded):
+        return tensor
+    return tensor.redistribute(Partition.whole(tensor.shape), what).block
+
+
 def common_partition(operands: Sequence[torch.Tensor], function: Callable[..., Any]) -> Partition:
     """Broadcast the global shapes; each dim is cut as its first operand that is cut there."""
     cut = [t for t in operands if isinstance(t, Sharded)]

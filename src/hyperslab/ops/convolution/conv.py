@@ -16,6 +16,7 @@ from hyperslab.memory_format import memory_format_of
 from hyperslab.ops.chains.chain import operand
 from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
+from hyperslab.ops.common.operands import whole_of
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
@@ -166,6 +167,8 @@ def convolve(
     """
     name = operator.__name__
     check_input(input, spatial_dims(operator), name)
+    weight = whole_of(weight, f"the filters of {name}")
+    bias = whole_of(bias, f"the bias of {name}")
     layout = lay_out_conv(
         input.grid,
         input.partition,

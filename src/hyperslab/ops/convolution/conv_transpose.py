@@ -13,6 +13,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Crop, Partition, TransposedWindow
 from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
 from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
+from hyperslab.ops.common.operands import whole_of
 from hyperslab.ops.common.placement import (
     check_input,
     output_partition,
@@ -164,6 +165,8 @@ def convolve_transposed(
     """
     name = operator.__name__
     check_input(input, spatial_dims(operator), name)
+    weight = whole_of(weight, f"the filters of {name}")
+    bias = whole_of(bias, f"the bias of {name}")
     layout = lay_out_conv_transpose(
         input.grid,
         input.partition,

@@ -61,14 +61,19 @@ DIMS_OF_FACTORS = {"addmm": 2, "baddbmm": 3}
 def add_product(
     operator: Operator,
     input: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
     *,
     beta: float = 1,
     alpha: float = 1,
+    **named: torch.Tensor,
 ) -> torch.Tensor:
     """As the product; then the sum, whose first part is broadcast by global shape."""
     name = operator.__name__
+    factor = "mat" if name == "addmm" else "batch"
+    a, b = named.pop(f"{factor}1", a), named.pop(f"{factor}2", b)
+    if a is None or b is None or named:
+        raise TypeError(f"{name} takes {factor}1 and {factor}2, not {', '.join(named) or 'one'}")
     dims = DIMS_OF_FACTORS[name]
     if not all(isinstance(t, torch.Tensor) for t in (a, b)):
         raise LayoutError(f"{name} takes a tensor and two matrices")

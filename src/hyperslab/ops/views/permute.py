@@ -50,6 +50,17 @@ def permute(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
     return permuted(input, integers(*dims, *named.values()))
 
 
+@register(torch.channel_shuffle, torch.native_channel_shuffle, family="views")
+def channel_shuffle(input: Sharded, groups: int) -> Sharded:
+    """Of channels that are not cut: block by block."""
+    if input.dim() < 3 or input.shape[1] % groups or input.partition.cuts[1] is not None:
+        raise LayoutError(
+            f"channel_shuffle in {groups} groups: {input.partition} has to have channels in dim 1 "
+            "that are not cut\n    and whose number is a multiple of the groups"
+        )
+    return input.like(torch.channel_shuffle(input.local, groups))
+
+
 @register_each("transpose", "swapaxes", "swapdims", family="views")
 def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
     """Two dims exchanged; each cut goes with its dim."""

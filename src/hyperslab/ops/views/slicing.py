@@ -136,11 +136,13 @@ def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
 @register(torch.split, torch.Tensor.split, family="views", dims=["dim"])
 def split(
     tensor: Sharded,
-    split_size_or_sections: int | Sequence[int],
+    split_size_or_sections: int | Sequence[int] = 0,
     dim: int = 0,
+    *,
+    split_size: int | Sequence[int] | None = None,
 ) -> tuple[Sharded, ...]:
     """Any dim; each part as narrow."""
-    size = split_size_or_sections
+    size = split_size_or_sections if split_size is None else split_size
     extent = tensor.shape[dim]
     if not isinstance(size, int):
         return split_with_sizes(tensor, size, dim)
@@ -173,12 +175,15 @@ def chunk(input: Sharded, chunks: int, dim: int = 0) -> tuple[Sharded, ...]:
 @register(torch.tensor_split, torch.Tensor.tensor_split, family="views", dims=["dim"])
 def tensor_split(
     input: Sharded,
-    indices_or_sections: int | Sequence[int] | torch.Tensor,
+    indices_or_sections: int | Sequence[int] | torch.Tensor = (),
     dim: int = 0,
+    *,
+    indices: Sequence[int] | None = None,
+    sections: int | None = None,
 ) -> tuple[Sharded, ...]:
     """Any dim; each part as narrow."""
     extent = input.shape[dim]
-    given = indices_or_sections
+    given = next((v for v in (indices, sections) if v is not None), indices_or_sections)
     if isinstance(given, Sharded):
         given = given.full()  # or each rank would split elsewhere
     if isinstance(given, torch.Tensor):
@@ -194,10 +199,16 @@ DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
 
 
 @register_each(*DIM_OF_SPLIT, family="views")
-def split_along(operator: Operator, input: Sharded, sections: int) -> tuple[Sharded, ...]:
+def split_along(
+    operator: Operator,
+    input: Sharded,
+    sections: int | Sequence[int] = (),
+    *,
+    indices: Sequence[int] | None = None,
+) -> tuple[Sharded, ...]:
     """As tensor_split along its dim."""
     name = operator.__name__
     dim = DIM_OF_SPLIT[name]
     if input.dim() <= dim:
         raise LayoutError(f"{name} of {input.partition}\n    use tensor_split with a dim")
-    return tensor_split(input, sections, dim)
+    return tensor_split(input, sections if indices is None else indices, dim)
