@@ -187,8 +187,8 @@ def test_dense_layers(axes: dict[str, int]) -> None:
 def refused(case: str) -> None:
     x = hs.shard(torch.randn(4, 2, 6, 4, 4), hs.Grid(data=2, width=2))
     {
-        "batch": lambda: x.reshape(8, 6, 4, 4),
-        "batch flatten": lambda: x.flatten(),
+        "batch behind": lambda: x.transpose(0, 1).reshape(8, 6, 4, 4),
+        "batch divided": lambda: x[:3].reshape(1, 3, 2, 6, 4, 4).reshape(3, 12, 4, 4).view(2, -1),
         "local shape": lambda: x.view(2, -1, 7),
         "dtype": lambda: x.view(torch.int32),
         "cut features": lambda: F.linear(x, torch.randn(3, 4)),
@@ -201,8 +201,8 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("batch", "the batch dim is cut and would merge"),
-        ("batch flatten", "the batch dim is cut and would merge"),
+        ("batch behind", "the batch dim is cut and would merge with others before it"),
+        ("batch divided", "or be divided across a cut"),
         ("local shape", "shapes of a cut tensor are global"),
         ("dtype", "use x.to"),
         ("cut features", "linear contracts the last dim, which is cut"),

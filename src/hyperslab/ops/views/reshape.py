@@ -101,7 +101,8 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
 
     Distribution scheme: 1. spatial dims that merge with others are gathered along their axes
     (leaving space), but for the first one of several: its shards are those of the merged dim, which
-    stays cut until a rule asks for all of it, 2. the local reshape.
+    stays cut until a rule asks for all of it; a batch that comes first stays cut for every rule,
+    2. the local reshape.
     """
     plan = _lay_out(x.partition, tuple(shape))
     whole = gather(x, plan.gathered) if plan.gathered else x
@@ -132,8 +133,9 @@ def _lay_out(old: Partition, shape: tuple[int, ...]) -> _Reshape:
         gathered += axes
     if "data" in gathered:
         raise LayoutError(
-            f"cannot reshape {old} to {new}: the batch dim is cut and would merge "
-            "with others\n    keep dim 0 as it is, or use hyperslab.gather(x, 'data') before"
+            f"cannot reshape {old} to {new}: the batch dim is cut and would merge with others "
+            "before it, or be divided across a cut\n    have it in front of those that it merges "
+            "with, or use hyperslab.gather(x, 'data') before"
         )
     single = any(hi - lo < 2 for lo, hi in shards)
     return _Reshape(tuple(gathered), Partition(new, tuple(cuts)), bool(shards), single)
@@ -164,11 +166,8 @@ def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int
     if any(row % outer for row in rows):
         return None
     bounds = tuple(row // outer for row in rows)
-    rows_of_features = len(new) == 2 or len(source) == 1
-    if cut.axis == "data" and rows_of_features:
+    if cut.axis == "data":  # rows of samples, or slices of them: each stays with its replica
         return target[0], Cut(cut.axis, bounds)
-    if cut.axis == "data":
-        return None
     if cut.merged == tuple(new[dim] for dim in target):
         return target[0], Cut(cut.axis, bounds)
     if len(target) == 1 and len(new) > 2:  # of two dims the last one holds features
@@ -186,7 +185,7 @@ def _kept(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
 def reshape(
     input: Sharded, *shape: Integers | torch.dtype, **named: Integers | torch.dtype
 ) -> Sharded:
-    """By global shape; of cut spatial dims that merge the first one may stay cut."""
+    """By global shape; of cut dims that merge the first one may stay cut, the batch say."""
     given = (*shape, *named.values())
     if any(isinstance(value, torch.dtype) for value in given):
         raise LayoutError("view(dtype) of a cut tensor has no rule; use x.to(dtype)")

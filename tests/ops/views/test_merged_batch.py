@@ -1,0 +1,105 @@
+"""Dims that are merged with the batch: slices as samples, windows, rows (tier: gloo ranks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+import hyperslab as hs
+from tests.ops.recut import recut
+from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, parts_of
+from tests.ranks import run_ranks
+
+
+def slices(x: Any, weight: torch.Tensor) -> Any:
+    """A 2D network on every slice, and back."""
+    n, c, d, h, w = x.shape
+    y = x.transpose(1, 2).reshape(n * d, c, h, w)
+    y = F.batch_norm(F.conv2d(y, weight, padding=1), None, None, training=True)
+    return y.unflatten(0, (n, d)).transpose(1, 2)
+
+
+def channels(x: Any, weight: torch.Tensor) -> Any:
+    """Every channel as a sample: a filter without groups."""
+    n, c, *extents = x.shape
+    y = F.conv3d(x.reshape(n * c, 1, *extents), weight[:1, :1, None], padding=(0, 1, 1))
+    return F.max_pool3d(y, 3, 1, 1).view(n, c, *extents)
+
+
+def windows(x: Any, weight: torch.Tensor) -> Any:
+    """Attention within rows of voxels."""
+    n, c, d, h, w = x.shape
+    tokens = x.permute(0, 2, 3, 4, 1).reshape(-1, w, c)
+    scores = (tokens @ tokens.transpose(1, 2)).softmax(-1) @ tokens
+    return scores.view(n, d, h, w, c).permute(0, 4, 1, 2, 3) * weight.sum()
+
+
+def positions(x: Any, weight: torch.Tensor) -> Any:
+    """By rows, each with weights of its own; the batch is not the first dim there."""
+    n, c, d, h, w = x.shape
+    rows = x.permute(3, 0, 2, 4, 1).reshape(h, -1, c)
+    table = torch.linspace(-1, 1, h * c * c).to(rows).view(h, c, c) * weight.mean()
+    return torch.bmm(rows, table).view(h, n, d, w, c).permute(1, 4, 2, 0, 3)
+
+
+def norms(x: Any, weight: torch.Tensor) -> Any:
+    """Normalised samples by samples, as one normalisation of many groups."""
+    y = x.reshape(-1, *x.shape[2:]).unsqueeze(1)
+    y = F.instance_norm(y) + F.group_norm(y, 1) + F.layer_norm(y, y.shape[1:])
+    return y.reshape(x.shape) * weight.sum()
+
+
+def everything(x: Any, weight: torch.Tensor) -> Any:
+    y = x.flatten() * weight.sum()
+    return y.softmax(0).view(x.shape) * y.mean() + y.reshape(-1, x.shape[-1]).sum(0)
+
+
+NETWORKS = {f.__name__: f for f in (slices, channels, windows, positions, norms, everything)}
+
+
+def merged(x: Any, weight: torch.Tensor, *, network: str, seed: int) -> Any:
+    return NETWORKS[network](recut(x * 2, seed), weight)
+
+
+@st.composite
+def examples(draw: st.DrawFn, ranks: int) -> Example:
+    grid = draw(grids(ranks).filter(lambda g: g["data"] > 1))
+    batch = draw(st.integers(grid["data"], grid["data"] + 2))
+    channels = draw(st.integers(1, 3))
+    extents = [draw(st.integers(max(p, 2), p + 3)) for p in parts_of(grid, 3)]
+    return Example(
+        grid=grid,
+        shape=(batch, channels, *extents),
+        weights=((channels, channels, 3, 3),),
+        options={"network": draw(st.sampled_from([*NETWORKS])), "seed": draw(st.integers(0, 5))},
+        dtype=draw(dtypes),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_equal_to_serial(ranks: int) -> None:
+    run_ranks(ranks, compare, merged, draw_examples(examples(ranks), 30))
+
+
+def refused() -> None:
+    """Where a rule takes the merged dim for channels it says so."""
+    x = hs.shard(torch.randn(4, 2, 6, 5, 4), hs.Grid(data=2, width=2))
+    y = x.view(1, 8, 6, 5, 4)
+    for rule in (
+        lambda: F.conv3d(y, torch.randn(4, 2, 3, 3, 3), groups=4),
+        lambda: F.batch_norm(y, None, None, training=True),
+        lambda: F.instance_norm(y),
+        lambda: F.group_norm(y, 4),
+        lambda: F.prelu(y, torch.ones(8)),
+    ):
+        with pytest.raises(hs.LayoutError, match=r"it is cut.*\n    use hyperslab.gather"):
+            rule()
+
+
+def test_channels_that_are_cut_are_refused() -> None:
+    run_ranks(4, refused)
