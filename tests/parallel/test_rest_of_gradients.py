@@ -159,6 +159,31 @@ def test_two_losses_by_torchs_own_average() -> None:
         run_ranks(2, refused_by_torch)
 
 
+class SharedInCheckpoints(nn.Module):
+    """Its parameters get their gradients in two passes within one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv3d(1, 1, 3, padding=1)
+
+    def forward(self, x: Any, *, reentrant: bool) -> Any:
+        parts = [checkpoint(self.layer, x, use_reentrant=reentrant) for _ in range(2)]
+        return sum(y.square().mean() for y in parts)
+
+
+def shared_in_checkpoints(reentrant: bool) -> None:
+    grid = hs.Grid(depth=2)
+    model = hs.parallelize(SharedInCheckpoints(), grid)
+    x = hs.shard(torch.randn(1, 1, 6, 4, 4, requires_grad=True), grid)
+    model(x, reentrant=reentrant).backward()
+
+
+def test_checkpoints_that_share_parameters() -> None:
+    run_ranks(2, shared_in_checkpoints, False)
+    with pytest.raises(hs.LayoutError, match="share parameters need use_reentrant=False"):
+        run_ranks(2, shared_in_checkpoints, True)
+
+
 class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()

@@ -144,7 +144,8 @@ class Guard:
             raise LayoutError(
                 f"a second backward pass through one forward of {type(self.module).__name__}: "
                 "its gradients would not be averaged\n    add the losses and call backward once, "
-                "or call the module again for each, with no_sync() around all but the last"
+                "or call the module again for each, with no_sync() around all but the last;\n    "
+                "two activation checkpoints that share parameters need use_reentrant=False"
             )
         if self._pass != torch._C._current_graph_task_id():
             self._pass = torch._C._current_graph_task_id()

@@ -23,8 +23,8 @@ from tests.ranks import run_ranks
 
 COVERS = {"elementwise": {"prelu"}}
 SHAPE = (4, 3, 5, 4, 3)
-UNCHECKED = {"torch.Tensor.cuda", "torch.detach_", "torch.Tensor.detach_"}
-"""Needs a device which this tier has not; torch detaches no view in place."""
+UNCHECKED = {"torch.Tensor.cuda", "torch.detach_", "torch.Tensor.detach_", "torch.Tensor.type"}
+"""Needs a device which this tier has not; torch detaches no view in place; has a test below."""
 
 
 def operands() -> dict[str, torch.Tensor]:
@@ -282,3 +282,17 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, message: str) -> None:
     with pytest.raises(hs.LayoutError, match=message):
         run_ranks(2, refused, case)
+
+
+def types() -> None:
+    full = torch.randn(2, 3, 6, 4, 4)
+    x = hs.shard(full, hs.Grid(depth=2))
+    assert x.type() == full.type()
+    for kind in (torch.float64, torch.int32, "torch.DoubleTensor"):
+        found, expected = x.type(kind), full.type(kind)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found.full(), expected)
+
+
+def test_types_by_their_names() -> None:
+    run_ranks(2, types)

@@ -178,6 +178,16 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return self.like(self.block.to(*args, **kwargs))
 
 
+@register(torch.Tensor.type, family="elementwise", merged=True)
+def to_type(
+    self: Sharded, dtype: torch.dtype | str | None = None, non_blocking: bool = False
+) -> Sharded | str:
+    """To another dtype, as ``to``; without one the name of the block's type."""
+    if dtype is None:
+        return self.block.type()
+    return self.like(self.block.type(dtype, non_blocking))
+
+
 @register(torch.Tensor.contiguous, family="elementwise", merged=True)
 def contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
