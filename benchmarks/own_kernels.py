@@ -13,7 +13,7 @@ from block_kernels import BlockConvolution, Kernel, Operands
 
 from hyperslab.ops.kernels.convolution import ConvOptions
 from hyperslab.ops.kernels.convolution.options import problem_for
-from hyperslab.ops.kernels.convolution.variants.matrix import weight_by_matrix, windows_are_small
+from hyperslab.ops.kernels.convolution.variants.matrix import weight_by_samples, windows_are_small
 from hyperslab.ops.kernels.direct import compiled
 
 OWN = "hyperslab"
@@ -55,7 +55,7 @@ def _by_matrix(block: BlockConvolution, given: Operands) -> Iterator[tuple[str, 
     if windows_are_small(problem):
         lying = given.lying(torch.channels_last_3d)
         operands = lying.x, lying.g, given.weight, block.bias, problem
-        yield f"{OWN} im2col cl", lambda: weight_by_matrix(*operands)
+        yield f"{OWN} im2col cl", lambda: weight_by_samples(*operands)
 
 
 def _fits(block: BlockConvolution) -> bool:

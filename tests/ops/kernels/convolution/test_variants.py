@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hyperslab.ops.kernels.convolution import ConvOptions, reference
 from hyperslab.ops.kernels.convolution.guards import guarded
 from hyperslab.ops.kernels.convolution.layout import in_channels_last
 from hyperslab.ops.kernels.convolution.options import Problem, problem_for
-from hyperslab.ops.kernels.convolution.variants import CONV_VARIANTS, fixed
+from hyperslab.ops.kernels.convolution.variants import CONV_VARIANTS, fixed, matrix
 
 
 @st.composite
@@ -110,3 +111,27 @@ def test_passes_in_registers_equal_the_reference(problem: Problem) -> None:
             sums = g.double().sum([0, *range(2, g.dim())])
             torch.testing.assert_close(db.double(), sums, rtol=0.02, atol=0.05)
         torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.1, msg=task)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_windows_of_some_samples_at_a_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    torch.manual_seed(0)
+    options = ConvOptions((2, 1, 1), (1, 2, 1), 1)
+    problem = problem_for(
+        "weight", (5, 3, 6, 7, 4), (4, 3, 3, 2, 3), torch.float32, options, (1, 0, 2)
+    )
+    of_a_sample = 4 * 3 * 18 * torch.Size(problem.y[2:]).numel()
+    monkeypatch.setattr(matrix, "MOST_WINDOWS", of_a_sample * (at_once + 1) - 1)
+    x = torch.randn(problem.x, dtype=torch.float64)
+    weight = torch.randn(problem.weight, dtype=torch.float64, requires_grad=True)
+    y = reference(x, weight, None, options, problem.padding)
+    g = torch.randn_like(y)
+    (dw,) = torch.autograd.grad(y, weight, g)
+    variant = CONV_VARIANTS["weight"]["im2col"]
+    assert variant.legal(problem)
+    blocks = in_channels_last(x.float()), in_channels_last(g.float()), weight.detach().float()
+    found, db = variant.run(*blocks, True, problem)
+    torch.testing.assert_close(found.double(), dw, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(db.double(), g.sum([0, 2, 3, 4]), rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(matrix, "MOST_WINDOWS", of_a_sample - 1)
+    assert not variant.legal(problem)

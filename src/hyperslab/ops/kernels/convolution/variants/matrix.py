@@ -8,6 +8,7 @@ no copy at all. The gradient of the weight is one product of long rows also wher
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 from hyperslab.ops.kernels.convolution.layout import in_channels_last
 from hyperslab.ops.kernels.convolution.options import Problem
 
-MOST_WINDOWS = 32 << 20
-"""[B] Of a volume's windows, in which a voxel is as often as the kernel has taps."""
+MOST_WINDOWS = 8 << 20
+"""[B] Of windows that are there at a time: a voxel is in as many as the kernel has taps."""
 
 
 def windows_tile(problem: Problem) -> bool:
@@ -32,11 +33,15 @@ def windows_tile(problem: Problem) -> bool:
 
 
 def windows_are_small(problem: Problem) -> bool:
-    """Whether windows overlap, and take no more than `MOST_WINDOWS` all together."""
+    """Whether windows overlap, and those of a sample take no more than `MOST_WINDOWS`."""
     if problem.options.groups > 1 or math.prod(problem.kernel) == 1:
         return False
-    size = math.prod(problem.weight[1:]) * problem.y[0] * math.prod(problem.y[2:])
-    return not windows_tile(problem) and size * problem.dtype.itemsize <= MOST_WINDOWS
+    return not windows_tile(problem) and _samples_at_once(problem) > 0
+
+
+def _samples_at_once(problem: Problem) -> int:
+    of_a_sample = math.prod(problem.weight[1:]) * math.prod(problem.y[2:])
+    return MOST_WINDOWS // (of_a_sample * problem.dtype.itemsize)
 
 
 def forward_by_matrix(
@@ -71,6 +76,20 @@ def weight_by_matrix(
     matrix = rows.t() @ _windows(x, problem)
     dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
     return dw, rows.sum(0) if with_bias else None  # whoever keeps it puts it into order
+
+
+def weight_by_samples(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of weight and bias, from some samples at a time; their sum in float32."""
+    size = _samples_at_once(problem)
+    dw = None
+    for some, of_some in zip(x.split(size), g.split(size), strict=True):
+        part = replace(problem, x=tuple(some.shape))
+        product, _ = weight_by_matrix(some, of_some, weight, False, part)
+        dw = product if dw is None else dw.float().add_(product)
+    assert dw is not None
+    return dw.to(x.dtype), _rows(g).sum(0) if with_bias else None
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

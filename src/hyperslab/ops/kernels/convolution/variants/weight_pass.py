@@ -123,6 +123,6 @@ WEIGHT_VARIANTS: ConvVariants = {
     "halves": ConvVariant(weight_in_halves, has_halves, copies=True),
     "contiguous": ConvVariant(weight_contiguous, copies=True),
     "matrix": ConvVariant(matrix.weight_by_matrix, matrix.windows_tile, copies=True),
-    "im2col": ConvVariant(matrix.weight_by_matrix, matrix.windows_are_small),
+    "im2col": ConvVariant(matrix.weight_by_samples, matrix.windows_are_small),
     "registers": ConvVariant(registers.weight_in_registers, registers.fits_registers),
 }
