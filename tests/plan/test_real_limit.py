@@ -88,7 +88,7 @@ def test_what_is_too_large_fails_and_what_is_possible_runs(tmp_path: Path) -> No
     room = int(1.1 * halves.memory.total)  # a peak is predicted within a tenth
     assert halves.fits(room)
     assert not whole.fits(room)
-    # The first training on a machine compiles and measures kernels, and runs without them till then.
+    # The first training on a machine compiles kernels, and runs without them until they are there.
     train_within(path, halves.grid, 4 * whole.memory.total)
     possible = train_within(path, halves.grid, room)
     assert possible.statuses == [0, 0], possible.words
