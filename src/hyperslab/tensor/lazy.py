@@ -12,15 +12,16 @@ torch's order.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
+from torch.autograd import Function
 
 from hyperslab.errors import LayoutError
+from hyperslab.tensor.autograd_functions import before_functions
 from hyperslab.tensor.copies import TrackedTensor
 
 
@@ -177,22 +178,16 @@ class _InRows(torch.autograd.Function):
         return gradient
 
 
-def _settle_before_functions() -> None:
+def _settled(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
     """Have what is pending computed before an autograd function takes it.
 
     ``torch.autograd.Function.apply`` (reentrant checkpointing is one) asks in C++, past
     ``__torch_function__``, whether its arguments need gradients: of a placeholder that none does.
     """
-    apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
-
-    @functools.wraps(apply)
-    def settled(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, LazyTensor) and value.pending is not None:
-                value.settle()
-        return apply(cls, *args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(settled)  # type: ignore[assignment,method-assign]
+    for value in values:
+        if isinstance(value, LazyTensor) and value.pending is not None:
+            value.settle()
+    return cls
 
 
-_settle_before_functions()
+before_functions(_settled)

@@ -24,11 +24,11 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
 from hyperslab.memory_format import memory_format_of
+from hyperslab.tensor.autograd_functions import sees_serial_gradients
 from hyperslab.tensor.dispatch import RULES, refuse
 from hyperslab.tensor.lazy import LazyTensor, Promise
 from hyperslab.tensor.operands import check_operands
 from hyperslab.tensor.policy import Policy
-from hyperslab.tensor.serial_gradients import sees_serial_gradients
 
 _SERIAL = Policy()
 _GRAD: Any = torch.Tensor.grad

@@ -8,11 +8,11 @@ import torch
 
 from hyperslab.ops.autograd.functions import block_gradient
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import refuse
-from hyperslab.tensor.serial_gradients import (
+from hyperslab.tensor.autograd_functions import (
     seeing_serial_gradients,
     sees_serial_gradients,
 )
+from hyperslab.tensor.dispatch import refuse
 
 
 @register(torch.autograd.backward, family="autograd")
@@ -37,5 +37,6 @@ def backward(
 
 
 def _of_block(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
-    cut = gradient is not None and isinstance(x, Sharded)
-    return block_gradient(gradient, x) if cut else gradient  # type: ignore[arg-type]
+    if gradient is None or not isinstance(x, Sharded):
+        return gradient
+    return block_gradient(gradient, x)

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.ops.common.operands import block_of
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.serial_gradients import seeing_serial_gradients
+from hyperslab.tensor.autograd_functions import before_functions, seeing_serial_gradients
 
 Recut = Callable[[torch.Tensor], torch.Tensor]
 
@@ -101,8 +101,9 @@ def _recut(value: Any) -> Recut | None:
 
 def _on_cut_tensors(cls: type[Function]) -> type[Function]:
     """The class derived from a user's function, for arguments that are cut."""
-    if _BOTH_WAYS in vars(cls):
-        return vars(cls)[_BOTH_WAYS]  # type: ignore[no-any-return]
+    known: type[Function] | None = vars(cls).get(_BOTH_WAYS)
+    if known is not None:
+        return known
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = cls.forward(ctx, *args)
@@ -139,19 +140,12 @@ def _static(part: Any) -> Any:
     return staticmethod(part) if callable(part) else part
 
 
-def _watch_functions() -> None:
-    """Have functions that are applied to cut tensors run as the classes derived from them."""
-    apply = Function.apply.__func__  # type: ignore[attr-defined]
-
-    @functools.wraps(apply)
-    def run(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
-        if cls is not CheckpointFunction and torch.is_grad_enabled():
-            values = (*args, *kwargs.values())
-            if any(isinstance(v, Sharded) and v.grid.size > 1 for v in values):
-                cls = _on_cut_tensors(cls)
-        return apply(cls, *args, **kwargs)
-
-    Function.apply = classmethod(run)  # type: ignore[assignment,method-assign]
+def _as_they_need(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
+    """The derived class for arguments that are cut."""
+    if cls is CheckpointFunction or not torch.is_grad_enabled():
+        return cls
+    cut = any(isinstance(v, Sharded) and v.grid.size > 1 for v in values)
+    return _on_cut_tensors(cls) if cut else cls
 
 
-_watch_functions()
+before_functions(_as_they_need)

@@ -1,0 +1,46 @@
+"""Autograd functions: what happens before they run, and what gradients their backward sees.
+
+Torch asks no ``__torch_function__`` when a function is applied.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.autograd import Function
+
+Prepare = Callable[[type[Function], tuple[Any, ...]], type[Function]]
+"""From a function's class and all arguments of a call to the class that is applied."""
+
+_state = threading.local()  # torch runs the backward of every device in a thread of its own
+
+
+def sees_serial_gradients() -> bool:
+    """Whether who asks for a gradient inside a backward pass wants the serial one."""
+    return getattr(_state, "serial", False)
+
+
+@contextmanager
+def seeing_serial_gradients(serial: bool = True) -> Iterator[None]:
+    """Within it `sees_serial_gradients` is ``serial``."""
+    before = sees_serial_gradients()
+    _state.serial = serial
+    try:
+        yield
+    finally:
+        _state.serial = before
+
+
+def before_functions(prepare: Prepare) -> None:
+    """Have it called at every ``torch.autograd.Function.apply``; what is named last comes first."""
+    apply = Function.apply.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(apply)
+    def run(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return apply(prepare(cls, (*args, *kwargs.values())), *args, **kwargs)
+
+    Function.apply = classmethod(run)  # type: ignore[assignment,method-assign]
