@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from hyperslab.ops.common.operands import check_writable
 from hyperslab.ops.common.unbatched import check_unbatched
 from hyperslab.ops.kernels.random_bits import uniform_bits
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import describe
 
 CHECK_EVERY = 64
 """Calls between two checks that all ranks are in the same random state."""
@@ -76,6 +77,24 @@ def check_random_state(x: Sharded) -> None:
             "    call torch.manual_seed(seed) with the same seed on every rank, and draw random "
             "numbers on all ranks alike"
         )
+
+
+def check_whole_mask(tensors: Sequence[torch.Tensor], p: float, name: str) -> None:
+    """Masks that torch draws within ``name`` are the serial ones where every rank has the whole.
+
+    Raises:
+        LayoutError: one of the tensors is cut.
+        CommError: the ranks' random states differ.
+    """
+    cut = [t for t in tensors if isinstance(t, Sharded)]
+    if p <= 0:
+        return
+    if any(t.partition.axes for t in cut):
+        raise LayoutError(
+            f"{name} draws its dropout mask for the block only\n{describe(cut)}"
+            "    use a dropout of 0 in it, or hyperslab.gather(x, axes) before it"
+        )
+    check_random_state(cut[0])
 
 
 @register(F.dropout, torch.dropout, family="elementwise", merged=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,23 +11,10 @@ import torch.nn.functional as F
 from hyperslab.comm import log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.ops.elementwise.dropout import check_random_state
+from hyperslab.ops.elementwise.dropout import check_whole_mask
 from hyperslab.ops.linalg.contraction import DimLabel, batch_labels, contract
 from hyperslab.tensor import Sharded, gather, register
-from hyperslab.tensor.dispatch import describe, gather_first
-
-
-def _check_dropout(tensors: Sequence[torch.Tensor], p: float, name: str) -> None:
-    """Masks drawn by torch are the serial ones where every rank computes the whole."""
-    cut = [t for t in tensors if isinstance(t, Sharded)]
-    if p <= 0:
-        return
-    if any(t.partition.axes for t in cut):
-        raise LayoutError(
-            f"{name} draws its dropout mask for the block only\n{describe(cut)}"
-            "    use dropout_p=0, or hyperslab.gather(x, axes) before it"
-        )
-    check_random_state(cut[0])
+from hyperslab.tensor.dispatch import gather_first
 
 
 @register(F.scaled_dot_product_attention, family="linalg")
@@ -48,7 +34,7 @@ def scaled_dot_product_attention(
     the tokens, not to their square, 2. it attends with its own queries.
     """
     name = "scaled_dot_product_attention"
-    _check_dropout([query, key, value], dropout_p, name)
+    check_whole_mask([query, key, value], dropout_p, name)
     _check_whole(query, name, -2 if is_causal else None, -1, -3 if enable_gqa else None)
     for x in (key, value):
         _check_whole(x, name, -1, -3 if enable_gqa else None)
@@ -116,7 +102,7 @@ def multi_head_attention_forward(
     given: dict[str, Any] = call.arguments
     weights: list[torch.Tensor | None] = []
     sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
-    _check_dropout(sequences, given["dropout_p"] if given["training"] else 0.0, name)
+    check_whole_mask(sequences, given["dropout_p"] if given["training"] else 0.0, name)
     _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
     for key in ("key", "value"):
         _check_whole(given[key], name, -1)

@@ -1,0 +1,148 @@
+"""Recurrent layers and cells: every rank has whole sequences of its part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hyperslab.comm import log_once
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.elementwise.dropout import check_whole_mask
+from hyperslab.ops.linalg.contraction import DimLabel, contract
+from hyperslab.tensor import Sharded, gather
+from hyperslab.tensor.dispatch import describe
+
+States = torch.Tensor | Sequence[torch.Tensor]
+"""What a layer starts from: one tensor, of an LSTM two."""
+
+Run = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
+"""A layer, or a cell, of blocks: what it gives for its input and its states."""
+
+
+@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg")
+def recurrent_layer(
+    operator: Operator,
+    input: torch.Tensor,
+    hx: States,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """The batch may be cut; sequences and features that are cut are gathered.
+
+    Distribution scheme: 1. every rank gets whole sequences of its part of the batch, 2. it runs
+    the layer on them.
+    """
+    name = operator.__name__
+    if isinstance(params, torch.Tensor):
+        raise LayoutError(
+            f"{name} of packed sequences has no rule for a cut tensor\n{describe([input, hx])}"
+            "    give the padded sequences, or leave the cut with x.full() before they are packed"
+        )
+    labels: list[DimLabel] = ["batch", "step"] if batch_first else ["step", "batch"]
+    random = dropout if train and num_layers > 1 else 0.0
+
+    def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = operator(
+            block, states, params, has_biases, num_layers, dropout, train, bidirectional,
+            batch_first,
+        )  # fmt: skip
+        return found
+
+    return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, random)
+
+
+@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", family="linalg")
+def recurrent_cell(
+    operator: Operator, input: torch.Tensor, hx: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """The batch may be cut; features that are cut are gathered."""
+
+    def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
+        return (operator(block, states, *args, **kwargs),)
+
+    return _recur(operator.__name__, input, hx, ["batch", "in"], ["batch", "state"], run)[0]
+
+
+@register_each("lstm_cell", family="linalg")
+def lstm_cell(
+    operator: Operator, input: torch.Tensor, hx: Sequence[torch.Tensor], *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, ...]:
+    """The batch may be cut; features that are cut are gathered."""
+
+    def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = operator(block, states, *args, **kwargs)
+        return found
+
+    return _recur(operator.__name__, input, hx, ["batch", "in"], ["batch", "state"], run)
+
+
+def _recur(
+    name: str,
+    input: torch.Tensor,
+    hx: States,
+    of_input: list[DimLabel],
+    of_state: list[DimLabel],
+    run: Run,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, ...]:
+    """The result and the states after it, all cut along their batch only."""
+    single = isinstance(hx, torch.Tensor)
+    states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
+    operands = [
+        _with_whole_sequences(name, x, labels)
+        for x, labels in [(input, of_input), *((state, of_state) for state in states)]
+    ]
+    check_whole_mask(operands, dropout, name)
+    after: list[torch.Tensor] = []
+
+    def first(block: torch.Tensor, *blocks: torch.Tensor) -> torch.Tensor:
+        y, *rest = run(block, blocks[0] if single else blocks)
+        after.extend(rest)
+        return y
+
+    output: list[DimLabel] = [*of_input[:-1], "out"]
+    inputs = [of_input, *([*of_state[:-1], (label, "state")] for label in range(len(states)))]
+    y = contract(name, operands, inputs, output, first, linear=False)
+    return (y, *(_state(y, of_input, block, of_state) for block in after))
+
+
+def _with_whole_sequences(name: str, x: torch.Tensor, labels: Sequence[DimLabel]) -> torch.Tensor:
+    """Cut along its batch only."""
+    if not isinstance(x, Sharded):
+        return x
+    if x.dim() != len(labels):
+        raise LayoutError(f"{name}: {len(labels)} dims, not\n{describe([x])}")
+    axes = [
+        cut.axis
+        for label, cut in zip(labels, x.partition.cuts, strict=True)
+        if cut is not None and label != "batch"
+    ]
+    if not axes:
+        return x
+    log_once(
+        x.grid,
+        f"{name}: the sequences of {x.partition} are gathered along {', '.join(axes)}; "
+        "its ranks repeat the work",
+    )
+    return gather(x, axes)
+
+
+def _state(
+    y: torch.Tensor, of_result: Sequence[DimLabel], block: torch.Tensor, labels: Sequence[DimLabel]
+) -> torch.Tensor:
+    """What a layer ends with, cut as the batch of its result is."""
+    if not isinstance(y, Sharded):
+        return block
+    batch = of_result.index("batch")
+    whole = Partition.whole(block.shape)
+    partition = whole.with_dim(labels.index("batch"), y.shape[batch], y.partition.cuts[batch])
+    return y.like(block, partition)
