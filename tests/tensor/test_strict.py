@@ -64,7 +64,7 @@ def test_what_has_no_rule_is_refused_by_the_dispatcher() -> None:
         with pytest.raises(hs.UnsupportedOp, match="has no rule for a cut tensor"):
             hs.Sharded.__torch_function__(function, (hs.Sharded,), (x,), {})
         refused += 1
-    assert refused > 580
+    assert refused > 500
 
 
 def arguments(function: Callable[..., Any], x: Any) -> list[Any] | None:

@@ -13,7 +13,7 @@ from tests.ops.recut import recut
 from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"elementwise": {"diff", "bucketize"}}
+COVERS = {"elementwise": {"diff", "bucketize", "gradient"}}
 
 
 def differences(x: Any, *, dim: int, n: int, ends: str, seed: int) -> Any:
@@ -63,3 +63,37 @@ def other_types() -> None:
 
 def test_other_types() -> None:
     run_ranks(2, other_types)
+
+
+def slopes(x: Any, *, dims: Any, spacing: Any, order: int, seed: int) -> Any:
+    y = recut(x * 2, seed)
+    return sum(torch.gradient(y, spacing=spacing, dim=dims, edge_order=order), start=y * 0)
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "depth": 2}, {"depth": 3, "width": 2}], ids=str)
+def test_gradients(axes: dict[str, int]) -> None:
+    ranks = axes.get("data", 1) * axes["depth"] * axes.get("width", 1)
+    cases = [
+        Example(
+            grid=axes,
+            shape=(4, 3, extent, 4, 6),
+            options={"dims": dims, "spacing": spacing, "order": order, "seed": seed},
+        )
+        for extent, order in ((3, 1), (3, 2), (8, 1), (7, 2))
+        for dims, spacing in (((2, 3, 4), 1.0), (2, 0.5), ((-1, 2), (2.0, 0.25)))
+        for seed in (0, 3)
+    ]
+    run_ranks(ranks, compare, slopes, cases)
+
+
+def refused_gradients() -> None:
+    x = hs.shard(torch.randn(2, 1, 5, 2, 4), hs.Grid(depth=2))
+    with pytest.raises(hs.LayoutError, match="equal distances only"):
+        torch.gradient(x, spacing=(torch.arange(5.0),), dim=2)
+    for options in ({"dim": 3, "edge_order": 2}, {"dim": (2, 4), "spacing": (1.0,)}, {"dim": 1}):
+        with pytest.raises(ValueError, match="gradient"):
+            torch.gradient(x, **options)
+
+
+def test_refused_gradients() -> None:
+    run_ranks(2, refused_gradients)

@@ -10,7 +10,7 @@ import torch
 import hyperslab as hs
 from tests.ranks import run_ranks
 
-COVERS = {"elementwise": {"bernoulli", "bernoulli_", "uniform_", "normal_"}}
+COVERS = {"elementwise": {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"}}
 
 VOLUME = (4, 2, 6, 5, 4)
 GRIDS: list[dict[str, int]] = [
@@ -32,6 +32,7 @@ def draws(x: Any) -> list[Any]:
         torch.empty_like(x).uniform_(),
         torch.empty_like(x).normal_(1, std=0.5),
         x.new_empty(x.shape).bernoulli_(),
+        torch.empty_like(x).exponential_(2.0),
     ]
 
 
@@ -63,8 +64,8 @@ def test_the_numbers_have_their_moments() -> None:
     (found,) = run_ranks(1, drawn, {}, (8, 4, 16, 16, 16))
     means = [y.mean().item() for y in found]
     spreads = [y.std().item() for y in found]
-    assert means == pytest.approx([0.5, 0.3, 0.7, 0.5, 0.5, 0.5, 1.0, 0.5], abs=0.01)
-    deviations = [0.5, 0.458, 0.458, 0.5, 5 / 12**0.5, 12**-0.5, 0.5, 0.5]
+    assert means == pytest.approx([0.5, 0.3, 0.7, 0.5, 0.5, 0.5, 1.0, 0.5, 0.5], abs=0.01)
+    deviations = [0.5, 0.458, 0.458, 0.5, 5 / 12**0.5, 12**-0.5, 0.5, 0.5, 0.5]
     assert spreads == pytest.approx(deviations, abs=0.01)
 
 

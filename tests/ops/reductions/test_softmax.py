@@ -14,7 +14,10 @@ import hyperslab as hs
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"reductions": {"softmax", "log_softmax", "softmin"}, "elementwise": {"glu"}}
+COVERS = {
+    "reductions": {"softmax", "log_softmax", "softmin", "gumbel_softmax"},
+    "elementwise": {"glu"},
+}
 
 WAYS = {
     "softmax": [F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax],
@@ -109,11 +112,43 @@ def refused(case: str) -> None:
     if case == "glu":
         F.glu(x, 2)
     else:
-        F.gumbel_softmax(x, dim=1)
+        F.gumbel_softmax(x, dim=2)
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(hs.LayoutError, match="glu needs all of dim 2, which is cut"):
         run_ranks(2, refused, "glu")
-    with pytest.raises(hs.UnsupportedOp, match="gumbel_softmax has no rule"):
+    with pytest.raises(hs.LayoutError, match="gumbel_softmax over dim 2, which is cut"):
         run_ranks(2, refused, "gumbel")
+
+
+def choices(axes: dict[str, int] | None, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Soft ones and hard ones, and the gradient of both."""
+    logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = (
+        logits.requires_grad_()
+        if axes is None
+        else hs.shard(logits.requires_grad_(), hs.Grid(**axes))
+    )
+    torch.manual_seed(4)
+    soft = F.gumbel_softmax(x, 0.7, dim=1)
+    hard = F.gumbel_softmax(x, tau=0.5, hard=True, dim=1)
+    y = (soft + hard) * torch.arange(shape[1]).view(1, -1, *[1] * (len(shape) - 2))
+    whole = y.full() if isinstance(y, hs.Sharded) else y
+    whole.square().sum().backward()
+    assert logits.grad is not None
+    return [t.full() if isinstance(t, hs.Sharded) else t for t in (soft, hard, logits.grad)]
+
+
+def test_gumbel_softmax() -> None:
+    """Torch's own where a sample chooses once; at every voxel the same on every grid."""
+    volume = (4, 3, 5, 4, 2)
+    (expected,) = run_ranks(1, choices, {}, volume)
+    assert set(expected[1].round(decimals=9).unique().tolist()) == {0.0, 1.0}
+    assert len(expected[1].argmax(1).unique()) == 3
+    several = [(4, choices, {"data": 2, "depth": 2}, volume, expected)]
+    several += [(2, choices, {"data": 2}, (6, 5), choices(None, (6, 5)))]
+    for ranks, run, axes, shape, wanted in several:
+        for found in run_ranks(ranks, run, axes, shape):
+            for a, b in zip(found, wanted, strict=True):
+                assert torch.allclose(a, b, rtol=1e-10)

@@ -2,6 +2,7 @@
 
 from hyperslab.ops.elementwise import (
     activations,
+    alpha_dropout,
     creation,
     differences,
     draws,
@@ -12,6 +13,7 @@ from hyperslab.ops.elementwise import (
 
 __all__ = [
     "activations",
+    "alpha_dropout",
     "creation",
     "differences",
     "draws",

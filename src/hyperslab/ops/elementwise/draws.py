@@ -22,7 +22,7 @@ def drawn_whole(x: Sharded) -> bool:
     return math.prod(x.shape[2:]) == 1
 
 
-def _zeros_and_ones(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
+def zeros_and_ones(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
     """This rank's block of ones, with the probability ``p``, and zeros."""
     check_random_state(x)
     if drawn_whole(x):
@@ -52,7 +52,7 @@ def bernoulli(
 ) -> Sharded:
     """The same on every grid; without spatial extents equal to torch's own."""
     _check_generator(generator, "bernoulli")
-    ones = _zeros_and_ones(input, input if p is None else p)
+    ones = zeros_and_ones(input, input if p is None else p)
     return input.like(ones, fresh=True)
 
 
@@ -66,7 +66,7 @@ def bernoulli_(
 ) -> Sharded:
     """In place, the same on every grid; without spatial extents equal to torch's own."""
     _check_generator(generator, "bernoulli_")
-    return _write(self, _zeros_and_ones(self, p))
+    return write(self, zeros_and_ones(self, p))
 
 
 @register(torch.Tensor.uniform_, family="elementwise")
@@ -77,7 +77,7 @@ def uniform_(self: Sharded, *bounds: float, generator: Any = None, **named: floa
     if drawn_whole(self):
         return _torchs_own(self, "uniform_", low, high)
     block = rand_like(self).block
-    return _write(self, block * (high - low) + low)
+    return write(self, block * (high - low) + low)
 
 
 @register(torch.Tensor.normal_, family="elementwise")
@@ -87,7 +87,28 @@ def normal_(self: Sharded, *moments: float, generator: Any = None, **named: floa
     mean, std = _pair(moments, named, {"mean": 0.0, "std": 1.0})
     if drawn_whole(self):
         return _torchs_own(self, "normal_", mean, std)
-    return _write(self, randn_like(self).block * std + mean)
+    return write(self, randn_like(self).block * std + mean)
+
+
+@register(torch.Tensor.exponential_, family="elementwise")
+def exponential_(
+    self: Sharded, lambd: float = 1.0, *, generator: torch.Generator | None = None
+) -> Sharded:
+    """In place, the same on every grid; without spatial extents equal to torch's own."""
+    _check_generator(generator, "exponential_")
+    return write(self, exponential_block(self, lambd))
+
+
+def exponential_block(x: Sharded, rate: float = 1.0) -> torch.Tensor:
+    """This rank's block of numbers above zero; their logarithm is finite, as torch's."""
+    if drawn_whole(x):
+        check_random_state(x)
+        whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return whole.exponential_(rate)[x.box.slices()]
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    uniform = rand_like(x, dtype=kind).block
+    half_a_step = torch.finfo(kind).eps / 4
+    return uniform.clamp_min_(half_a_step).log_().div_(-rate).to(x.dtype)
 
 
 def _pair(given: tuple[float, ...], named: dict[str, float], default: dict[str, float]) -> Any:
@@ -98,9 +119,10 @@ def _pair(given: tuple[float, ...], named: dict[str, float], default: dict[str, 
 def _torchs_own(x: Sharded, name: str, *options: float) -> Sharded:
     check_random_state(x)
     whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return _write(x, getattr(whole, name)(*options)[x.box.slices()])
+    return write(x, getattr(whole, name)(*options)[x.box.slices()])
 
 
-def _write(x: Sharded, block: torch.Tensor) -> Sharded:
+def write(x: Sharded, block: torch.Tensor) -> Sharded:
+    """In place: this rank's block of the new values."""
     y: Sharded = apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {})
     return y

@@ -106,7 +106,7 @@ def dropout(
     train: bool | None = None,
 ) -> Sharded:
     """One global mask, the same on every grid; without spatial dims it equals torch's own."""
-    _check_probability(p)
+    check_probability(p)
     if not (training if train is None else train) or p == 0.0:
         return input
     if input.dim() > 2:
@@ -137,7 +137,7 @@ def feature_dropout(
     inplace: bool = False,
 ) -> Sharded:
     """Whole channels: torch's own mask, the same on every grid."""
-    _check_probability(p)
+    check_probability(p)
     name = operator.__name__
     alone = name in ("dropout1d", "dropout3d") and input.dim() == BATCHED_DIMS[name][0] - 1
     if alone:
@@ -151,6 +151,9 @@ def feature_dropout(
     return dropout_shape(input, shape, p, inplace)
 
 
-def _check_probability(p: float) -> None:
+def check_probability(p: float) -> None:
+    """Raises:
+    ValueError: as torch does.
+    """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")

@@ -1,5 +1,5 @@
 """Dense layers, matrix products, attention."""
 
-from hyperslab.ops.linalg import attention, linear, matmul, recurrent
+from hyperslab.ops.linalg import attention, cdist, linear, matmul, recurrent
 
-__all__ = ["attention", "linear", "matmul", "recurrent"]
+__all__ = ["attention", "cdist", "linear", "matmul", "recurrent"]

@@ -10,8 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
+from hyperslab.errors import LayoutError
 from hyperslab.ops.common.forms import Operator, register_each
 from hyperslab.ops.common.half_precision import wide
+from hyperslab.ops.elementwise.draws import exponential_block
 from hyperslab.ops.reductions.base import (
     Dims,
     finish,
@@ -20,6 +22,8 @@ from hyperslab.ops.reductions.base import (
     without_empty_shards,
 )
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import gather_first
+from hyperslab.tensor.signature import read_dim
 
 
 class _Softmax(torch.autograd.Function):
@@ -100,6 +104,25 @@ def softmin(
 ) -> Sharded:
     """Over one dim, cut or not."""
     return softmax(torch.softmax, input.like(-input.local), dim, dtype=dtype)
+
+
+@register(F.gumbel_softmax, family="reductions")
+def gumbel_softmax(
+    logits: Sharded, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Sharded:
+    """Over one dim, which must not be cut; the same on every grid, as rand_like."""
+    dim = read_dim(dim, logits.dim(), "gumbel_softmax")
+    if (cut := logits.partition.cuts[dim]) is not None:
+        raise LayoutError(
+            f"gumbel_softmax over dim {dim}, which is cut: {logits.partition} on {logits.grid}\n"
+            f"{gather_first(cut.axis)}"
+        )
+    noise = exponential_block(logits).log_().neg_()
+    soft = torch.softmax((logits.local + noise) / tau, dim)
+    if hard:  # the gradient goes straight through
+        chosen = soft.argmax(dim, keepdim=True)
+        soft = torch.zeros_like(soft).scatter_(dim, chosen, 1.0) - soft.detach() + soft
+    return logits.like(soft)
 
 
 @register(
