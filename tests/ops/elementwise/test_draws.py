@@ -78,6 +78,9 @@ def refused() -> None:
     ):
         with pytest.raises(hs.LayoutError, match="leave generator= out"):
             draw()
+    for draw in (lambda: x.exponential_(0.0), lambda: x.round().int().exponential_()):
+        with pytest.raises(ValueError, match="needs numbers above 0"):
+            draw()
 
 
 def test_what_is_refused() -> None:

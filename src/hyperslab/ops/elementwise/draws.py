@@ -96,6 +96,8 @@ def exponential_(
 ) -> Sharded:
     """In place, the same on every grid; without spatial extents equal to torch's own."""
     _check_generator(generator, "exponential_")
+    if lambd <= 0 or not self.is_floating_point():
+        raise ValueError(f"exponential_ of {self.dtype} with rate {lambd}: needs numbers above 0")
     return write(self, exponential_block(self, lambd))
 
 
