@@ -87,3 +87,15 @@ def extremes() -> None:
 
 def test_all_or_nothing() -> None:
     run_ranks(2, extremes)
+
+
+def refused() -> None:
+    x = hs.shard(torch.ones(2, 3, 4, 4, 4), hs.Grid(depth=2))
+    with pytest.raises(ValueError, match="takes floating-point numbers"):
+        F.alpha_dropout(x.int(), 0.5, True)
+    with pytest.raises(ValueError, match="has no channels"):
+        F.feature_alpha_dropout(hs.shard(torch.ones(4), hs.Grid(data=2)), 0.5, True)
+
+
+def test_what_is_refused() -> None:
+    run_ranks(2, refused)

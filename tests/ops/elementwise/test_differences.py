@@ -86,11 +86,36 @@ def test_gradients(axes: dict[str, int]) -> None:
     run_ranks(ranks, compare, slopes, cases)
 
 
+def far_from_zero() -> None:
+    full = 1000 + 0.01 * torch.randn(1, 1, 7, 2, 2, generator=torch.Generator().manual_seed(0))
+    x = hs.shard(full, hs.Grid(depth=2))
+    for spacing in (0.3, 1.0, 7):
+        for order in (1, 2):
+            options = {"spacing": spacing, "dim": 2, "edge_order": order}
+            assert torch.equal(
+                torch.gradient(x, **options)[0].full(), *torch.gradient(full, **options)
+            )
+    assert torch.gradient(x, dim=()) == torch.gradient(full, dim=())
+
+
+def test_gradients_round_as_torchs() -> None:
+    run_ranks(2, far_from_zero)
+
+
 def refused_gradients() -> None:
     x = hs.shard(torch.randn(2, 1, 5, 2, 4), hs.Grid(depth=2))
     with pytest.raises(hs.LayoutError, match="equal distances only"):
         torch.gradient(x, spacing=(torch.arange(5.0),), dim=2)
-    for options in ({"dim": 3, "edge_order": 2}, {"dim": (2, 4), "spacing": (1.0,)}, {"dim": 1}):
+    with pytest.raises(hs.LayoutError, match="equal distances only"):
+        torch.gradient(x, spacing=torch.tensor(2.0))
+    with pytest.raises(ValueError, match=r"gradient of torch\.bool"):
+        torch.gradient(x > 0, dim=2)
+    for options in (
+        {"dim": (2, 2)},
+        {"dim": 3, "edge_order": 2},
+        {"dim": (2, 4), "spacing": (1.0,)},
+        {"dim": 1},
+    ):
         with pytest.raises(ValueError, match="gradient"):
             torch.gradient(x, **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -78,9 +79,11 @@ def refused() -> None:
     ):
         with pytest.raises(hs.LayoutError, match="leave generator= out"):
             draw()
-    for draw in (lambda: x.exponential_(0.0), lambda: x.round().int().exponential_()):
-        with pytest.raises(ValueError, match="needs numbers above 0"):
-            draw()
+    for rate in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="it has to be above 0"):
+            x.exponential_(rate)
+    with pytest.raises(ValueError, match="takes floating-point numbers"):
+        x.round().int().exponential_()
 
 
 def test_what_is_refused() -> None:

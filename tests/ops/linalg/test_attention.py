@@ -153,6 +153,7 @@ def refused(case: str) -> None:
     x = hs.shard(torch.randn(2, 2, 6, 4), grid, channels=False)
     tokens, uncut = x.transpose(2, 3), hs.gather(x, "width")
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    mask = hs.shard(torch.zeros(2, 2, 6, 6), grid, channels=False)
     row = hs.shard(torch.randn(2, 6, 4), hs.Grid(width=2), channels=False).transpose(1, 2)
     {
         "features": lambda: F.scaled_dot_product_attention(x, x, x),
@@ -161,6 +162,12 @@ def refused(case: str) -> None:
         ),
         "dropout": lambda: F.scaled_dot_product_attention(
             tokens, uncut.mT, uncut.mT, dropout_p=0.1
+        ),
+        "dropout, cut mask": lambda: F.scaled_dot_product_attention(
+            uncut, uncut, uncut, mask, dropout_p=0.1
+        ),
+        "layer dropout, cut mask": lambda: nn.MultiheadAttention(4, 2, dropout=0.1)(
+            *[torch.ones(6, 4, 4)] * 3, key_padding_mask=mask[0, 0, :4] > 9
         ),
         "layer features": lambda: layer(row.mT, row.mT, row.mT),
     }[case]()
@@ -172,6 +179,8 @@ def refused(case: str) -> None:
         ("features", "needs the whole of dim 3, which is cut"),
         ("causal", "needs the whole of dim 2, which is cut"),
         ("dropout", "draws its dropout mask for the block only"),
+        ("dropout, cut mask", "draws its dropout mask for the block only"),
+        ("layer dropout, cut mask", "draws its dropout mask for the block only"),
         ("layer features", "multi_head_attention_forward needs the whole of dim 2, which is cut"),
     ],
 )

@@ -36,10 +36,24 @@ def test_equal_to_serial(by: str, p: float) -> None:
     run_ranks(4, compare, nearest, cases)
 
 
+def formula() -> float:
+    """Torch takes a product of matrices for many vectors, which has fewer digits: the same here."""
+    a = torch.randn(30, 3, generator=torch.Generator().manual_seed(0)) + 100
+    b = a[:20] + 0.1
+    found = torch.cdist(hs.shard(a, hs.Grid(data=2)), b).full()
+    return ((found - torch.cdist(a, b)).norm() / found.norm()).item()
+
+
+def test_the_formula_is_that_of_the_whole() -> None:
+    assert max(run_ranks(2, formula)) < 1e-6
+
+
 def refused() -> None:
     x = hs.shard(torch.randn(2, 3, 5, 4), hs.Grid(width=2), channels=False)
     with pytest.raises(hs.LayoutError, match="cdist needs the whole of a dim that is cut"):
         torch.cdist(x, torch.randn(6, 4))
+    with pytest.raises(hs.LayoutError, match="two dims or more"):
+        torch.cdist(x, torch.randn(4))
 
 
 def test_cut_numbers_are_refused() -> None:

@@ -118,6 +118,31 @@ def test_cells(kind: str) -> None:
     run_ranks(4, compare, step_by_step, cases)
 
 
+def of_features(x: Any, weight: torch.Tensor, *, layer: bool) -> Any:
+    """A weight and a bias that come from cut features: hypernetworks."""
+    made = x.mean((0, 3, 4))[:, :HIDDEN].T  # (HIDDEN, FEATURES)
+    bias = x.mean((0, 1, 3, 4))[:HIDDEN]
+    steps, state = x.mean((3, 4)).transpose(1, 2), torch.zeros(1, 4, HIDDEN).to(x.dtype)
+    if not layer:
+        return torch.rnn_tanh_cell(steps[:, 0], state[0], made, weight, bias, bias)
+    weights = [made, weight, bias, bias]
+    return torch.rnn_tanh(steps, state, weights, True, 1, 0.0, True, False, True)[0]
+
+
+@pytest.mark.parametrize("layer", [False, True])
+def test_weights_of_features(layer: bool) -> None:
+    cases = [
+        Example(
+            grid=grid,
+            shape=(4, FEATURES, 5, 2, 2),
+            weights=((HIDDEN, HIDDEN),),
+            options={"layer": layer},
+        )
+        for grid in GRIDS
+    ]
+    run_ranks(4, compare, of_features, cases)
+
+
 class Planes(nn.Module):
     """Every plane becomes features, over which a recurrent layer goes: as for series of slices."""
 
@@ -164,14 +189,19 @@ def test_a_network_trains(axes: dict[str, int]) -> None:
 def refused(case: str) -> None:
     x = hs.shard(torch.randn(4, FEATURES, 6), hs.Grid(data=2))
     steps = x.transpose(1, 2)
+    state = hs.shard(torch.zeros(4, HIDDEN), hs.Grid(data=2)).unsqueeze(0)
+    padded = pack_padded_sequence(torch.randn(6, 4, FEATURES), torch.tensor([6, 5, 4, 3]))
+    weights = [torch.randn(HIDDEN, FEATURES), torch.randn(HIDDEN, HIDDEN)]
     {
         "dropout": lambda: nn.GRU(FEATURES, HIDDEN, 2, dropout=0.5, batch_first=True)(steps),
         "packed": lambda: nn.GRU(FEATURES, HIDDEN, batch_first=True)(
             pack_padded_sequence(steps, torch.tensor([6, 5, 4, 3]), batch_first=True)
         ),
-        "packed, of cut states": lambda: nn.GRU(FEATURES, HIDDEN)(
-            pack_padded_sequence(torch.randn(6, 4, FEATURES), torch.tensor([6, 5, 4, 3])),
-            hs.shard(torch.zeros(4, HIDDEN), hs.Grid(data=2)).unsqueeze(0),
+        "packed, of cut states": lambda: nn.GRU(FEATURES, HIDDEN)(padded, state),
+        "packed, of two cut states": lambda: nn.LSTM(FEATURES, HIDDEN)(padded, (state, state)),
+        "another batch": lambda: torch.rnn_tanh_cell(steps[:, 0], torch.zeros(1, HIDDEN), *weights),
+        "only a weight": lambda: torch.rnn_tanh_cell(
+            torch.ones(1, FEATURES), torch.ones(1, HIDDEN), x[:HIDDEN, :, 0], weights[1]
         ),
     }[case]()
 
@@ -179,9 +209,12 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("dropout", "gru draws its dropout mask for the block only"),
+        ("dropout", "(?s)gru draws its dropout mask for the block only.*gather.x, .'data',"),
         ("packed", "pack_padded_sequence"),
         ("packed, of cut states", "gru of packed sequences has no rule"),
+        ("packed, of two cut states", "lstm of packed sequences has no rule"),
+        ("another batch", "the input and its states have to have one batch"),
+        ("only a weight", "one of them has to be cut where a weight is"),
     ],
 )
 def test_what_is_refused(case: str, message: str) -> None:

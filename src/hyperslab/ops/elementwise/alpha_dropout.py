@@ -22,7 +22,7 @@ def alpha_dropout(
     train: bool | None = None,
 ) -> Sharded:
     """The same on every grid; without spatial extents equal to torch's own."""
-    check_probability(p)
+    _check(input, p, 0)
     if not (training if train is None else train) or p == 0.0:
         return input
     return _drop(input, zeros_and_ones(input, 1 - p), p, inplace)
@@ -37,7 +37,7 @@ def feature_alpha_dropout(
     train: bool | None = None,
 ) -> Sharded:
     """Whole channels: torch's own mask, the same on every grid."""
-    check_probability(p)
+    _check(input, p, 2)
     if not (training if train is None else train) or p == 0.0:
         return input
     check_random_state(input)
@@ -47,6 +47,14 @@ def feature_alpha_dropout(
         lo, hi = input.box.interval(dim)
         kept = kept.narrow(dim, lo, hi - lo)
     return _drop(input, kept, p, inplace)
+
+
+def _check(x: Sharded, p: float, least: int) -> None:
+    check_probability(p)
+    if not x.is_floating_point():
+        raise ValueError(f"alpha dropout of {x.dtype}: takes floating-point numbers")
+    if x.dim() < least:
+        raise ValueError(f"alpha dropout of whole channels has no channels in {x.partition}")
 
 
 def _drop(x: Sharded, kept: torch.Tensor, p: float, inplace: bool) -> Sharded:

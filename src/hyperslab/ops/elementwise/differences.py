@@ -53,38 +53,57 @@ def gradient(
     """Along any dims, at equal distances; along a cut dim ranks exchange planes."""
     given = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = read_dims(given, input.dim(), "gradient")
-    numbers = [spacing] * len(dims) if isinstance(spacing, int | float) else list(spacing)
-    if any(isinstance(number, torch.Tensor) for number in [spacing, *numbers]):
+    distances = _distances(spacing, len(dims))
+    if edge_order not in (1, 2):
+        raise ValueError(f"gradient: edge_order is 1 or 2, not {edge_order}")
+    if len(set(dims)) < len(dims) or any(input.shape[d] <= edge_order for d in dims):
+        raise ValueError(
+            f"gradient along the dims {dims} of {input.partition}: each of them once, and with "
+            f"more than {edge_order} elements"
+        )
+    if input.dtype in (torch.bool, torch.uint8):
+        raise ValueError(f"gradient of {input.dtype}")
+    return tuple(_slope(input, d, h, edge_order) for d, h in zip(dims, distances, strict=True))
+
+
+def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
+    """Of neighbours along each of ``count`` dims."""
+    numbers = list(spacing) if isinstance(spacing, Sequence) else [spacing] * count
+    if any(isinstance(number, torch.Tensor) for number in (spacing, *numbers)):
         raise LayoutError(
             "gradient of a cut tensor knows equal distances only: spacing is a number for each dim"
         )
-    if len(numbers) != len(dims) or edge_order not in (1, 2):
-        raise ValueError(
-            f"gradient: {len(numbers)} distances for {len(dims)} dims, edge_order {edge_order}"
-        )
-    least = min(input.shape[d] for d in dims)
-    if least <= edge_order:
-        raise ValueError(f"gradient: each dim has to have more than {edge_order} elements")
-    return tuple(_slope(input, d, h, edge_order) for d, h in zip(dims, numbers, strict=True))
+    if len(numbers) != count:
+        raise ValueError(f"gradient: {len(numbers)} distances for {count} dims")
+    return numbers
 
 
 def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
-    """Central differences; at both ends those of first or second order."""
+    """Central differences; at both ends those of first or second order. Rounded as torch's."""
     count = x.shape[dim]
 
-    def combine(weights: Sequence[float], starts: Sequence[int], length: int) -> Sharded:
-        parts = (
-            apply_pointwise(torch.mul, (crop(x, {dim: Span(at, length)}), w / distance), {})
-            for w, at in zip(weights, starts, strict=True)
-        )
-        return functools.reduce(lambda a, b: apply_pointwise(torch.add, (a, b), {}), parts)
+    def part(start: int, length: int = 1) -> Sharded:
+        return crop(x, {dim: Span(start, length)})
 
-    inner = [combine((-0.5, 0.5), (0, 2), count - 2)] if count > 2 else []
-    first = (-1.0, 1.0) if order == 1 else (-1.5, 2.0, -0.5)
-    steps = range(len(first))
-    begin = combine(first, steps, 1)
-    end = combine([-w for w in first], [count - 1 - at for at in steps], 1)
-    return concatenate([begin, *inner, end], dim, "gradient")
+    def over(y: Sharded, number: float) -> Sharded:
+        return apply_pointwise(torch.div, (y, number), {})
+
+    if order == 1:
+        begin = apply_pointwise(torch.sub, (part(1), part(0)), {})
+        end = apply_pointwise(torch.sub, (part(count - 1), part(count - 2)), {})
+    else:
+        begin = _sum([(-1.5, part(0)), (2.0, part(1)), (-0.5, part(2))])
+        end = _sum([(0.5, part(count - 3)), (-2.0, part(count - 2)), (1.5, part(count - 1))])
+    inner = []
+    if count > 2:
+        across = apply_pointwise(torch.sub, (part(2, count - 2), part(0, count - 2)), {})
+        inner = [over(over(across, distance), 2)]
+    return concatenate([over(begin, distance), *inner, over(end, distance)], dim, "gradient")
+
+
+def _sum(terms: Sequence[tuple[float, Sharded]]) -> Sharded:
+    products = (apply_pointwise(torch.mul, (x, weight), {}) for weight, x in terms)
+    return functools.reduce(lambda a, b: apply_pointwise(torch.add, (a, b), {}), products)
 
 
 @register(torch.bucketize, family="elementwise")

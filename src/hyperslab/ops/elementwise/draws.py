@@ -96,8 +96,10 @@ def exponential_(
 ) -> Sharded:
     """In place, the same on every grid; without spatial extents equal to torch's own."""
     _check_generator(generator, "exponential_")
-    if lambd <= 0 or not self.is_floating_point():
-        raise ValueError(f"exponential_ of {self.dtype} with rate {lambd}: needs numbers above 0")
+    if not lambd > 0:
+        raise ValueError(f"exponential_ with the rate {lambd}: it has to be above 0")
+    if not self.is_floating_point():
+        raise ValueError(f"exponential_ of {self.dtype}: takes floating-point numbers")
     return write(self, exponential_block(self, lambd))
 
 

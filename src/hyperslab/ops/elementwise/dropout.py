@@ -17,7 +17,7 @@ from hyperslab.ops.common.operands import check_writable
 from hyperslab.ops.common.unbatched import check_unbatched
 from hyperslab.ops.kernels.random_bits import uniform_bits
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import describe
+from hyperslab.tensor.dispatch import describe, gather_first
 
 CHECK_EVERY = 64
 """Calls between two checks that all ranks are in the same random state."""
@@ -79,7 +79,7 @@ def check_random_state(x: Sharded) -> None:
         )
 
 
-def check_whole_mask(tensors: Sequence[torch.Tensor], p: float, name: str) -> None:
+def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str) -> None:
     """Masks that torch draws within ``name`` are the serial ones where every rank has the whole.
 
     Raises:
@@ -89,10 +89,11 @@ def check_whole_mask(tensors: Sequence[torch.Tensor], p: float, name: str) -> No
     cut = [t for t in tensors if isinstance(t, Sharded)]
     if p <= 0:
         return
-    if any(t.partition.axes for t in cut):
+    axes = dict.fromkeys(axis for t in cut for axis in t.partition.axes)
+    if axes:
         raise LayoutError(
             f"{name} draws its dropout mask for the block only\n{describe(cut)}"
-            "    use a dropout of 0 in it, or hyperslab.gather(x, axes) before it"
+            f"    use a dropout of 0 in it; or, of all of these,\n{gather_first(*axes)}"
         )
     check_random_state(cut[0])
 

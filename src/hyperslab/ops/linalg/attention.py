@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
     the tokens, not to their square, 2. it attends with its own queries.
     """
     name = "scaled_dot_product_attention"
-    check_whole_mask([query, key, value], dropout_p, name)
+    check_whole_mask([query, key, value, attn_mask], dropout_p, name)
     _check_whole(query, name, -2 if is_causal else None, -1, -3 if enable_gqa else None)
     for x in (key, value):
         _check_whole(x, name, -1, -3 if enable_gqa else None)
@@ -102,7 +102,8 @@ def multi_head_attention_forward(
     given: dict[str, Any] = call.arguments
     weights: list[torch.Tensor | None] = []
     sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
-    check_whole_mask(sequences, given["dropout_p"] if given["training"] else 0.0, name)
+    masks = [given["key_padding_mask"], given["attn_mask"]]
+    check_whole_mask([*sequences, *masks], given["dropout_p"] if given["training"] else 0.0, name)
     _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
     for key in ("key", "value"):
         _check_whole(given[key], name, -1)

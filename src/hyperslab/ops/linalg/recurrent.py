@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -11,6 +10,7 @@ from hyperslab.comm import log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.ops.common.operands import whole_of
 from hyperslab.ops.elementwise.dropout import check_whole_mask
 from hyperslab.ops.linalg.contraction import DimLabel, contract
 from hyperslab.tensor import Sharded, gather
@@ -42,47 +42,69 @@ def recurrent_layer(
     the layer on them.
     """
     name = operator.__name__
-    if isinstance(params, torch.Tensor):
+    if not isinstance(has_biases, bool):  # the other signature: data, sizes, states, parameters
         raise LayoutError(
-            f"{name} of packed sequences has no rule for a cut tensor\n{describe([input, hx])}"
+            f"{name} of packed sequences has no rule for a cut tensor\n{describe([input, params])}"
             "    give the padded sequences, or leave the cut with x.full() before they are packed"
         )
     labels: list[DimLabel] = ["batch", "step"] if batch_first else ["step", "batch"]
-    random = dropout if train and num_layers > 1 else 0.0
+    weights = _whole(name, params)
 
     def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = operator(
-            block, states, params, has_biases, num_layers, dropout, train, bidirectional,
+            block, states, weights, has_biases, num_layers, dropout, train, bidirectional,
             batch_first,
         )  # fmt: skip
         return found
 
-    return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, random)
+    p = dropout if train and num_layers > 1 else 0.0
+    return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, p)
 
 
 @register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", family="linalg")
 def recurrent_cell(
-    operator: Operator, input: torch.Tensor, hx: torch.Tensor, *args: Any, **kwargs: Any
+    operator: Operator,
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The batch may be cut; features that are cut are gathered."""
+    name = operator.__name__
+    weights = _whole(name, (w_ih, w_hh, b_ih, b_hh))
 
-    def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
-        return (operator(block, states, *args, **kwargs),)
+    def run(block: torch.Tensor, state: States) -> tuple[torch.Tensor, ...]:
+        return (operator(block, state, *weights),)
 
-    return _recur(operator.__name__, input, hx, ["batch", "in"], ["batch", "state"], run)[0]
+    return _recur(name, input, hx, ["batch", "in"], ["batch", "state"], run)[0]
 
 
 @register_each("lstm_cell", family="linalg")
 def lstm_cell(
-    operator: Operator, input: torch.Tensor, hx: Sequence[torch.Tensor], *args: Any, **kwargs: Any
+    operator: Operator,
+    input: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The batch may be cut; features that are cut are gathered."""
+    name = operator.__name__
+    weights = _whole(name, (w_ih, w_hh, b_ih, b_hh))
 
     def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
-        found: tuple[torch.Tensor, ...] = operator(block, states, *args, **kwargs)
+        found: tuple[torch.Tensor, ...] = operator(block, states, *weights)
         return found
 
-    return _recur(operator.__name__, input, hx, ["batch", "in"], ["batch", "state"], run)
+    return _recur(name, input, hx, ["batch", "in"], ["batch", "state"], run)
+
+
+def _whole(name: str, weights: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Weights, which may come from cut features."""
+    return [None if w is None else whole_of(w, f"the weights of {name}") for w in weights]
 
 
 def _recur(
@@ -101,6 +123,7 @@ def _recur(
         _with_whole_sequences(name, x, labels)
         for x, labels in [(input, of_input), *((state, of_state) for state in states)]
     ]
+    _check_batch(name, operands, [of_input, *[of_state] * len(states)])
     check_whole_mask(operands, dropout, name)
     after: list[torch.Tensor] = []
 
@@ -115,12 +138,28 @@ def _recur(
     return (y, *(_state(y, of_input, block, of_state) for block in after))
 
 
+def _check_batch(
+    name: str, operands: Sequence[torch.Tensor], labels: Sequence[Sequence[DimLabel]]
+) -> None:
+    """Torch takes no state of another batch; a block of one sample could not tell.
+
+    Raises:
+        LayoutError: they differ, or nothing but a weight is cut.
+    """
+    batches = {x.shape[own.index("batch")] for x, own in zip(operands, labels, strict=True)}
+    if len(batches) > 1 or not any(isinstance(x, Sharded) for x in operands):
+        raise LayoutError(
+            f"{name}: the input and its states have to have one batch, and one of them has to be "
+            f"cut where a weight is\n{describe(operands)}"
+        )
+
+
 def _with_whole_sequences(name: str, x: torch.Tensor, labels: Sequence[DimLabel]) -> torch.Tensor:
     """Cut along its batch only."""
+    if x.dim() != len(labels):
+        raise LayoutError(f"{name} takes tensors of {len(labels)} dims, not\n{describe([x])}")
     if not isinstance(x, Sharded):
         return x
-    if x.dim() != len(labels):
-        raise LayoutError(f"{name}: {len(labels)} dims, not\n{describe([x])}")
     axes = [
         cut.axis
         for label, cut in zip(labels, x.partition.cuts, strict=True)

@@ -26,7 +26,10 @@ def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     """
     dim = read_dim(dimension, self.dim(), "unfold")
     if not 1 <= size <= self.shape[dim]:
-        raise ValueError(f"unfold: windows of {size} in dim {dim} of {self.partition}")
+        raise ValueError(
+            f"unfold: windows of {size} elements along dim {dim}, which has {self.shape[dim]}: "
+            f"{self.partition}"
+        )
     if step < 1:
         raise ValueError(f"unfold: the step is {step} but must be greater than zero")
     stay, windows, cover = _lay_out(self.partition, dim, Window(size, step))
