@@ -154,6 +154,7 @@ def refused(case: str) -> None:
     tokens, uncut = x.transpose(2, 3), hs.gather(x, "width")
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
     mask = hs.shard(torch.zeros(2, 2, 6, 6), grid, channels=False)
+    whole = hs.gather(hs.shard(torch.ones(6, 4, 4), grid, channels=False), "width")
     row = hs.shard(torch.randn(2, 6, 4), hs.Grid(width=2), channels=False).transpose(1, 2)
     {
         "features": lambda: F.scaled_dot_product_attention(x, x, x),
@@ -167,7 +168,7 @@ def refused(case: str) -> None:
             uncut, uncut, uncut, mask, dropout_p=0.1
         ),
         "layer dropout, cut mask": lambda: nn.MultiheadAttention(4, 2, dropout=0.1)(
-            *[torch.ones(6, 4, 4)] * 3, key_padding_mask=mask[0, 0, :4] > 9
+            *[whole] * 3, key_padding_mask=mask[0, 0, :4] > 9
         ),
         "layer features": lambda: layer(row.mT, row.mT, row.mT),
     }[case]()
