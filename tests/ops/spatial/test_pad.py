@@ -189,7 +189,6 @@ PATCHES: list[Callable[[], Any]] = [
     lambda: F.unfold(hs.shard(torch.randn(1, 2, 4, 4), hs.Grid()), 2),
     lambda: nn.Fold((4, 4), 2)(hs.shard(torch.randn(1, 8, 9), hs.Grid())),
     lambda: nn.Unfold(2)(hs.shard(torch.randn(1, 2, 4, 4), hs.Grid())),
-    lambda: hs.shard(torch.randn(1, 2, 4, 4), hs.Grid()).unfold(2, 2, 1),
 ]
 
 
