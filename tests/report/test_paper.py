@@ -76,6 +76,28 @@ def test_no_label_is_clipped_on_the_page_or_in_a_paper(
         assert clipped(picture.figure) == [], f"{picture.name} for a paper"
 
 
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_no_legend_is_clipped(count: int) -> None:
+    """Long and short labels, whichever column they come to."""
+    labels = [
+        "64",
+        "64 + batch norm",
+        "32",
+        "16",
+        "32, equal samples",
+        "predicting the mean",
+        "ridge",
+    ]
+    for first in range(len(labels)):
+        canvas = Canvas("legend")
+        for label in (labels * 2)[first : first + count]:
+            canvas.axes.plot([0, 1], label=label)
+        canvas.legend()
+        assert clipped(canvas.figure) == [], (first, count)
+        for_paper(canvas.figure)
+        assert clipped(canvas.figure) == [], (first, count)
+
+
 def test_files_have_a_columns_width_and_letters_that_can_be_read(run: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), "--figures", "pdf,png"])
     folder = run / "report-figures"

@@ -8,6 +8,7 @@ real colour, and one figure is legible on a light page, on a dark one and on pap
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Sequence
@@ -152,9 +153,10 @@ def place_legend(
 
 
 def _row_width(labels: Sequence[str], columns: int) -> float:
-    """Of a legend, over the height of its letters; it fills one column after the other."""
-    each = -(-len(labels) // columns) or 1
-    parts = [labels[at : at + each] for at in range(0, len(labels), each)]
+    """Of a legend, over the height of its letters; its first columns have what is left over."""
+    rows, longer = divmod(len(labels), columns)
+    starts = [at * rows + min(at, longer) for at in range(columns + 1)]
+    parts = [labels[a:b] for a, b in itertools.pairwise(starts) if a < b]
     return sum(LETTER_WIDTH * max(map(len, part)) + BESIDE_LABEL for part in parts)
 
 
