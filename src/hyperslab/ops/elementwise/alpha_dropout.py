@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from hyperslab.ops.elementwise.draws import write, zeros_and_ones
+from hyperslab.ops.elementwise.draws import write_block, zeros_and_ones
 from hyperslab.ops.elementwise.dropout import check_probability, check_random_state
 from hyperslab.tensor import Sharded, register
 
-LIMIT = 1.7580993408473766
+SELU_LIMIT = 1.7580993408473766
 """Dropped values become minus this, what SELU tends to, before all are scaled (section 2)."""
 
 
@@ -59,7 +59,7 @@ def _check(x: Sharded, p: float, least: int) -> None:
 
 def _drop(x: Sharded, kept: torch.Tensor, p: float, inplace: bool) -> Sharded:
     """``kept``: this rank's ones and zeros."""
-    scale = ((LIMIT**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
-    shift = (kept - (1 - p)) * (LIMIT * scale)
+    scale = ((SELU_LIMIT**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
+    shift = (kept - (1 - p)) * (SELU_LIMIT * scale)
     y = x.block * (kept * scale) + shift
-    return write(x, y) if inplace else x.like(y, fresh=True)
+    return write_block(x, y) if inplace else x.like(y, fresh=True)

@@ -66,7 +66,7 @@ def bernoulli_(
 ) -> Sharded:
     """In place, the same on every grid; without spatial extents equal to torch's own."""
     _check_generator(generator, "bernoulli_")
-    return write(self, zeros_and_ones(self, p))
+    return write_block(self, zeros_and_ones(self, p))
 
 
 @register(torch.Tensor.uniform_, family="elementwise")
@@ -77,7 +77,7 @@ def uniform_(self: Sharded, *bounds: float, generator: Any = None, **named: floa
     if drawn_whole(self):
         return _torchs_own(self, "uniform_", low, high)
     block = rand_like(self).block
-    return write(self, block * (high - low) + low)
+    return write_block(self, block * (high - low) + low)
 
 
 @register(torch.Tensor.normal_, family="elementwise")
@@ -87,7 +87,7 @@ def normal_(self: Sharded, *moments: float, generator: Any = None, **named: floa
     mean, std = _pair(moments, named, {"mean": 0.0, "std": 1.0})
     if drawn_whole(self):
         return _torchs_own(self, "normal_", mean, std)
-    return write(self, randn_like(self).block * std + mean)
+    return write_block(self, randn_like(self).block * std + mean)
 
 
 @register(torch.Tensor.exponential_, family="elementwise")
@@ -100,7 +100,7 @@ def exponential_(
         raise ValueError(f"exponential_ with the rate {lambd}: it has to be above 0")
     if not self.is_floating_point():
         raise ValueError(f"exponential_ of {self.dtype}: takes floating-point numbers")
-    return write(self, exponential_block(self, lambd))
+    return write_block(self, exponential_block(self, lambd))
 
 
 def exponential_block(x: Sharded, rate: float = 1.0) -> torch.Tensor:
@@ -123,10 +123,10 @@ def _pair(given: tuple[float, ...], named: dict[str, float], default: dict[str, 
 def _torchs_own(x: Sharded, name: str, *options: float) -> Sharded:
     check_random_state(x)
     whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return write(x, getattr(whole, name)(*options)[x.box.slices()])
+    return write_block(x, getattr(whole, name)(*options)[x.box.slices()])
 
 
-def write(x: Sharded, block: torch.Tensor) -> Sharded:
+def write_block(x: Sharded, block: torch.Tensor) -> Sharded:
     """In place: this rank's block of the new values."""
     y: Sharded = apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {})
     return y

@@ -19,7 +19,7 @@ from hyperslab.tensor.dispatch import describe
 States = torch.Tensor | Sequence[torch.Tensor]
 """What a layer starts from: one tensor, of an LSTM two."""
 
-Run = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
+RunBlocks = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
 """A layer, or a cell, of blocks: what it gives for its input and its states."""
 
 
@@ -113,7 +113,7 @@ def _recur(
     hx: States,
     of_input: list[DimLabel],
     of_state: list[DimLabel],
-    run: Run,
+    run: RunBlocks,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     """The result and the states after it, all cut along their batch only."""
