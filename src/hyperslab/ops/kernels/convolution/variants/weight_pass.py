@@ -8,7 +8,7 @@ from hyperslab.memory_format import CHANNELS_LAST
 from hyperslab.ops.kernels import choose
 from hyperslab.ops.kernels.convolution.layout import in_rows
 from hyperslab.ops.kernels.convolution.options import Problem
-from hyperslab.ops.kernels.convolution.variants import columns, matrix, registers
+from hyperslab.ops.kernels.convolution.variants import columns, matrix, registers, winograd
 from hyperslab.ops.kernels.convolution.variants.variant import (
     ConvVariant,
     ConvVariants,
@@ -125,4 +125,5 @@ WEIGHT_VARIANTS: ConvVariants = {
     "matrix": ConvVariant(matrix.weight_by_matrix, matrix.windows_tile, copies=True),
     "im2col": ConvVariant(matrix.weight_by_samples, matrix.windows_are_small),
     "registers": ConvVariant(registers.weight_in_registers, registers.fits_registers),
+    "winograd": ConvVariant(winograd.weight_by_winograd, winograd.fits_winograd),
 }

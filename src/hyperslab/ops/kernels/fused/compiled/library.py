@@ -39,7 +39,7 @@ class Library:
     """Each function takes a packed structure and returns 0, or 1 where memory ran out.
 
     All but those of a normalisation's numbers do a part of the work: see `call`.
-    ``direct_is_known`` takes none, and returns 1 where the processor has what its kernels need.
+    Those that end in ``is_known`` take none, and return 1 where the processor has what is needed.
     """
 
     forward: Function
@@ -52,6 +52,8 @@ class Library:
     direct_is_known: Function
     direct_forward: Function
     direct_gradient: Function
+    winograd_is_known: Function
+    winograd_gradient: Function
     normalisation: Function
     parameter_gradients: Function
     through_statistics: Function
@@ -91,6 +93,8 @@ def load_library(path: Path) -> Library:
         loaded.hyperslab_direct_is_known,
         loaded.hyperslab_direct_forward,
         loaded.hyperslab_direct_gradient,
+        loaded.hyperslab_winograd_is_known,
+        loaded.hyperslab_winograd_gradient,
         loaded.hyperslab_normalisation,
         loaded.hyperslab_parameter_gradients,
         loaded.hyperslab_through_statistics,

@@ -1,0 +1,231 @@
+/* The weight's gradient of a convolution with windows of 3 x 3 x 3 voxels, see winograd.h: the panels
+ * of x times those of g, kind by kind, and what the sums say of the weight. */
+#include "winograd_panels.h"
+
+#if VECTORS
+
+enum {
+    FEWEST = 32, /* tiles at a time */
+    MOST = 256,
+    PANELS = 1 << 14, /* numbers of a kind's panels that stay in the second cache */
+    PASSED = 1 << 14  /* tiles after which sums become taps, so that no sum is one of too many */
+};
+
+/* Adds to `wide` blocks of sums what `count` tiles bring, each sum of which begins at zero. */
+INLINE void multiply_block(const float *x, const float *g, int64_t panel, int64_t count, int wide,
+                           float *sums)
+{
+    vector s[2 * ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < wide * ROWS; i++)
+        s[i] = zero();
+    for (int64_t t = 0; t < count; t++, x += LANES, g += LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+            for (int j = 0; j < wide; j++)
+                s[j * ROWS + i] = add_product(s[j * ROWS + i], x[i], load(g + j * panel));
+#pragma GCC unroll 16
+    for (int i = 0; i < wide * ROWS; i++)
+        store(sums + i * LANES, add(load(sums + i * LANES), s[i]));
+}
+
+static void multiply(const machine *m, const float *x, const float *g, int64_t count, float *sums)
+{
+    for (int64_t o = 0; o < m->out; o += 2)
+        for (int64_t h = 0; h < m->halves; h++) {
+            const float *rows = x + h / 2 * m->panel + h % 2 * ROWS, *columns = g + o * m->panel;
+            float *to = sums + (h * m->out + o) * ROWS * LANES;
+            if (o + 1 < m->out)
+                multiply_block(rows, columns, m->panel, count, 2, to);
+            else
+                multiply_block(rows, columns, m->panel, count, 1, to);
+        }
+}
+
+/* The sum of g_rows, in one kind of which every voxel is once; of each row first. */
+static void add_bias(const machine *m, int64_t rows)
+{
+    int64_t voxels = 2 * m->tiles;
+    for (int64_t c = 0; c < m->out; c++) {
+        const float *at = m->g_rows + c * LANES;
+        float sums[LANES] __attribute__((aligned(64)));
+        vector all = zero();
+        for (int64_t y = 0; y < rows; y++) {
+            vector row = zero();
+            for (int64_t v = 0; v < voxels; v++, at += m->out * LANES)
+                row = add(row, load(at));
+            all = add(all, row);
+        }
+        store(sums, all);
+        for (int i = 0; i < LANES; i++)
+            m->bias[c * LANES + i] += sums[i];
+    }
+}
+
+/* Rows [y, y + rows) of tiles of pairs [i, i + planes) of planes, of one kind along the depth. */
+static void add_strip(const machine *m, int64_t i, int64_t planes, int64_t y, int64_t rows, int depth)
+{
+    const winograd *k = m->k;
+    int64_t x_row = (2 * m->tiles + 2) * m->in * LANES, g_row = 2 * m->tiles * m->out * LANES;
+    int64_t x_slab = (2 * rows + 2) * x_row, g_slab = 2 * rows * g_row;
+    for (int64_t p = 0; p < planes; p++) {
+        int64_t sample = (i + p) / m->pairs, z = 2 * ((i + p) % m->pairs);
+        int64_t x_size = k->extents[DEPTH] * k->extents[HEIGHT] * k->extents[WIDTH] * k->channels;
+        int64_t g_size = k->results[DEPTH] * k->results[HEIGHT] * k->results[WIDTH] * k->out_channels;
+        int64_t size = size_of[k->type];
+        slab x = {(const char *)k->x + sample * x_size * size, k->type, k->channels, m->in, k->extents,
+                  z - k->padding[DEPTH], 2 * y - k->padding[HEIGHT], 2 * rows + 2, k->padding[WIDTH],
+                  2 * m->tiles + 2};
+        slab g = {(const char *)k->g + sample * g_size * size, k->type, k->out_channels, m->out,
+                  k->results, z, 2 * y, 2 * rows, 0, 2 * m->tiles};
+        combine_planes(&x, kinds_of_x[depth], m->x_rows + p * x_slab);
+        combine_planes(&g, kinds_of_g[depth], m->g_rows + p * g_slab);
+    }
+    if (k->bias && depth == 1)
+        add_bias(m, planes * 2 * rows);
+    int64_t x_step = m->in * m->panel, g_step = m->out * m->panel;
+    for (int height = 0; height < KINDS; height++) {
+        for (int64_t p = 0; p < planes; p++)
+            for (int64_t r = 0; r < rows; r++) {
+                int64_t at = (p * rows + r) * m->tiles * LANES;
+                write_x(m, m->x_rows + p * x_slab + 2 * r * x_row, kinds_of_x[height], m->x_panels + at,
+                        x_step);
+                write_g(m, m->g_rows + p * g_slab + 2 * r * g_row, kinds_of_g[height], m->g_panels + at,
+                        g_step);
+            }
+        for (int width = 0; width < KINDS; width++) {
+            int64_t kind = (depth * KINDS + height) * KINDS + width;
+            multiply(m, m->x_panels + width * x_step, m->g_panels + width * g_step,
+                     planes * rows * m->tiles, m->sums + kind * sums_of_a_kind(m));
+        }
+    }
+}
+
+/* What was summed up so far, as taps. */
+static void settle(const machine *m)
+{
+    int64_t n = sums_of_a_kind(m);
+    for (int64_t i = 0; i < n; i += LANES) {
+        vector of_width[TAPS * KINDS * KINDS], of_height[TAPS * TAPS * KINDS], taps[ALL_TAPS];
+        vector kinds[ALL_KINDS];
+        for (int kind = 0; kind < ALL_KINDS; kind++)
+            kinds[kind] = load(m->sums + kind * n + i);
+        for (int j = 0; j < KINDS * KINDS; j++)
+            taps_of(kinds + j, KINDS * KINDS, of_width + j, KINDS * KINDS);
+        for (int j = 0; j < TAPS; j++)
+            for (int l = 0; l < KINDS; l++)
+                taps_of(of_width + j * KINDS * KINDS + l, KINDS, of_height + j * TAPS * KINDS + l, KINDS);
+        for (int j = 0; j < TAPS * TAPS; j++)
+            taps_of(of_height + j * KINDS, 1, taps + j * TAPS, 1);
+        for (int tap = 0; tap < ALL_TAPS; tap++)
+            store(m->taps + tap * n + i, add(load(m->taps + tap * n + i), taps[tap]));
+    }
+    memset(m->sums, 0, (size_t)(4 * ALL_KINDS * n));
+}
+
+static void sum_part(const machine *m)
+{
+    const winograd *k = m->k;
+    int64_t all = k->samples * m->pairs, passed = 0;
+    int64_t first = all * k->part / k->parts, end = all * (k->part + 1) / k->parts;
+    for (int64_t i = first; i < end; i += m->planes) {
+        int64_t planes = least(m->planes, end - i);
+        for (int depth = 0; depth < KINDS; depth++)
+            for (int64_t y = 0; y < m->rows; y += m->strip)
+                add_strip(m, i, planes, y, least(m->strip, m->rows - y), depth);
+        passed += planes * m->rows * m->tiles;
+        if (passed >= PASSED || i + planes == end) {
+            settle(m);
+            passed = 0;
+        }
+    }
+}
+
+static void write_part(const machine *m)
+{
+    const winograd *k = m->k;
+    float *to = k->weight + k->part * k->out_channels * k->channels * ALL_TAPS;
+    for (int64_t o = 0; o < k->out_channels; o++)
+        for (int64_t c = 0; c < k->channels; c++) {
+            int64_t at = ((c / ROWS * m->out + o / LANES) * ROWS + c % ROWS) * LANES + o % LANES;
+            for (int tap = 0; tap < ALL_TAPS; tap++)
+                *to++ = m->taps[tap * sums_of_a_kind(m) + at];
+        }
+    if (k->bias)
+        for (int64_t o = 0; o < k->out_channels; o++)
+            k->bias[k->part * k->out_channels + o] = (float)m->bias[o];
+}
+
+static void *zeros(int64_t bytes)
+{
+    size_t whole = (size_t)blocks(bytes, 64) * 64;
+    void *room = aligned_alloc(64, whole);
+    if (room)
+        memset(room, 0, whole);
+    return room;
+}
+
+static void measure_out(machine *m)
+{
+    const winograd *k = m->k;
+    m->in = blocks(k->channels, LANES);
+    m->out = blocks(k->out_channels, LANES);
+    m->halves = blocks(k->channels, ROWS);
+    m->tiles = blocks(k->results[WIDTH], 2);
+    m->rows = blocks(k->results[HEIGHT], 2);
+    m->pairs = blocks(k->results[DEPTH], 2);
+    int64_t at_once = most(FEWEST, least(MOST, PANELS / ((m->in + m->out) * LANES)));
+    m->strip = least(m->rows, most(1, at_once / m->tiles));
+    m->planes = most(1, at_once / (m->rows * m->tiles));
+    m->panel = m->planes * m->strip * m->tiles * LANES;
+}
+
+int hyperslab_winograd_gradient(const winograd *k)
+{
+    machine m = {.k = k};
+    measure_out(&m);
+    int64_t x_row = (2 * m.tiles + 2) * m.in * LANES, g_row = 2 * m.tiles * m.out * LANES;
+    m.x_rows = zeros(4 * m.planes * (2 * m.strip + 2) * x_row);
+    m.g_rows = zeros(4 * m.planes * 2 * m.strip * g_row);
+    m.x_panels = zeros(4 * KINDS * m.in * m.panel);
+    m.g_panels = zeros(4 * KINDS * m.out * m.panel);
+    m.sums = zeros(4 * ALL_KINDS * sums_of_a_kind(&m));
+    m.taps = zeros(4 * ALL_TAPS * sums_of_a_kind(&m));
+    m.bias = zeros(8 * m.out * LANES);
+    int failed = !m.x_rows || !m.g_rows || !m.x_panels || !m.g_panels || !m.sums || !m.taps || !m.bias;
+    if (!failed) {
+        sum_part(&m);
+        write_part(&m);
+    }
+    free(m.x_rows);
+    free(m.g_rows);
+    free(m.x_panels);
+    free(m.g_panels);
+    free(m.sums);
+    free(m.taps);
+    free(m.bias);
+    return failed;
+}
+
+int hyperslab_winograd_is_known(const void *nothing)
+{
+    (void)nothing;
+    return 1;
+}
+
+#else
+
+int hyperslab_winograd_gradient(const winograd *k)
+{
+    (void)k;
+    return 1;
+}
+
+int hyperslab_winograd_is_known(const void *nothing)
+{
+    (void)nothing;
+    return 0;
+}
+
+#endif
