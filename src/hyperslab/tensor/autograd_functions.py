@@ -6,6 +6,7 @@ Torch asks no ``__torch_function__`` when a function is applied.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,10 +38,11 @@ def seeing_serial_gradients(serial: bool = True) -> Iterator[None]:
 
 def before_functions(prepare: Prepare) -> None:
     """Have it called at every ``torch.autograd.Function.apply``; what is named last comes first."""
-    apply = Function.apply.__func__  # type: ignore[attr-defined]
+    apply = inspect.getattr_static(Function, "apply").__func__
 
     @functools.wraps(apply)
-    def run(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def run(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         return apply(prepare(cls, (*args, *kwargs.values())), *args, **kwargs)
 
+    # Torch has no hook for it: what every function inherits is replaced.
     Function.apply = classmethod(run)  # type: ignore[assignment,method-assign]

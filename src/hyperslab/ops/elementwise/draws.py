@@ -22,8 +22,8 @@ def drawn_whole(x: Sharded) -> bool:
     return math.prod(x.shape[2:]) == 1
 
 
-def zeros_and_ones(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
-    """This rank's block of ones, with the probability ``p``, and zeros."""
+def bernoulli_block(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
+    """This rank's block of ones, each with the probability ``p``, and zeros."""
     check_random_state(x)
     if drawn_whole(x):
         with torch.no_grad():
@@ -50,9 +50,9 @@ def _check_generator(generator: torch.Generator | None, name: str) -> None:
 def bernoulli(
     input: Sharded, p: float | None = None, *, generator: torch.Generator | None = None
 ) -> Sharded:
-    """The same on every grid; without spatial extents equal to torch's own."""
+    """The same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "bernoulli")
-    ones = zeros_and_ones(input, input if p is None else p)
+    ones = bernoulli_block(input, input if p is None else p)
     return input.like(ones, fresh=True)
 
 
@@ -64,14 +64,14 @@ def bernoulli_(
     *,
     generator: torch.Generator | None = None,
 ) -> Sharded:
-    """In place, the same on every grid; without spatial extents equal to torch's own."""
+    """In place, the same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "bernoulli_")
-    return write_block(self, zeros_and_ones(self, p))
+    return write_block(self, bernoulli_block(self, p))
 
 
 @register(torch.Tensor.uniform_, family="elementwise")
 def uniform_(self: Sharded, *bounds: float, generator: Any = None, **named: float) -> Sharded:
-    """In place, the same on every grid; without spatial extents equal to torch's own."""
+    """In place, the same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "uniform_")
     low, high = _pair(bounds, named, {"from": 0.0, "to": 1.0})
     if drawn_whole(self):
@@ -82,7 +82,7 @@ def uniform_(self: Sharded, *bounds: float, generator: Any = None, **named: floa
 
 @register(torch.Tensor.normal_, family="elementwise")
 def normal_(self: Sharded, *moments: float, generator: Any = None, **named: float) -> Sharded:
-    """In place, the same on every grid; without spatial extents equal to torch's own."""
+    """In place, the same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "normal_")
     mean, std = _pair(moments, named, {"mean": 0.0, "std": 1.0})
     if drawn_whole(self):
@@ -94,7 +94,7 @@ def normal_(self: Sharded, *moments: float, generator: Any = None, **named: floa
 def exponential_(
     self: Sharded, lambd: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Sharded:
-    """In place, the same on every grid; without spatial extents equal to torch's own."""
+    """In place, the same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "exponential_")
     if not lambd > 0:
         raise ValueError(f"exponential_ with the rate {lambd}: it has to be above 0")

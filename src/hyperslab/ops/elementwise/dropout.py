@@ -27,12 +27,16 @@ def dropout_shape(x: Sharded, shape: tuple[int, ...], p: float, inplace: bool) -
     """Multiply by one global mask of ``shape``, drawn in full on every rank as torch draws it."""
     check_random_state(x)
     scale = F.dropout(torch.ones(shape, dtype=x.dtype, device=x.device), p, True)
-    box = x.box
-    for dim, extent in enumerate(shape):
+    return _multiply(x, own_part(scale, x), 1.0, inplace)
+
+
+def own_part(mask: torch.Tensor, x: Sharded) -> torch.Tensor:
+    """What this rank's block needs of a global mask, whose extents are those of ``x`` or 1."""
+    for dim, extent in enumerate(mask.shape):
         if extent != 1:
-            lo, hi = box.interval(dim)
-            scale = scale.narrow(dim, lo, hi - lo)
-    return _multiply(x, scale, 1.0, inplace)
+            lo, hi = x.box.interval(dim)
+            mask = mask.narrow(dim, lo, hi - lo)
+    return mask
 
 
 def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
@@ -106,9 +110,8 @@ def dropout(
     inplace: bool = False,
     train: bool | None = None,
 ) -> Sharded:
-    """One global mask, the same on every grid; without spatial dims it equals torch's own."""
-    check_probability(p)
-    if not (training if train is None else train) or p == 0.0:
+    """One global mask, the same on every grid; torch's own for a contiguous matrix."""
+    if not drops(p, training if train is None else train):
         return input
     if input.dim() > 2:
         return dropout_volume(input, p, inplace)
@@ -138,23 +141,26 @@ def feature_dropout(
     inplace: bool = False,
 ) -> Sharded:
     """Whole channels: torch's own mask, the same on every grid."""
-    check_probability(p)
     name = operator.__name__
+    active = drops(p, training)
     alone = name in ("dropout1d", "dropout3d") and input.dim() == BATCHED_DIMS[name][0] - 1
     if alone:
         check_unbatched(input, name)
     elif input.dim() not in BATCHED_DIMS[name]:
         raise LayoutError(f"{name} needs a batched input, got {input.partition}")
-    if not training or p == 0.0:
+    if not active:
         return input
     front = 1 if alone else 2
     shape = (*input.shape[:front], *[1] * (input.dim() - front))
     return dropout_shape(input, shape, p, inplace)
 
 
-def check_probability(p: float) -> None:
-    """Raises:
-    ValueError: as torch does.
+def drops(p: float, training: bool) -> bool:
+    """Whether anything is dropped.
+
+    Raises:
+        ValueError: ``p`` is no probability.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    return training and p > 0.0

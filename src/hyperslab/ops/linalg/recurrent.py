@@ -19,8 +19,8 @@ from hyperslab.tensor.dispatch import describe
 States = torch.Tensor | Sequence[torch.Tensor]
 """What a layer starts from: one tensor, of an LSTM two."""
 
-RunBlocks = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
-"""A layer, or a cell, of blocks: what it gives for its input and its states."""
+Recurrence = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
+"""A layer or a cell on a rank's blocks: from its input and its states to its results."""
 
 
 @register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg")
@@ -61,45 +61,26 @@ def recurrent_layer(
     return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, p)
 
 
-@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", family="linalg")
+@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm_cell", family="linalg")
 def recurrent_cell(
     operator: Operator,
     input: torch.Tensor,
-    hx: torch.Tensor,
+    hx: States,
     w_ih: torch.Tensor,
     w_hh: torch.Tensor,
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The batch may be cut; features that are cut are gathered."""
-    name = operator.__name__
-    weights = _whole(name, (w_ih, w_hh, b_ih, b_hh))
-
-    def run(block: torch.Tensor, state: States) -> tuple[torch.Tensor, ...]:
-        return (operator(block, state, *weights),)
-
-    return _recur(name, input, hx, ["batch", "in"], ["batch", "state"], run)[0]
-
-
-@register_each("lstm_cell", family="linalg")
-def lstm_cell(
-    operator: Operator,
-    input: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor | None = None,
-    b_hh: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, ...]:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The batch may be cut; features that are cut are gathered."""
     name = operator.__name__
     weights = _whole(name, (w_ih, w_hh, b_ih, b_hh))
 
     def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
-        found: tuple[torch.Tensor, ...] = operator(block, states, *weights)
-        return found
+        found: torch.Tensor | tuple[torch.Tensor, ...] = operator(block, states, *weights)
+        return (found,) if isinstance(found, torch.Tensor) else found
 
-    return _recur(name, input, hx, ["batch", "in"], ["batch", "state"], run)
+    found = _recur(name, input, hx, ["batch", "in"], ["batch", "state"], run)
+    return found if name == "lstm_cell" else found[0]
 
 
 def _whole(name: str, weights: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -113,7 +94,7 @@ def _recur(
     hx: States,
     of_input: list[DimLabel],
     of_state: list[DimLabel],
-    run: RunBlocks,
+    run: Recurrence,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
     """The result and the states after it, all cut along their batch only."""
