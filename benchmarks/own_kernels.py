@@ -14,6 +14,7 @@ from block_kernels import BlockConvolution, Kernel, Operands
 from hyperslab.ops.kernels.convolution import ConvOptions
 from hyperslab.ops.kernels.convolution.options import problem_for
 from hyperslab.ops.kernels.convolution.variants.matrix import weight_by_samples, windows_are_small
+from hyperslab.ops.kernels.convolution.variants.winograd import fits_winograd, weight_by_winograd
 from hyperslab.ops.kernels.direct import compiled
 
 OWN = "hyperslab"
@@ -30,7 +31,7 @@ def own_kernels(
 ) -> Iterator[tuple[str, Kernel]]:
     """All that do ``which`` pass, by name."""
     if which == "weight gradient" and not block.transposed:
-        yield from _by_matrix(block, given)
+        yield from _of_the_weight(block, given)
     if not _fits(block):
         return
     lying = given.lying(torch.channels_last_3d)
@@ -48,14 +49,16 @@ def own_kernels(
     yield f"{OWN} cl", passes[which]
 
 
-def _by_matrix(block: BlockConvolution, given: Operands) -> Iterator[tuple[str, Kernel]]:
+def _of_the_weight(block: BlockConvolution, given: Operands) -> Iterator[tuple[str, Kernel]]:
     options = ConvOptions(block.stride, block.dilation, block.groups)
     shapes = block.x, block.weight, block.dtype
     problem = problem_for("weight", *shapes, options, block.padding)
+    lying = given.lying(torch.channels_last_3d)
+    operands = lying.x, lying.g, given.weight, block.bias, problem
     if windows_are_small(problem):
-        lying = given.lying(torch.channels_last_3d)
-        operands = lying.x, lying.g, given.weight, block.bias, problem
         yield f"{OWN} im2col cl", lambda: weight_by_samples(*operands)
+    if fits_winograd(problem):
+        yield f"{OWN} Winograd cl", lambda: weight_by_winograd(*operands)
 
 
 def _fits(block: BlockConvolution) -> bool:

@@ -20,11 +20,11 @@ WINOGRAD_POINTERS = struct.Struct("@4q")
 WINOGRAD_NUMBERS = struct.Struct("@13q")
 """What follows them, but for the number of the part and that of all parts."""
 
-DTYPES = (torch.float32, torch.bfloat16)
+WINOGRAD_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @functools.cache
-def is_known() -> bool:
+def winograd_is_known() -> bool:
     """Whether there is a compiled kernel for this processor."""
     functions = library()
     return functions is not None and bool(functions.winograd_is_known(b""))
@@ -54,7 +54,11 @@ def compiled_winograd_gradient(
 @functools.lru_cache(PLANS_KEPT)
 def _numbers(x: Sizes, g: Sizes, padding: Sizes, dtype: torch.dtype) -> bytes | None:
     """What the C code is told; None where it does not know the type or the number of dims."""
-    if not is_known() or dtype not in DTYPES or {len(x), len(g), len(padding) + 2} != {5}:
+    if (
+        not winograd_is_known()
+        or dtype not in WINOGRAD_DTYPES
+        or {len(x), len(g), len(padding) + 2} != {5}
+    ):
         return None
     if min(*x, *g) < 1 or min(padding) < 0:
         return None

@@ -19,13 +19,13 @@ def fits_winograd(problem: Problem) -> bool:
     options = problem.options
     channels = problem.x[1], problem.y[1]
     return (
-        problem.dtype in compiled.DTYPES
+        problem.dtype in compiled.WINOGRAD_DTYPES
         and options.groups == 1
         and set(options.stride) == set(options.dilation) == {1}
         and problem.kernel == reference.KERNEL
         and min(channels) >= LEAST_CHANNELS
         and 4 * (64 + 27) * channels[0] * channels[1] <= ROOM_FOR_SUMS
-        and compiled.is_known()
+        and compiled.winograd_is_known()
     )
 
 
