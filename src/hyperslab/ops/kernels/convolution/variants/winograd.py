@@ -11,7 +11,7 @@ LEAST_CHANNELS = 8
 """Of either volume: the kernel works on eight or sixteen at a time."""
 
 ROOM_FOR_SUMS = 32 << 20
-"""[B] That it may take beside the volumes: 64 kinds of products and 27 taps are kept."""
+"""[B] Of 64 kinds of products and 27 taps, which each thread keeps; channels not filled up."""
 
 
 def fits_winograd(problem: Problem) -> bool:

@@ -36,31 +36,29 @@ static void multiply(const machine *m, const float *x, const float *g, int64_t c
         for (int64_t h = 0; h < m->halves; h++) {
             const float *rows = x + h / 2 * m->panel + h % 2 * ROWS, *columns = g + o * m->panel;
             float *to = sums + (h * m->out + o) * ROWS * LANES;
-            if (o + 1 < m->out)
-                multiply_block(rows, columns, m->panel, count, 2, to);
-            else
-                multiply_block(rows, columns, m->panel, count, 1, to);
+            for (int64_t t = 0; t < count; t += MOST, rows += MOST * LANES, columns += MOST * LANES) {
+                int64_t tiles = least(MOST, count - t); /* one row may have more */
+                if (o + 1 < m->out)
+                    multiply_block(rows, columns, m->panel, tiles, 2, to);
+                else
+                    multiply_block(rows, columns, m->panel, tiles, 1, to);
+            }
         }
 }
 
-/* The sum of g_rows, in one kind of which every voxel is once; of each row first. */
-static void add_bias(const machine *m, int64_t rows)
+/* The sum of g_rows, in one kind of which every voxel is once. */
+static void add_bias(const machine *m, int64_t voxels)
 {
-    int64_t voxels = 2 * m->tiles;
-    for (int64_t c = 0; c < m->out; c++) {
-        const float *at = m->g_rows + c * LANES;
-        float sums[LANES] __attribute__((aligned(64)));
-        vector all = zero();
-        for (int64_t y = 0; y < rows; y++) {
-            vector row = zero();
-            for (int64_t v = 0; v < voxels; v++, at += m->out * LANES)
-                row = add(row, load(at));
-            all = add(all, row);
+    float some[LANES] __attribute__((aligned(64)));
+    for (int64_t c = 0; c < m->out; c++)
+        for (int64_t first = 0; first < voxels; first += MOST) {
+            vector sum = zero();
+            for (int64_t v = first; v < least(first + MOST, voxels); v++)
+                sum = add(sum, load(m->g_rows + (v * m->out + c) * LANES));
+            store(some, sum);
+            for (int i = 0; i < LANES; i++)
+                m->bias[c * LANES + i] += some[i];
         }
-        store(sums, all);
-        for (int i = 0; i < LANES; i++)
-            m->bias[c * LANES + i] += sums[i];
-    }
 }
 
 /* Rows [y, y + rows) of tiles of pairs [i, i + planes) of planes, of one kind along the depth. */
@@ -83,7 +81,7 @@ static void add_strip(const machine *m, int64_t i, int64_t planes, int64_t y, in
         combine_planes(&g, kinds_of_g[depth], m->g_rows + p * g_slab);
     }
     if (k->bias && depth == 1)
-        add_bias(m, planes * 2 * rows);
+        add_bias(m, planes * 2 * rows * 2 * m->tiles);
     int64_t x_step = m->in * m->panel, g_step = m->out * m->panel;
     for (int height = 0; height < KINDS; height++) {
         for (int64_t p = 0; p < planes; p++)
@@ -132,14 +130,17 @@ static void sum_part(const machine *m)
     for (int64_t i = first; i < end; i += m->planes) {
         int64_t planes = least(m->planes, end - i);
         for (int depth = 0; depth < KINDS; depth++)
-            for (int64_t y = 0; y < m->rows; y += m->strip)
-                add_strip(m, i, planes, y, least(m->strip, m->rows - y), depth);
-        passed += planes * m->rows * m->tiles;
-        if (passed >= PASSED || i + planes == end) {
-            settle(m);
-            passed = 0;
-        }
+            for (int64_t y = 0; y < m->rows; y += m->strip) {
+                int64_t rows = least(m->strip, m->rows - y);
+                add_strip(m, i, planes, y, rows, depth);
+                passed += planes * rows * m->tiles;
+                if (passed >= KINDS * PASSED) { /* each kind along the depth has a part of it */
+                    settle(m);
+                    passed = 0;
+                }
+            }
     }
+    settle(m);
 }
 
 static void write_part(const machine *m)
