@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import hyperslab as hs
-from hyperslab.trace.layers import Layers
+from hyperslab.planner.trace.recorder import Layers
 
 SPATIAL = 3
 

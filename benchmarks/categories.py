@@ -10,7 +10,7 @@ from networks import Step, make_case
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.train.profile.schema import Profile
+from hyperslab.train.profile import Profile
 
 OF_LAYERS = {
     nn.Conv3d: "convolutions",

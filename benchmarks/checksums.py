@@ -14,7 +14,7 @@ from clock import summary
 from volumes import drop, make, warm
 
 import hyperslab as hs
-from hyperslab.formats.keyed.hdf5_writer import SUMMED
+from hyperslab.formats.arrays.writer import SUMMED_LIBVER
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 
@@ -70,7 +70,7 @@ def _copies(plain: Path, folder: Path) -> dict[str, Path]:
 
 
 def _write_hdf5(path: Path, values: h5py.File, summed: bool) -> None:
-    with h5py.File(path, "w", libver=SUMMED if summed else None) as file:
+    with h5py.File(path, "w", libver=SUMMED_LIBVER if summed else None) as file:
         for key, dataset in values.items():
             file.create_dataset(
                 key, data=dataset[()], chunks=dataset.chunks, fletcher32=summed or None
@@ -113,7 +113,7 @@ def _small(folder: Path, count: int) -> None:
     for number in range(count):
         path = folder / f"univ_{number:04}.hdf5"
         if not path.exists():
-            with h5py.File(path, "w", libver=SUMMED) as file:
+            with h5py.File(path, "w", libver=SUMMED_LIBVER) as file:
                 for key, value in (("full", values), ("unitPar", np.zeros(4))):
                     file.create_dataset(key, data=value, chunks=value.shape, fletcher32=True)
 

@@ -12,12 +12,11 @@ from published import Run
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.cost.memory import HostMemory, rank_memory
-from hyperslab.cost.step import StepCost, step_cost
-from hyperslab.machine import Machine
-from hyperslab.machine.links import Hidden
-from hyperslab.trace import Trace, Workload, busiest, trace_step
-from hyperslab.trace.step import Device
+from hyperslab.planner.cost import HostMemory, StepCost, rank_memory, step_cost
+from hyperslab.planner.machine import Machine
+from hyperslab.planner.machine.links import HiddenShares
+from hyperslab.planner.trace import Trace, Workload, busiest, trace_step
+from hyperslab.planner.trace.step import Device
 
 
 def workload(run: Run) -> Workload:
@@ -115,7 +114,7 @@ def memory(run: Run, machine: Machine) -> int:
 
 def with_nothing_hidden(machine: Machine) -> Machine:
     """Every message is waited for."""
-    return machine.model_copy(update={"hidden": Hidden(halos=0.0, gradients=0.0)})
+    return machine.model_copy(update={"hidden": HiddenShares(halos=0.0, gradients=0.0)})
 
 
 def with_one_rate(machine: Machine) -> Machine:

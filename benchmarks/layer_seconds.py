@@ -11,14 +11,14 @@ from clock import slowest
 from networks import Step
 
 import hyperslab as hs
-from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder, about_rank
-from hyperslab.train.profile.schema import Profile, profile_path, read_profile
+from hyperslab.train.profile import Profile, profile_path, read_profile
+from hyperslab.train.profiler import ProfilePolicy, StepRecorder, empty_profile
 
 
 def profile_of(step: Step, grid: hs.Grid, steps: int) -> Profile:
     """Of so many steps of this rank; all ranks call this."""
     with tempfile.TemporaryDirectory() as folder:
-        about = about_rank(grid, str(step.dtype), None)
+        about = empty_profile(grid, str(step.dtype), None)
         policy = ProfilePolicy(steps=steps)
         recorder = StepRecorder(
             policy, about, Path(folder), model=step.case.model, settle=lambda: None

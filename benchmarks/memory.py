@@ -28,7 +28,7 @@ from resident import peak_memory
 from saved import GRIDS, saved_bytes
 
 import hyperslab as hs
-from hyperslab.data.reader import os_bytes_read
+from hyperslab.data.assemble import os_bytes_read
 
 MIB = 2**20
 SAMPLES = 3

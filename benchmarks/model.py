@@ -40,12 +40,11 @@ from resident import resident
 from saved import counting
 
 import hyperslab as hs
-from hyperslab.calibrate import Measurement, calibrate
-from hyperslab.cost.memory import HostMemory, rank_memory
-from hyperslab.cost.step import step_cost
-from hyperslab.machine import Machine, load_machine
-from hyperslab.machine.load import save_machine
-from hyperslab.trace import Trace, Workload, trace_step
+from hyperslab.planner.calibrate import Measurement, calibrate
+from hyperslab.planner.cost import HostMemory, rank_memory, step_cost
+from hyperslab.planner.machine import Machine, load_machine
+from hyperslab.planner.machine.schema import save_machine
+from hyperslab.planner.trace import Trace, Workload, trace_step
 
 CASES = [
     *(f"cosmoflow-{width}{bn}" for width in (32, 64, 128) for bn in ("", "-bn")),

@@ -25,9 +25,9 @@ from lassen import workload
 from published import Run
 
 import hyperslab as hs
-from hyperslab.cost.step import step_cost
-from hyperslab.machine import Machine, load_machine
-from hyperslab.trace import Trace, busiest, trace_step
+from hyperslab.planner.cost import step_cost
+from hyperslab.planner.machine import Machine, load_machine
+from hyperslab.planner.trace import Trace, busiest, trace_step
 
 COLUMNS = (
     "convolution", "forward", "backward", "optimizer", "halos", "statistics", "gradients",

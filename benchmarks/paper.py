@@ -44,11 +44,10 @@ from published import (
     SpeedUp,
 )
 
-from hyperslab.machine import Machine, load_machine
-from hyperslab.plan.grids import words_of
-from hyperslab.plan.job import job_of
-from hyperslab.plan.limits import Limit
-from hyperslab.plan.search import Bounds, make_plan
+from hyperslab.planner.grids import words_of
+from hyperslab.planner.job import job_of
+from hyperslab.planner.machine import Machine, load_machine
+from hyperslab.planner.search import MemoryLimit, PlanBounds, make_plan
 from hyperslab.recipe.load import load_recipe
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -175,8 +174,8 @@ def choose(recipe: str, run: Run, machine: Machine) -> Choice:
     config = load_recipe(RECIPES / recipe, [f"data.batch_size={run.samples}"])
     channels = 4 if run.network == "cosmoflow" else 1
     job = job_of(config, (channels, *(run.width,) * 3))
-    limit = Limit(machine.memory, f"that of {machine.name}")
-    plan = make_plan(job, machine, run.gpus, Bounds(limit))
+    limit = MemoryLimit(machine.memory, f"that of {machine.name}")
+    plan = make_plan(job, machine, run.gpus, PlanBounds(limit))
     assert plan.best is not None
     name = f"{run.network} {run.width}³, N={run.samples}, {run.gpus} GPUs"
     papers = " ".join(f"{axis}={extent}" for axis, extent in run.extents.items())

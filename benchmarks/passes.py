@@ -22,9 +22,9 @@ import hyperslab as hs
 from hyperslab.comm.bootstrap import device_of_rank
 from hyperslab.comm.communicator import PeerTensor
 from hyperslab.geometry import Partition
-from hyperslab.trace import Workload, busiest, trace_step
-from hyperslab.trace.layers import Layers
-from hyperslab.trace.virtual import Messages, VirtualCommunicator, VirtualGrid
+from hyperslab.planner.trace import Workload, busiest, trace_step
+from hyperslab.planner.trace.recorder import Layers
+from hyperslab.planner.trace.virtual_grid import MessageJournal, VirtualCommunicator, VirtualGrid
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class BlockGrid(VirtualGrid):
 
     def __init__(self, parts: int) -> None:
         extents = {"depth": parts}
-        journal = Messages(Layers(), lambda: "forward")
+        journal = MessageJournal(Layers(), lambda: "forward")
         super().__init__(extents, busiest(extents), journal)
         self.device = device_of_rank()
         self._echo = EchoCommunicator(tuple(range(self.size)), self.rank, journal)

@@ -14,7 +14,7 @@ PAPER = "#fdfdfc"
 INK = "#1c1f24"
 MUTED = "#5b626d"
 RULE = "#d9dbd6"
-"""Colours of `hyperslab.report.page.style`."""
+"""Colours of `hyperslab.studies.report.style`."""
 
 WAYS = {
     "read": ("each rank reads its box", "#0072b2", "-", "o"),

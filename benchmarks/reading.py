@@ -16,10 +16,10 @@ from volumes import disk_bytes, drop, warm
 
 import hyperslab as hs
 from hyperslab.data import Source, os_bytes_read
-from hyperslab.data.reader import Reader
+from hyperslab.data.assemble import Reader
 from hyperslab.data.transforms import Log1p
-from hyperslab.formats.io_cost import boxes
 from hyperslab.formats.source import Array
+from hyperslab.formats.storage import replica_boxes
 from hyperslab.geometry import Box
 
 SAMPLES = 2
@@ -57,7 +57,7 @@ class Ways:
         self.room = np.zeros(size if grid.is_main else 0, np.uint8)
 
     def box(self, axis: str = "depth") -> Box:
-        return boxes(self.source.shape, {axis: self.grid.size})[self.grid.rank]
+        return replica_boxes(self.source.shape, {axis: self.grid.size})[self.grid.rank]
 
     def plain(self) -> None:
         """One process reads the files from their first byte to their last."""
@@ -96,7 +96,7 @@ class Ways:
         """
         rank = self.grid.rank
         size = self.grid.size
-        places = boxes(self.source.shape, {"depth": size})
+        places = replica_boxes(self.source.shape, {"depth": size})
         for first in range(0, SAMPLES, size):
             whole = self.source.read(first + rank, Box.whole(self.source.shape))
             work = []

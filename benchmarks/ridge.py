@@ -33,17 +33,19 @@ from summary_statistics import FloatArray, summary_statistics
 
 import hyperslab as hs
 from hyperslab.data.sampler import SPLITS, samples_of
-from hyperslab.evaluate.regression import Evaluation
-from hyperslab.formats.parameters import Parameters
-from hyperslab.metrics.of_volumes import averaged, calibration_of, recalibrated
-from hyperslab.metrics.regression import (
-    Predictions,
-    errors_per_parameter,
-    means_over_parameters,
-)
+from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.build import open_data
+from hyperslab.train.builders import open_data
+from hyperslab.train.evaluate import Evaluation
+from hyperslab.train.metrics import (
+    Predictions,
+    averaged_over_volumes,
+    calibration_of,
+    errors_per_parameter,
+    means_over_parameters,
+    recalibrated,
+)
 
 AT_ONCE = 1 << 21
 """Values of the volumes that are looked at together."""
@@ -106,7 +108,7 @@ def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
         return Evaluation(test, errors, facts)
     validation = _predictions(samples, predicted, split["validation"], mean)
     lines = calibration_of(validation)
-    better = recalibrated(averaged(test), lines, samples.parameters.physical)
+    better = recalibrated(averaged_over_volumes(test), lines, samples.parameters.physical)
     facts["recalibrated"] = {
         "volumes": len(better.samples),
         "parameters": errors_per_parameter(better),

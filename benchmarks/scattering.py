@@ -15,8 +15,8 @@ from volumes import drop
 
 import hyperslab as hs
 from hyperslab.data import Source
-from hyperslab.formats.io_cost import boxes
 from hyperslab.formats.source import Array
+from hyperslab.formats.storage import replica_boxes
 from hyperslab.geometry import Box
 
 
@@ -43,7 +43,7 @@ class Scattered(Source):
             return values
         whole = self.source.read(sample, Box.whole(self.shape))
         sending = []
-        for rank, place in enumerate(boxes(self.shape, {"depth": self.grid.size})):
+        for rank, place in enumerate(replica_boxes(self.shape, {"depth": self.grid.size})):
             if rank > 0:
                 part = np.ascontiguousarray(whole[place.slices()]).reshape(-1).view(np.uint8)
                 sending.append(dist.isend(torch.from_numpy(part), rank, group=self.group))

@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 
 from hyperslab.atomic_files import written_aside
-from hyperslab.universe.parameters import NAMES
-from hyperslab.universe.universe_file import chunk_side, path_of
+from hyperslab.formats.storage import default_chunk_side
+from hyperslab.simulate.parameters import NAMES
+from hyperslab.simulate.universes import universe_path
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 KINDS = ("chunked", "plain")
@@ -23,7 +24,7 @@ def make(folder: Path, side: int, kind: str, count: int) -> Path:
     within = folder / f"{side}-{kind}"
     within.mkdir(parents=True, exist_ok=True)
     for index in range(count):
-        path = path_of(within, index)
+        path = universe_path(within, index)
         if not path.exists():
             with written_aside(path) as partial:
                 _write(partial, side, kind == "chunked", index)
@@ -34,7 +35,7 @@ def _write(path: Path, side: int, chunked: bool, index: int) -> None:
     """Poisson counts; each plane is the first one, shifted: cheap, and no two boxes are equal."""
     random = np.random.default_rng(index)
     plane = random.poisson(1.0, (side, side, len(REDSHIFTS))).astype(np.int16)
-    thick = chunk_side(side)
+    thick = default_chunk_side(side)
     with h5py.File(path, "w") as file:
         volume = file.create_dataset(
             "full",

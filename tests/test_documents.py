@@ -12,9 +12,9 @@ import yaml
 
 from hyperslab.documents import TooMuch, parse_long_yaml, parse_yaml, value_of_json
 from hyperslab.errors import MachineError, RecipeError
-from hyperslab.machine import load_machine
+from hyperslab.planner.machine import load_machine
 from hyperslab.recipe.load import load_recipe
-from hyperslab.sweep.load import load_sweep
+from hyperslab.studies.sweep.schema import load_sweep
 
 LETTERS = "abcdefghijklm"
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

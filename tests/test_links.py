@@ -22,7 +22,7 @@ from hyperslab.atomic_files import (
     written_aside,
 )
 from hyperslab.train.history import STEP_COLUMNS, HistoryFile
-from hyperslab.train.run_lock import LOCK_FILE, hold
+from hyperslab.train.run import LOCK_FILE, lock_run
 
 WRITERS = {
     "text": lambda path: write_text(path, "new"),
@@ -87,7 +87,7 @@ def test_journals_and_locks_do_not_grow_through_links(tmp_path: Path, precious: 
         append_whole(tmp_path / "journal.jsonl", b"more\n")
     with pytest.raises(OSError, match="is a link"):
         os.close(open_to_append(tmp_path / "journal.jsonl"))
-    with pytest.raises(OSError, match="is a link"), hold(tmp_path):
+    with pytest.raises(OSError, match="is a link"), lock_run(tmp_path):
         raise AssertionError("never")
     HistoryFile(tmp_path / "steps.csv", STEP_COLUMNS, before=0).close()  # it is written anew
     assert not (tmp_path / "steps.csv").is_symlink()

@@ -71,8 +71,8 @@ ALLOWED = {
     ("comm/agreement.py", "broadcast_object_list"): "from rank to rank, nothing of files",
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",
     ("comm/shared_memory/segment.py", "broadcast_object_list"): "from rank to rank",
-    ("formats/mapped/stored.py", "allow_pickle"): "False",
-    ("formats/npy/file.py", "allow_pickle"): "False",
+    ("formats/arrays/open.py", "allow_pickle"): "False",
+    ("formats/arrays/npy.py", "allow_pickle"): "False",
     ("documents.py", "yaml.load"): "with yaml's safe loader",
     ("worker_pool.py", "multiprocessing"): "between a process and those that it starts",
 }

@@ -75,7 +75,7 @@ def run(installed: Path, *words: str) -> str:
 
 
 def test_the_source_distribution_has_every_file_of_the_repository(sdist: Path) -> None:
-    linked = "src/hyperslab/recipe/shipped/files"
+    linked = "src/hyperslab/recipe/files"
     missing = [
         name
         for name in tracked()

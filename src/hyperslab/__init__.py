@@ -22,8 +22,7 @@ from hyperslab.parallel import parallelize
 from hyperslab.tensor import LoadedBoxes, Sharded, boxes, gather, register, scatter, shard
 
 if TYPE_CHECKING:  # they take a second to import, and many programs do without
-    from hyperslab.scripting.fit import fit
-    from hyperslab.scripting.trained_run import TrainedRun
+    from hyperslab.scripting import TrainedRun, fit
 
 __all__ = [
     "CommError",
@@ -55,11 +54,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "fit":
-        from hyperslab.scripting.fit import fit
+        from hyperslab.scripting import fit
 
         return fit
     if name == "TrainedRun":
-        from hyperslab.scripting.trained_run import TrainedRun
+        from hyperslab.scripting import TrainedRun
 
         return TrainedRun
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

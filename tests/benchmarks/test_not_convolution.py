@@ -7,8 +7,8 @@ from lassen import workload
 from not_convolution import COLUMNS, cubes, fractions
 from published import Run
 
-from hyperslab.machine import load_machine
-from hyperslab.trace import busiest, trace_step
+from hyperslab.planner.machine import load_machine
+from hyperslab.planner.trace import busiest, trace_step
 
 
 @pytest.mark.parametrize(("ranks", "extents"), [(1, (1, 1, 1)), (8, (2, 2, 2)), (32, (4, 4, 2))])

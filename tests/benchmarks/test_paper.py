@@ -9,7 +9,7 @@ from lassen import kept_by_table_1, memory, speed, with_latency, with_nothing_hi
 from paper import kernels, least_gpus, reading, speed_up
 from published import LEAST, STRONG, WEAK, Kernels, Run, SpeedUp
 
-from hyperslab.machine import Machine, load_machine
+from hyperslab.planner.machine import Machine, load_machine
 
 SMALL = Run("cosmoflow", 64, 4, 8, 2)
 

@@ -10,7 +10,7 @@ from passes import BlockGrid, CutConvolution, LayerPasses, convolutions, flops_o
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.train.profile.schema import LayerTime, Profile, StepTimes
+from hyperslab.train.profile import LayerTime, Profile, StepTimes
 
 GFLOPS = [7.248, 7.248, 3.624, 0.2265, 0.1132, 0.0283, 0.0283]
 """Of a forward pass at width 128, as counted by hand from table I of Oyama et al. 2020."""

@@ -17,7 +17,7 @@ from summary_statistics import moments, power, shells, summary_statistics
 import hyperslab as hs
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.build import open_data
+from hyperslab.train.builders import open_data
 
 WIDTH = 6
 UNIVERSES = 30

@@ -11,7 +11,7 @@ import pytest
 import sc18
 
 from hyperslab.recipe.load import load_recipe
-from hyperslab.sweep.load import load_sweep
+from hyperslab.studies.sweep.schema import load_sweep
 
 
 def test_the_overrides_go_with_the_recipe(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.cli.errors import DEBUG, clean_errors
+from hyperslab.cli.terminal import DEBUG, clean_errors
 from hyperslab.errors import DataError
 
 # Every ending in a fork of one process: to start one takes seconds.

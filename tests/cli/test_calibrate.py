@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.machine import load_machine
+from hyperslab.planner.machine import load_machine
 
 RECIPE = """
 model: {name: unet3d, channels: 2, levels: 1}

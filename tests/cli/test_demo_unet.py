@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hyperslab.ct import convert_scans, find, make_phantoms
-from hyperslab.evaluate.evaluate import evaluate
-from hyperslab.evaluate.segmentation import ClassEvaluation
-from hyperslab.predict import predict
+from hyperslab.formats.convert.scans import convert_scans
+from hyperslab.formats.nifti.lists import find_pairs
 from hyperslab.recipe.load import load_recipe
-from hyperslab.report import write_report
+from hyperslab.simulate.phantoms import make_phantoms
+from hyperslab.studies.report import write_report
+from hyperslab.train.evaluate import ClassEvaluation, evaluate
+from hyperslab.train.predict import predict
 from hyperslab.train.run import train
-from tests.ct.scans import nib
+from tests.formats.convert.scans import nib
 from tests.ranks import run_ranks
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "demo-unet.yaml"
@@ -42,11 +43,11 @@ def demo(folder: Path) -> float:
 def test_from_phantoms_to_masks_that_lie_where_they_do(tmp_path: Path) -> None:
     nifti = tmp_path / "phantoms" / "nifti"
     make_phantoms(nifti, COUNT, slices=16, width=16)
-    convert_scans(find(nifti), tmp_path / "phantoms", shape=(16, 16, 16))
+    convert_scans(find_pairs(nifti), tmp_path / "phantoms", shape=(16, 16, 16))
     dice = run_ranks(2, demo, tmp_path)
     assert dice[0] == dice[1]
     assert not math.isnan(dice[0])
-    for pair in find(nifti):
+    for pair in find_pairs(nifti):
         scan = nib.load(pair.image)
         mask = nib.load(tmp_path / "masks" / f"{pair.name}-mask.nii.gz")
         np.testing.assert_array_equal(mask.affine, scan.affine)

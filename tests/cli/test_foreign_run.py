@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.cli import app
 from hyperslab.errors import HyperslabError, RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
+from hyperslab.train.evaluate import evaluate
 from tests.checkpoint.old import attacking_pickle, write_sums
 from tests.train.universes import narrow_network, run, write_recipe, write_universes
 

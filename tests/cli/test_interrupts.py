@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.universe import simulate
+from hyperslab.simulate.universes import make_universes
 from tests.train.universes import write_universes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -111,16 +111,16 @@ def test_simulate_which_has_its_folder_for_itself(tmp_path: Path) -> None:
     def refused() -> bool:
         if begun():
             with pytest.raises(DataError, match="another simulation into it is under way"):
-                simulate(out, count=1000, size=8)
+                make_universes(out, count=1000, size=8)
         return begun()
 
     interrupt(process, refused)
-    assert len(simulate(out, count=1, size=8)) == 1
+    assert len(make_universes(out, count=1, size=8)) == 1
 
 
 IGNORING = """
 import signal, time
-from hyperslab.cli.errors import begin_interrupts, clean_interrupts
+from hyperslab.cli.terminal import begin_interrupts, clean_interrupts
 
 class Object:
     def __del__(self):

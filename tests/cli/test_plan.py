@@ -11,8 +11,8 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.machine import load_machine, save_machine
-from tests.plan.small import recipe_file
+from hyperslab.planner.machine import load_machine, save_machine
+from tests.planner.small import recipe_file
 
 V100 = ("--machine", "lassen-v100")
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.cli.predict import _split, predict_as_rank
 from hyperslab.errors import DataError, LayoutError
-from tests.ct.scans import nib, numbers, write
-from tests.predict.runs import write_segmentation
+from tests.formats.convert.scans import nib, numbers, write
+from tests.train.predict.runs import write_segmentation
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.cli.errors import PrintableFormatter, clean_errors
+from hyperslab.cli.terminal import PrintableFormatter, clean_errors
 from hyperslab.errors import DataError, printable
 
 EVIL = "\x1b]0;title\x07\x1b[2K\r\u202e\x9b31m"

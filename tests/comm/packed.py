@@ -7,7 +7,7 @@ import torch
 from hyperslab.comm.boxes import Boxes, add, pack
 from hyperslab.comm.exchange import ExchangePlan, plan_exchange
 from hyperslab.geometry import Cover
-from hyperslab.trace.virtual import Messages, VirtualGrid
+from hyperslab.planner.trace.virtual_grid import MessageJournal, VirtualGrid
 from tests.gpus import SAMPLES_ON
 
 SHAPE = (2, 3, 9, 10, 12)
@@ -16,7 +16,7 @@ GRID = {"depth": 3, "height": 2, "width": 2}
 
 def plan_of(rank: int) -> ExchangePlan:
     """Of one rank, whose neighbours want two planes of what it owns."""
-    journal = Messages(None, lambda: "forward")  # type: ignore[arg-type, return-value]
+    journal = MessageJournal(None, lambda: "forward")  # type: ignore[arg-type, return-value]
     grid = VirtualGrid(GRID, rank, journal)
     partition = grid.partition(SHAPE)
     wider = tuple(

@@ -16,7 +16,7 @@ import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.data.augment import Symmetry
 from hyperslab.data.sampler import SPLITS, Schedule, samples_of
-from hyperslab.data.store.ownership import Ownership
+from hyperslab.data.store import Ownership
 from hyperslab.errors import DataError
 from tests.formats.universes import Seat, folder, unit
 from tests.ranks import run_ranks

@@ -12,7 +12,7 @@ from hyperslab.data.sampler import SPLITS
 from hyperslab.data.splits import Folds, Listed, samples_shown
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.views import Subvolumes
 from hyperslab.geometry import Box
 
 

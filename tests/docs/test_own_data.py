@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import hyperslab as hs
-from hyperslab.convert.request import Request
-from hyperslab.convert.run import convert
 from hyperslab.formats import DataMap
+from hyperslab.formats.convert.run import convert
+from hyperslab.formats.convert.worker import Request
 from hyperslab.recipe.load import load_recipe
 from tests.docs.blocks import DOCS, blocks_of
-from tests.formats.mapped.published import camels, quijote
+from tests.formats.arrays.published import camels, quijote
 
 PAGE = (DOCS / "own-data.md").read_text()
 RECIPES = [block.code for block in blocks_of(PAGE) if block.language == "yaml"]

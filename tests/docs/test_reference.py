@@ -15,7 +15,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from hyperslab.cli import app
-from hyperslab.recipe.explain import _fields
+from hyperslab.recipe.load import _fields
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
 

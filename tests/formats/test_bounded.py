@@ -15,8 +15,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
-from hyperslab.formats.tfrecord.protobuf import fields
-from hyperslab.formats.tfrecord.records import masked
+from hyperslab.formats.tfrecord.records import masked_crc, message_fields
 from hyperslab.geometry import Box
 from tests.formats.scans import hu
 from tests.formats.universes import Seat, counts
@@ -27,7 +26,7 @@ AXES = np.diag([1.0, 1.0, 1.0, 1.0])
 
 def framed(length: int) -> bytes:
     head = struct.pack("<Q", length)
-    return head + struct.pack("<I", masked(google_crc32c.value(head)))
+    return head + struct.pack("<I", masked_crc(google_crc32c.value(head)))
 
 
 def bomb(path: Path) -> None:
@@ -63,7 +62,7 @@ def test_a_record_that_says_too_much(tmp_path: Path, kind: str) -> None:
 
 def test_a_message_of_millions_of_fields() -> None:
     with pytest.raises(ValueError, match="more than 10000 fields"):
-        list(fields(memoryview(b"\x08\x00" * 20_000)))
+        list(message_fields(memoryview(b"\x08\x00" * 20_000)))
 
 
 def flip(path: Path, place: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.data import Hdf5Folder, NiftiFolder, Source, open
-from hyperslab.formats.keyed.source import KeyedFolder
+from hyperslab.formats.arrays.keyed import KeyedFolder
 from hyperslab.formats.nifti import source as module
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.convert import Request, convert
 from hyperslab.errors import DataError
+from hyperslab.formats.convert import Request, convert
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
-from hyperslab.universe import universe_file
-from hyperslab.universe.parameters import NAMES, draw_universe
+from hyperslab.simulate import universes
+from hyperslab.simulate.parameters import NAMES, draw_universe
 from tests.formats.universes import Seat, counts
 from tests.formats.writers import lits_hdf5, tfrecords
 
@@ -110,13 +110,13 @@ def test_simulated_universes(tmp_path: Path) -> None:
     path = tmp_path / "univ_ics_000000.hdf5"
     values = counts(0, (8, 8, 8, 4))
     drawn = draw_universe(0, 0, NAMES)
-    universe_file.write_universe(path, values, drawn, (0.0, 0.5, 1.5, 3.0), {"size": 8})
-    universe_file.check_universe(path, {"size": 8})
+    universes.write_universe(path, values, drawn, (0.0, 0.5, 1.5, 3.0), {"size": 8})
+    universes.check_universe(path, {"size": 8})
     with h5py.File(path) as file:
         place = file["full"].id.get_chunk_info(3).byte_offset
     flip(path, place + 10)
     with pytest.raises(DataError, match="not a simulated universe"):
-        universe_file.check_universe(path, {"size": 8})
+        universes.check_universe(path, {"size": 8})
     source = source_of(tmp_path, Seat())
     with pytest.raises(DataError, match=r"univ_ics_000000.*cannot be read as HDF5"):
         source.read(0, Box.whole(source.shape))

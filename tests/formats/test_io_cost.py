@@ -13,8 +13,8 @@ import zarr
 
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import LayoutError
-from hyperslab.formats.io_cost import advice, boxes, cost
 from hyperslab.formats.registry import source_of
+from hyperslab.formats.storage import read_cost, replica_boxes, storage_advice
 from hyperslab.geometry import Box
 from tests.formats.test_formats import CUTS
 from tests.formats.universes import Seat, counts, unit, write
@@ -82,14 +82,14 @@ def test_the_system_reads_what_is_said(tmp_path: Path, kind: str, extents: dict[
     assert storage is not None
     source.read(0, Box((0, 0, 0, 0), (1, 1, 1, 1)))
     said = read = 0
-    for box in boxes(source.shape, extents):
+    for box in replica_boxes(source.shape, extents):
         source.close()  # neither chunks nor rows of the box before are in memory
-        expected = cost(storage, box)
+        expected = read_cost(storage, box)
         assert expected.box == box.size * 2
         before = os_bytes_read()
         source.read(0, box)
         said, read = said + expected.read, read + os_bytes_read() - before
-    overhead = 24_000 * len(boxes(source.shape, extents))  # headers and index, opened again
+    overhead = 24_000 * len(replica_boxes(source.shape, extents))  # headers and index, opened again
     assert said * 0.95 <= read <= said * 1.1 + overhead
 
 
@@ -98,9 +98,9 @@ def test_packed_samples_are_read_whole(tmp_path: Path) -> None:
     source = source_of(tmp_path, Seat())
     storage = source.storage(0)
     assert storage is not None
-    ranks = [cost(storage, box) for box in boxes(source.shape, {"depth": 3})]
+    ranks = [read_cost(storage, box) for box in replica_boxes(source.shape, {"depth": 3})]
     assert [rank.read for rank in ranks] == [(tmp_path / "u.tfrecord").stat().st_size] * 3
-    assert "no random access" in advice(storage, ranks, {"depth": 3})
+    assert "no random access" in storage_advice(storage, ranks, {"depth": 3})
 
 
 def test_a_packed_scan_is_read_up_to_the_end_of_the_box(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_a_packed_scan_is_read_up_to_the_end_of_the_box(tmp_path: Path) -> None:
     storage = source.storage(0)
     assert storage is not None
     size = (tmp_path / "volume-0.nii.gz").stat().st_size
-    ranks = [cost(storage, box) for box in boxes(source.shape, {"depth": 2})]
+    ranks = [read_cost(storage, box) for box in replica_boxes(source.shape, {"depth": 2})]
     assert [rank.read for rank in ranks] == [round(size * 4 / 7), size]
     turned = source.storage(2)  # its outermost axis runs along the patient's, but backwards
     assert turned is not None
     assert (turned.order.dims, turned.order.flipped) == ("HWD", "DH")
     size = (tmp_path / "volume-2.nii.gz").stat().st_size
-    ranks = [cost(turned, box) for box in boxes(source.shape, {"height": 2})]
+    ranks = [read_cost(turned, box) for box in replica_boxes(source.shape, {"height": 2})]
     assert [rank.read for rank in ranks] == [size, round(size / 2)]
 
 
@@ -128,8 +128,8 @@ def test_advice_where_the_cut_fights_the_file(tmp_path: Path) -> None:
         storage = source.storage(0)
         assert storage is not None
         for axis in ("depth", "height", "width"):
-            ranks = [cost(storage, box) for box in boxes(source.shape, {axis: 4})]
-            found[name, axis] = advice(storage, ranks, {axis: 4})
+            ranks = [read_cost(storage, box) for box in replica_boxes(source.shape, {axis: 4})]
+            found[name, axis] = storage_advice(storage, ranks, {axis: 4})
     assert found["piece", "depth"] == found["chunks", "height"] == ""
     assert "cut along depth, which is outermost" in found["piece", "width"]
     words = "write chunks whose sides divide the shards: hyperslab convert SRC OUT --cut"
@@ -145,11 +145,11 @@ def test_every_format_has_a_cost(tmp_path: Path, name: str) -> None:
     assert storage is not None
     assert sorted(storage.shape) == sorted(source.shape)[4 - len(storage.shape) :]
     for extents in CUTS:
-        ranks = [cost(storage, box) for box in boxes(source.shape, extents)]
+        ranks = [read_cost(storage, box) for box in replica_boxes(source.shape, extents)]
         assert sum(rank.box for rank in ranks) == volumes[0].nbytes
         assert all(rank.read > 0 and rank.requests > 0 for rank in ranks)
 
 
 def test_too_many_ranks() -> None:
     with pytest.raises(LayoutError, match="cannot cut width 5 into 6"):
-        boxes((1, 7, 6, 5), {"width": 6})
+        replica_boxes((1, 7, 6, 5), {"width": 6})

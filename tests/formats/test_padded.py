@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
-from hyperslab.formats.joined import Joined
-from hyperslab.formats.padded import Padded
-from hyperslab.formats.selection import Selected
-from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.views import Joined, Padded, Selected, Subvolumes
 from hyperslab.geometry import Box
 from tests.data.test_shapes import Shapes
 from tests.formats.nifti.lists import SHAPES, decathlon

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import hyperslab as hs
-from hyperslab.convert import Request
 from hyperslab.formats import registry
-from hyperslab.formats.nifti import header as nifti
-from hyperslab.formats.npy.writer import NpyWriter
-from hyperslab.formats.plugins import load_plugins
+from hyperslab.formats.arrays.writer import NpyWriter
+from hyperslab.formats.convert import Request
+from hyperslab.formats.nifti import image as nifti
+from hyperslab.formats.registry import load_plugins
 from hyperslab.geometry import Box
 from tests.formats.universes import Seat
 from tests.formats.writers import FORMATS

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.keyed.hdf5 import Hdf5Folder
-from hyperslab.formats.npy.source import NpyFolder
-from hyperslab.formats.selection import Selected, selected
+from hyperslab.formats.arrays.keyed import Hdf5Folder
+from hyperslab.formats.arrays.npy import NpyFolder
 from hyperslab.formats.source import ScanOptions, Source
-from hyperslab.formats.subvolumes import Subvolumes
 from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.tfrecord.source import TfRecordFolder
+from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
+from hyperslab.formats.views import Selected, Subvolumes, selected
 from hyperslab.geometry import Box
 from tests.formats import scans, universes, writers
 

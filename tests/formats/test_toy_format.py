@@ -69,7 +69,7 @@ def read_all(home: str, folder: str) -> list[Any]:
     """What this rank has of each sample."""
     sys.path.insert(0, home)
     import hyperslab as hs
-    from hyperslab.formats.plugins import load_plugins
+    from hyperslab.formats.registry import load_plugins
 
     load_plugins(["toy_format"])
     with hs.open(folder, hs.Grid(depth=2), batch_size=1, split="all", transform=None) as data:

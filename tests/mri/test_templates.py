@@ -17,15 +17,14 @@ import pytest
 import yaml
 
 import hyperslab as hs
-from hyperslab.evaluate.evaluate import evaluate
-from hyperslab.evaluate.segmentation import ClassEvaluation
-from hyperslab.evaluate.sliding_windows import WindowPolicy
-from hyperslab.formats.nifti.lattice import blurred_linear, nearest
+from hyperslab.formats.nifti.resample import blurred_linear, nearest
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
-from hyperslab.predict import predict
 from hyperslab.recipe.load import load_recipe
+from hyperslab.train.evaluate import ClassEvaluation, evaluate
+from hyperslab.train.predict import predict
 from hyperslab.train.run import train
+from hyperslab.train.sliding_windows import WindowPolicy
 from tests.formats.nifti.lists import save
 from tests.formats.universes import Seat
 from tests.ranks import run_ranks

@@ -11,7 +11,7 @@ import yaml
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.build import said_splits
+from hyperslab.train.builders import splits_of_recipe
 
 
 def recipe_of(folder: Path, **data: Any) -> Recipe:
@@ -34,7 +34,7 @@ def test_lists_beside_a_path(tree: Path) -> None:
         tree, path=str(tree), train=["one", "two/deep"], validation="val.txt", test="0:1"
     )
     assert data.data.origin == tree
-    splits = said_splits(data)
+    splits = splits_of_recipe(data)
     assert splits is not None
     assert splits.train == ("one", "two/deep")
     assert splits.validation == ("two/c.npy", "e.npy")
@@ -45,12 +45,12 @@ def test_paths_alone_are_the_data_set(tree: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tree)
     recipe = recipe_of(tree, train="one", validation=["two/c.npy", "two/deep"])
     assert recipe.data.origin == [tree / "one", tree / "two"]
-    splits = said_splits(recipe)
+    splits = splits_of_recipe(recipe)
     assert splits is not None
     assert (splits.train, splits.validation) == (("one",), ("two/c.npy", "two/deep"))
     one = recipe_of(tree, train="one/a.npy", validation="one/*b.npy")
     assert one.data.origin == [tree / "one"]
-    found = said_splits(one)
+    found = splits_of_recipe(one)
     assert found is not None
     assert (found.train, found.validation) == (("a.npy",), ("b.npy",))
 
@@ -69,11 +69,11 @@ def test_a_saved_recipe_means_the_same_elsewhere(
     monkeypatch.chdir(tree)
     (tree / "val.txt").write_text("e.npy\n")
     recipe = recipe_of(tree, train="one", validation="val.txt")
-    before = (recipe.data.origin, said_splits(recipe))
+    before = (recipe.data.origin, splits_of_recipe(recipe))
     save_recipe(recipe, tree / "saved.yaml")
     monkeypatch.chdir("/")
     again = load_recipe(tree / "saved.yaml")
-    assert (again.data.origin, said_splits(again)) == before
+    assert (again.data.origin, splits_of_recipe(again)) == before
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_paths_that_lead_nowhere(tree: Path) -> None:
         _ = recipe_of(tree, train=str(tree / "one"), validation=str(tree / "three")).data.origin
     (tree / "bad.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"data.train: the list .*bad.txt cannot be read"):
-        said_splits(recipe_of(tree, path=str(tree), train="bad.txt", validation="e"))
+        splits_of_recipe(recipe_of(tree, path=str(tree), train="bad.txt", validation="e"))
     (tree / "none.txt").write_text("# nothing\n")
     with pytest.raises(DataError, match=r"none.txt has no line that names a sample"):
-        said_splits(recipe_of(tree, path=str(tree), train="none.txt", validation="e"))
+        splits_of_recipe(recipe_of(tree, path=str(tree), train="none.txt", validation="e"))
     with pytest.raises(RecipeError, match=r"is not in data.path"):
-        said_splits(recipe_of(tree, path=str(tree / "one"), train=str(tree), validation="e"))
+        splits_of_recipe(recipe_of(tree, path=str(tree / "one"), train=str(tree), validation="e"))

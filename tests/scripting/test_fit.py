@@ -17,9 +17,9 @@ import yaml
 import hyperslab as hs
 from hyperslab.checkpoint.retention import latest
 from hyperslab.errors import RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.parts.networks import digest_of_network
+from hyperslab.train.evaluate import evaluate
+from hyperslab.train.network import digest_of_network
 from hyperslab.train.run import train
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks

@@ -12,22 +12,15 @@ import torch
 
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.errors import RecipeError
-from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.targets import Parameters
 from hyperslab.models.cosmoflow_variants import VARIANTS
-from hyperslab.recipe.schema import (
-    AdamSection,
-    CosmoFlowSection,
-    OptimizerSection,
-    Recipe,
-    RegressionLoss,
-    SegmentationLoss,
-    StepSchedule,
-)
-from hyperslab.train.build import build_model
-from hyperslab.train.built.networks import MODELS
+from hyperslab.recipe.optimizer import AdamSection, OptimizerSection, StepSchedule
+from hyperslab.recipe.schema import CosmoFlowSection, Recipe, RegressionLoss, SegmentationLoss
+from hyperslab.train.builders import build_model
+from hyperslab.train.network import MODELS
 from hyperslab.train.objective import LOSSES, Regression, Segmentation
-from hyperslab.train.optimizers import OPTIMIZERS, SCHEDULES, build_optimizer, factor_at
-from hyperslab.train.precision import PRECISIONS, autocast
+from hyperslab.train.optimizer import OPTIMIZERS, SCHEDULES, build_optimizer, factor_at
+from hyperslab.train.step import PRECISIONS, autocast
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(1))]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hyperslab.trace.flops import FORMULAS
+from hyperslab.planner.trace.recorder import FLOP_FORMULAS
 from hyperslab.train.flops import FlopCount, StepFlops, measure_peak
 from tests.ranks import run_ranks
 from tests.train.universes import run, write_recipe
@@ -30,7 +30,7 @@ def test_what_has_no_formula_leaves_the_count_unknown(monkeypatch: pytest.Monkey
     def refuse(*shapes: object, out_val: object) -> int:
         raise AssertionError(shapes, out_val)
 
-    monkeypatch.setitem(FORMULAS, torch.ops.aten.mm, refuse)
+    monkeypatch.setitem(FLOP_FORMULAS, torch.ops.aten.mm, refuse)
     a = torch.ones(2, 2)
     with FlopCount() as count:
         assert torch.equal(a @ a, 2 * a)

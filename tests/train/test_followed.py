@@ -11,8 +11,7 @@ import pytest
 
 from hyperslab.checkpoint import retention
 from hyperslab.checkpoint.retention import folder_of
-from hyperslab.evaluate.evaluate import evaluate
-from hyperslab.evaluate.regression import Evaluation
+from hyperslab.train.evaluate import Evaluation, evaluate
 from hyperslab.train.trainer import Trainer
 from tests.train.universes import losses, run, write_recipe
 

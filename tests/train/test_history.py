@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hyperslab.train.history import STEP_COLUMNS, HistoryFile, epochs_columns
-from hyperslab.train.reporter import Reporter
+from hyperslab.train.history import STEP_COLUMNS, HistoryFile, Reporter, epochs_columns
 
 MEASURES = ("validation_loss", "validation_mae")
 COLUMNS = ("step", "loss")

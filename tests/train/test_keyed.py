@@ -14,12 +14,12 @@ import yaml
 
 import hyperslab as hs
 from hyperslab.errors import DataError, RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.formats import DataMap
 from hyperslab.geometry import Box
-from hyperslab.predict import predict
 from hyperslab.recipe.load import load_recipe
-from tests.formats.mapped.published import camels, quijote
+from hyperslab.train.evaluate import evaluate
+from hyperslab.train.predict import predict
+from tests.formats.arrays.published import camels, quijote
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hyperslab.evaluate.evaluate import evaluate
+from hyperslab.train.evaluate import evaluate
 from tests.train.scans import WINDOW, write_scans
 from tests.train.universes import losses
 

@@ -14,13 +14,12 @@ from torch import nn
 import hyperslab as hs
 from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.run_state import Position, RunState
-from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.targets import Parameters
 from hyperslab.larc import scale_by_norms
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.objective import Regression
-from hyperslab.train.optimizers import build_optimizer, build_schedule
-from hyperslab.train.progress import Progress
-from hyperslab.train.trainer import Trainer
+from hyperslab.train.optimizer import build_optimizer, build_schedule
+from hyperslab.train.trainer import Progress, Trainer
 from tests.ranks import run_ranks
 
 Floats = NDArray[np.float64]

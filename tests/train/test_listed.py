@@ -8,9 +8,9 @@ import pytest
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError, RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.build import open_data, open_training
+from hyperslab.train.builders import open_data, open_training
+from hyperslab.train.evaluate import evaluate
 from tests.train.universes import losses, run, write_recipe, write_universes
 
 

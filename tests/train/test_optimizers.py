@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyperslab.recipe.schema import AdamSection, LinearSchedule, SGDSection, StepSchedule
-from hyperslab.train.optimizers import build_optimizer, build_schedule, factor_at
+from hyperslab.recipe.optimizer import AdamSection, LinearSchedule, SGDSection, StepSchedule
+from hyperslab.train.optimizer import build_optimizer, build_schedule, factor_at
 
 
 @pytest.mark.parametrize(

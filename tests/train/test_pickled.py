@@ -11,7 +11,7 @@ from hyperslab.checkpoint.retention import latest
 from hyperslab.checkpoint.run_state import RunState
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.errors import CheckpointError
-from hyperslab.train.progress import Progress
+from hyperslab.train.trainer import Progress
 from tests.checkpoint.old import save_pickled
 from tests.train.universes import losses, run, write_recipe
 

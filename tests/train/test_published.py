@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from hyperslab.errors import DataError, RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
-from tests.formats.mapped.published import camels, quijote
+from hyperslab.train.evaluate import evaluate
+from tests.formats.arrays.published import camels, quijote
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from hyperslab.atomic_files import read_json_lines
 from hyperslab.checkpoint.run_state import RunState
 from hyperslab.errors import RecipeError
+from hyperslab.recipe.compare import COMPARED, SAME_RESULT, TAKES_EFFECT, changed_keys
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.resume import COMPARED, SAME_RESULT, TAKES_EFFECT, changed_keys
 from hyperslab.train.history import CHANGES
 from hyperslab.train.trainer import Trainer
 from tests.train.universes import run, write_recipe

@@ -14,9 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hyperslab.checkpoint.retention import folder_of, latest
 from hyperslab.errors import CheckpointError, RecipeError, Stopped
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.run_lock import hold
+from hyperslab.train.evaluate import evaluate
+from hyperslab.train.run import lock_run
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run, write_recipe
@@ -211,11 +211,14 @@ def test_a_resume_on_another_training_split_is_refused(tmp_path: Path, universes
 def test_one_run_at_a_time_in_a_folder(tmp_path: Path, universes: Path, resume: bool) -> None:
     recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
     out.mkdir()
-    with hold(out), pytest.raises(RecipeError, match=f"another run is under way in output {out}"):
+    with (
+        lock_run(out),
+        pytest.raises(RecipeError, match=f"another run is under way in output {out}"),
+    ):
         run(recipe, resume=resume)
     assert [path.name for path in out.iterdir()] == [".lock"]
     run(recipe, resume=resume)
-    with hold(out):
+    with lock_run(out):
         pass  # a run that has ended lets go
 
 

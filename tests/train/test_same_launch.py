@@ -12,7 +12,7 @@ from hyperslab.comm.start.roll_call import compare_facts
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.profile.recorder import ProfilePolicy
+from hyperslab.train.profiler import ProfilePolicy
 from hyperslab.train.run import train
 from tests.ranks import run_ranks
 from tests.train.differing import DIFFERENT, RECIPE, by_hand

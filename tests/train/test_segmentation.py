@@ -16,7 +16,7 @@ from hyperslab.checkpoint.retention import folder_of
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import SegmentationLoss
-from hyperslab.train.build import data_card
+from hyperslab.train.builders import data_card
 from hyperslab.train.objective import LOSSES
 from tests.ranks import run_ranks
 from tests.train import universes

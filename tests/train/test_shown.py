@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import RecipeError
-from hyperslab.evaluate.evaluate import evaluate
-from hyperslab.plan.job import job_of
-from hyperslab.predict.run import predict
+from hyperslab.planner.job import job_of
 from hyperslab.recipe.load import load_recipe
-from hyperslab.report.run_folder import read_run
-from hyperslab.report.samples.volumes import first_volume
+from hyperslab.studies.report.samples import first_volume
+from hyperslab.studies.run_folder import read_run
+from hyperslab.train.evaluate import evaluate
+from hyperslab.train.predict import predict
 from tests.train.universes import WIDTH, losses, narrow_network, run, write_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

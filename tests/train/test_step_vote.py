@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.train.step_vote import Verdict, Vote
-from hyperslab.train.stop_request import SIGNALS, StopRequest
+from hyperslab.train.step import STOP_SIGNALS, StopRequest, Verdict, Vote
 from tests.ranks import run_ranks
 
 
@@ -64,16 +63,16 @@ def test_nohup_is_respected() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda number: number.name)
 def test_signals_are_noted_and_then_handled_as_before(number: signal.Signals) -> None:
     found = signal.signal(number, signal.SIG_DFL)  # under nohup SIGHUP is ignored
     try:
-        before = {n: signal.getsignal(n) for n in SIGNALS}
+        before = {n: signal.getsignal(n) for n in STOP_SIGNALS}
         stop = StopRequest()
         with stop.listening():
             assert stop.signal == 0
             os.kill(os.getpid(), number)
             assert stop.signal == number
-        assert {n: signal.getsignal(n) for n in SIGNALS} == before
+        assert {n: signal.getsignal(n) for n in STOP_SIGNALS} == before
     finally:
         signal.signal(number, found)

@@ -10,8 +10,8 @@ import h5py
 import pytest
 
 from hyperslab.errors import DataError, RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
+from hyperslab.train.evaluate import evaluate
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run, write_recipe
 

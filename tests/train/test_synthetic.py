@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
-from hyperslab.report import write_report
+from hyperslab.studies.report import write_report
+from hyperslab.train.evaluate import evaluate
 from hyperslab.train.run import train
 from tests.ranks import run_ranks
 from tests.train.universes import losses, narrow_network, run

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from hyperslab.errors import HyperslabError, RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe, recipe_of_values
-from hyperslab.report import write_report
+from hyperslab.studies.report import write_report
+from hyperslab.train.evaluate import evaluate
 from hyperslab.train.run import train
 from tests.ranks import run_ranks
 from tests.train.scans import WINDOW, write_scans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.targets import Parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The command line: `hyperslab COMMAND ...`, one file per command."""
+"""Runs the command line `hyperslab COMMAND ...`, one file a command."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typer.core import TyperGroup
 
 from hyperslab.cli.calibrate import calibrate_command
 from hyperslab.cli.convert import convert_commands
-from hyperslab.cli.errors import DEBUG, begin_interrupts, clean_errors, clean_interrupts, leave
 from hyperslab.cli.evaluate import evaluate_command
-from hyperslab.cli.inspect import inspect
+from hyperslab.cli.inspect import inspect_command
 from hyperslab.cli.plan import plan_command
 from hyperslab.cli.predict import predict_command
 from hyperslab.cli.recipes import recipes_commands
@@ -20,8 +19,15 @@ from hyperslab.cli.report import report_command
 from hyperslab.cli.scale import scale_command
 from hyperslab.cli.simulate import simulate_command
 from hyperslab.cli.sweep import sweep_command
+from hyperslab.cli.terminal import (
+    DEBUG,
+    begin_interrupts,
+    clean_errors,
+    clean_interrupts,
+    leave_rank,
+)
 from hyperslab.cli.train import train_command
-from hyperslab.machine.load import current_versions
+from hyperslab.planner.machine.schema import current_versions
 
 
 class Commands(TyperGroup):
@@ -66,7 +72,7 @@ def options(
 
 app.add_typer(recipes_commands, name="recipes")
 app.command("simulate")(simulate_command)
-app.command("inspect")(inspect)
+app.command("inspect")(inspect_command)
 app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
 app.command("train")(train_command)
@@ -86,5 +92,5 @@ def main() -> None:
             app(prog_name="hyperslab")
     except BaseException as end:
         if "RANK" in os.environ:
-            leave(end)
+            leave_rank(end)
         raise

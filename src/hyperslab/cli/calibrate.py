@@ -1,4 +1,4 @@
-"""`hyperslab calibrate`: measure this machine, for the recipes that it shall predict."""
+"""Runs `hyperslab calibrate`: measures this machine, for the recipes that it shall predict."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hyperslab.calibrate import Calibration, Measurement, calibrate
-from hyperslab.calibrate.recipes import operators_of_recipes
-from hyperslab.cli.errors import log_to_stdout
-from hyperslab.cli.progress import progress
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
+from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.errors import MachineError
 from hyperslab.launch.launcher import launch
-from hyperslab.machine import load_machine, save_machine
+from hyperslab.planner.calibrate import Calibration, Measurement, calibrate
+from hyperslab.planner.calibrate.run import operators_of_recipes
+from hyperslab.planner.machine import load_machine, save_machine
+from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.load import load_recipe
-from hyperslab.trace.step import Device
 
 TIMEOUT = 600.0
 """How long [s] a rank waits for the others."""

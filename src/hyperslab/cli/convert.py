@@ -1,4 +1,4 @@
-"""`hyperslab convert`: between the formats, and from what others publish to one of them."""
+"""Runs `hyperslab convert`: copies data between formats, and from published files to one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hyperslab.cli.errors import say
-from hyperslab.cli.options.files import MissingChunksOption, PluginOption, channels_of_option
-from hyperslab.cli.progress import progress
-from hyperslab.convert import Request, convert
-from hyperslab.ct import (
-    Pair,
-    ScanOutcome,
-    Shape,
-    convert_scans,
-    find,
-    list_phantoms,
-    make_phantoms,
-    respace_scans,
-)
-from hyperslab.formats.nifti.dataset_json import DATASET_JSON
-from hyperslab.formats.plugins import load_plugins
-from hyperslab.formats.registry import choices, compressions, names
-from hyperslab.formats.shared.reach import Allowed
+from hyperslab.cli.options import MissingChunksOption, PluginOption, channels_of_option
+from hyperslab.cli.terminal import progress, say
+from hyperslab.formats.convert import Request, convert
+from hyperslab.formats.convert.scans import LatticeShape, ScanOutcome, convert_scans, respace_scans
+from hyperslab.formats.files import AccessPolicy
+from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, find_pairs
+from hyperslab.formats.registry import choices, compressions, load_plugins, names
+from hyperslab.simulate.phantoms import list_phantoms, make_phantoms
 
 FOLDER = "folder"
 """The command without a name."""
@@ -36,7 +26,7 @@ FOLDER = "folder"
 WORKERS = "Processes, one volume each at a time. Default: one per core, up to 4."
 
 
-class Default(TyperGroup):
+class DefaultCommandGroup(TyperGroup):
     """Commands, and one without a name: `hyperslab convert SRC OUT` beside `... convert lits`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -49,7 +39,7 @@ class Default(TyperGroup):
 
 
 convert_commands = typer.Typer(
-    cls=Default, help="Convert a folder to another format, or liver CTs to HDF5."
+    cls=DefaultCommandGroup, help="Convert a folder to another format, or liver CTs to HDF5."
 )
 
 CONVERT_HELP = """Convert a folder that hyperslab.open takes to another format, byte for byte.
@@ -151,7 +141,7 @@ def folder(
             request,
             channels=place,
             source_format=source_format,
-            allowed=Allowed(outside_files, missing_chunks),
+            allowed=AccessPolicy(outside_files, missing_chunks),
             workers=_workers(workers),
             begun=begun,
             done=lambda outcome: bar.advance(bar.task_ids[0]),
@@ -199,7 +189,7 @@ def lits(
         needed = "SRC and OUT" if synthetic is None else "OUT alone beside --synthetic"
         raise typer.BadParameter(f"got {len(folders)} folders; give {needed}")
     if synthetic is None:
-        pairs = find(sources[0])
+        pairs = find_pairs(sources[0])
     else:
         pairs = _phantoms(out / "nifti", synthetic, shape, seed)
         list_phantoms(out / DATASET_JSON, pairs)
@@ -229,7 +219,7 @@ def respaced(
             src,
             out,
             (depth, height, width),
-            allowed=Allowed(outside_files),
+            allowed=AccessPolicy(outside_files),
             done=lambda outcome: bar.advance(task),
         )
     _report(outcomes, out)
@@ -237,7 +227,7 @@ def respaced(
         raise typer.Exit(1)
 
 
-def _three(option: str, text: str) -> Shape:
+def _three(option: str, text: str) -> LatticeShape:
     try:
         numbers = [int(number) for number in text.split(",")]
         depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
@@ -257,7 +247,7 @@ def _workers(workers: int | None) -> int:
     return min(4, os.cpu_count() or 1) if workers is None else workers
 
 
-def _phantoms(folder: Path, count: int, shape: Shape, seed: int) -> list[Pair]:
+def _phantoms(folder: Path, count: int, shape: LatticeShape, seed: int) -> list[Pair]:
     with progress() as bar:
         task = bar.add_task("phantoms", total=count)
         return make_phantoms(
@@ -271,7 +261,7 @@ def _phantoms(folder: Path, count: int, shape: Shape, seed: int) -> list[Pair]:
 
 
 def _converted(
-    pairs: list[Pair], out: Path, shape: Shape, workers: int | None
+    pairs: list[Pair], out: Path, shape: LatticeShape, workers: int | None
 ) -> list[ScanOutcome]:
     with progress() as bar:
         task = bar.add_task("volumes", total=len(pairs))

@@ -1,4 +1,4 @@
-"""`hyperslab evaluate`: how good a run's network is on samples that it never saw."""
+"""Runs `hyperslab evaluate`: measures a run's network on samples that it never saw."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.cli.errors import log_to_stdout
-from hyperslab.cli.options.trained_run import CheckpointOption, RanksOption, RunArgument
-from hyperslab.cli.options.windows import (
+from hyperslab.cli.options import (
     BlendOption,
+    CheckpointOption,
     OverlapOption,
+    RanksOption,
+    RunArgument,
     WindowOption,
-    as_options,
+    options_of_windows,
     windows_of_options,
 )
 from hyperslab.cli.rank import (
@@ -32,12 +33,16 @@ from hyperslab.cli.rank import (
     launch_command,
     telling_ranks,
 )
-from hyperslab.evaluate.evaluate import evaluate, recipe_for
-from hyperslab.evaluate.regression import Evaluation
-from hyperslab.evaluate.segmentation import ClassEvaluation
-from hyperslab.evaluate.sliding_windows import WindowPolicy
-from hyperslab.evaluate.surfaces import SurfacePolicy
-from hyperslab.metrics.surface import TOLERANCE
+from hyperslab.cli.terminal import log_to_stdout
+from hyperslab.train.evaluate import (
+    ClassEvaluation,
+    Evaluation,
+    SurfacePolicy,
+    evaluate,
+    recipe_for,
+)
+from hyperslab.train.metrics import SURFACE_TOLERANCE
+from hyperslab.train.sliding_windows import WindowPolicy
 
 COLUMNS = {
     "ratio": "ratio",
@@ -91,7 +96,9 @@ def evaluate_command(
             help="Of classes: measure how far apart surfaces are [mm], where voxels have a size.",
         ),
     ] = True,
-    tolerance: Annotated[float, typer.Option(min=0, help="Of the surface Dice [mm].")] = TOLERANCE,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Of the surface Dice [mm].")
+    ] = SURFACE_TOLERANCE,
     window: WindowOption = None,
     overlap: OverlapOption = None,
     blend: BlendOption = None,
@@ -122,7 +129,7 @@ def evaluate_command(
         options = ["--checkpoint", checkpoint, "--split", split]
         options += ["--calibrate"] if calibrate else []
         options += ["--tolerance", str(tolerance)] if surfaces else ["--no-surfaces"]
-        options += as_options(windows)
+        options += options_of_windows(windows)
         launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 
@@ -150,10 +157,10 @@ def evaluate_as_rank(
         windows=windows,
     )
     if is_main:
-        show(result, run, Console(soft_wrap=True))
+        show_evaluation(result, run, Console(soft_wrap=True))
 
 
-def show(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
+def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
     """Print the errors of every parameter or class, the bad ones too."""
     facts = result.facts
     console.print(

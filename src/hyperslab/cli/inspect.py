@@ -1,4 +1,4 @@
-"""`hyperslab inspect`: what a folder or a recipe's data hold, and what reading them costs."""
+"""Runs `hyperslab inspect`: says what a folder or recipe holds, and what reading it costs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.errors import say
-from hyperslab.cli.options.files import MissingChunksOption, PluginOption, channels_of_option
+from hyperslab.cli.options import MissingChunksOption, PluginOption, channels_of_option
+from hyperslab.cli.terminal import say
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source, Subvolumes
-from hyperslab.formats.io_cost import Storage, advice, boxes, cost
-from hyperslab.formats.joined import joined
-from hyperslab.formats.padded import padded
-from hyperslab.formats.plugins import load_plugins
-from hyperslab.formats.registry import MAPPED, choices, find_format, names, source_of
-from hyperslab.formats.selection import selected
-from hyperslab.formats.shared.channels import Channels
-from hyperslab.formats.shared.data_map import DataMap
-from hyperslab.formats.shared.reach import Allowed
-from hyperslab.formats.verify import verify_samples
+from hyperslab.formats.convert.verify import verify_samples
+from hyperslab.formats.files import AccessPolicy
+from hyperslab.formats.registry import MAPPED, choices, find_format, load_plugins, names, source_of
+from hyperslab.formats.source import DataMap
+from hyperslab.formats.storage import Storage, read_cost, replica_boxes, storage_advice
+from hyperslab.formats.storage_order import Channels
+from hyperslab.formats.views import joined, padded, selected
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 
@@ -31,7 +28,7 @@ OUTSIDE = "HDF5 files may take values from files outside of the folder."
 EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
-def inspect(
+def inspect_command(
     path: Annotated[Path, typer.Argument(help="A folder that hyperslab.open takes, or a recipe.")],
     places: Annotated[
         list[str] | None,
@@ -60,7 +57,7 @@ def inspect(
         source, found, extents = _of_recipe(load_recipe(path, words))
     else:
         extents = _extents(words)
-        allowed = Allowed(outside_files, missing_chunks)
+        allowed = AccessPolicy(outside_files, missing_chunks)
         source, found = _of_folder(path, format, place, allowed)
     storage = source.storage(0)
     say(f"{path}: {len(source.names)} samples, {found}")
@@ -93,7 +90,7 @@ def _of_folder(
     path: Path,
     format: str | None,
     channels: Channels | None,
-    allowed: Allowed,
+    allowed: AccessPolicy,
     mapping: DataMap | None = None,
 ) -> tuple[Source, str]:
     """The samples of a folder, and the name of their format."""
@@ -172,7 +169,7 @@ def _ranges(source: Source) -> list[str]:
 def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> list[str]:
     if storage is None:
         return []
-    ranks = [cost(storage, box) for box in boxes(source.shape, extents)]
+    ranks = [read_cost(storage, box) for box in replica_boxes(source.shape, extents)]
     most = max(ranks, key=lambda rank: rank.read)
     read = sum(rank.read for rank in ranks)
     grid = " ".join(f"{axis}={extents.get(axis, 1)}" for axis in AXES[1:])
@@ -182,7 +179,7 @@ def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> 
         f"  all        {_size(sum(rank.box for rank in ranks))}: {_size(read)} in "
         f"{sum(rank.requests for rank in ranks)} requests, {read / storage.size:.2f} x the file's",
     ]
-    words = advice(storage, ranks, extents)
+    words = storage_advice(storage, ranks, extents)
     return [*lines, f"  advice     {words}"] if words else lines
 
 
@@ -190,7 +187,7 @@ def _store_costs(source: Source, extents: dict[str, int]) -> list[str]:
     """What the store takes to keep every sample, so that only the first epoch reads."""
     grid = {axis: extents.get(axis, 1) for axis in AXES}
     ranks = math.prod(grid.values())
-    voxels = max(box.size for box in boxes(source.shape, extents)) // source.shape[0]
+    voxels = max(box.size for box in replica_boxes(source.shape, extents)) // source.shape[0]
     labels = voxels if source.classes else 8 * len(source.parameters.names)
     size = voxels * source.shape[0] * source.dtype.itemsize + labels
     each = -(-len(source.names) // grid["data"])

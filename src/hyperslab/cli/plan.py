@@ -1,4 +1,4 @@
-"""`hyperslab plan`: which grid, how long, how much memory, before running."""
+"""Runs `hyperslab plan`: predicts which grid is best, how long it takes, how much memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,25 @@ from rich.console import Console
 
 from hyperslab.atomic_files import write_text
 from hyperslab.errors import RecipeError, reason
-from hyperslab.machine import Machine
-from hyperslab.plan.advice import changes, least_ranks
-from hyperslab.plan.auto import machine_for, planned_device
-from hyperslab.plan.document import document
-from hyperslab.plan.figure import draw_plan
-from hyperslab.plan.job import VolumeShape, job_of
-from hyperslab.plan.limits import Bounds, Limit, host_limit, process_bytes
-from hyperslab.plan.search import make_plan
-from hyperslab.plan.show import opening, plan_remarks, ranking
+from hyperslab.planner.auto import machine_for, planned_device
+from hyperslab.planner.job import VolumeShape, job_of
+from hyperslab.planner.machine import Machine
+from hyperslab.planner.search import (
+    MemoryLimit,
+    PlanBounds,
+    host_limit,
+    least_ranks,
+    make_plan,
+    process_bytes,
+    suggested_changes,
+)
+from hyperslab.planner.summary import (
+    draw_plan,
+    plan_document,
+    plan_opening,
+    plan_remarks,
+    ranking_table,
+)
 from hyperslab.recipe.load import load_recipe
 
 _WIDTH = 120
@@ -67,18 +77,18 @@ def plan_command(
     count = ranks or config.grid.size
     process = 0 if chosen.device != "cpu" else process_bytes()
     limit = _limit(memory, chosen if machine else None, count, chosen.device)
-    bounds = Bounds(limit, process, everything)
+    bounds = PlanBounds(limit, process, everything)
     plan = make_plan(job, chosen, count, bounds)
-    found = changes(plan, bounds)
+    found = suggested_changes(plan, bounds)
     least = least_ranks(job, chosen, bounds, plan.first, plan.best)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(opening(plan), markup=False, soft_wrap=True)
-    console.print(ranking(plan))
+    console.print(plan_opening(plan), markup=False, soft_wrap=True)
+    console.print(ranking_table(plan))
     for line in plan_remarks(plan, found, least):
         console.print(line, markup=False, soft_wrap=True)
     try:
         if json_path is not None:
-            write_text(json_path, json.dumps(document(plan, found, least), indent=1) + "\n")
+            write_text(json_path, json.dumps(plan_document(plan, found, least), indent=1) + "\n")
         if figure is not None:
             draw_plan(plan, figure)
     except OSError as error:
@@ -94,13 +104,13 @@ def _shape(text: str | None) -> VolumeShape | None:
         raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
 
 
-def _limit(text: str | None, named: Machine | None, ranks: int, device: str) -> Limit:
+def _limit(text: str | None, named: Machine | None, ranks: int, device: str) -> MemoryLimit:
     """What is asked for, else what the machine that was named has, else what this host has."""
     if text is not None:
         try:
-            return Limit(TypeAdapter(_Room).validate_python(text), "--memory")
+            return MemoryLimit(TypeAdapter(_Room).validate_python(text), "--memory")
         except ValidationError:
             raise typer.BadParameter(f"--memory {text}: give a size, such as 16GiB") from None
     if named is not None:
-        return Limit(named.memory, f"that of {named.name}")
+        return MemoryLimit(named.memory, f"that of {named.name}")
     return host_limit(ranks, device)

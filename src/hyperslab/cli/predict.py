@@ -1,4 +1,4 @@
-"""`hyperslab predict`: masks or parameters of volumes, with a run's network."""
+"""Runs `hyperslab predict`: writes masks or parameters of volumes, with a run's network."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hyperslab.cli.errors import log_to_stdout
-from hyperslab.cli.options.trained_run import CheckpointOption, RanksOption, RunArgument
-from hyperslab.cli.options.windows import (
+from hyperslab.cli.options import (
     BlendOption,
+    CheckpointOption,
     OverlapOption,
+    RanksOption,
+    RunArgument,
     WindowOption,
-    as_options,
+    options_of_windows,
     windows_of_options,
 )
-from hyperslab.cli.progress import progress
 from hyperslab.cli.rank import (
     adopt_rank,
     as_rank,
@@ -33,10 +33,10 @@ from hyperslab.cli.rank import (
     launch_command,
     telling_ranks,
 )
+from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import DataError, printable
-from hyperslab.evaluate.sliding_windows import WindowPolicy
-from hyperslab.predict import InputOutcome, predict
-from hyperslab.predict.run import recipe_of
+from hyperslab.train.predict import InputOutcome, predict, recipe_for_volumes
+from hyperslab.train.sliding_windows import WindowPolicy
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
@@ -72,10 +72,10 @@ def predict_command(
     adopt_rank()
     files, overrides = _split(inputs)
     with telling_ranks():
-        recipe = recipe_of(run, overrides, ranks=ranks)
+        recipe = recipe_for_volumes(run, overrides, ranks=ranks)
         check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
-    options += as_options(windows)
+    options += options_of_windows(windows)
     with exit_when_stopped():
         if is_rank(recipe):
             predict_as_rank(

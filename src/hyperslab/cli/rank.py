@@ -1,7 +1,8 @@
-"""What the commands that run on several ranks share: `train`, `evaluate`, `predict`.
+"""Runs a command on several ranks: `train`, `evaluate`, `predict` and `calibrate` begin here.
 
-Such a command is either the launcher, which starts one process a rank with the same command line,
-or one of the ranks: one that its launcher, torchrun, srun or mpirun has started, or the only one.
+Such a command is either the launcher, which starts one process a rank with the same command
+line, or one of the ranks: one that its launcher, torchrun, srun or mpirun has started, or the
+only one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from hyperslab.cli.errors import DEBUG
+from hyperslab.cli.terminal import DEBUG
 from hyperslab.comm.bootstrap import adopt_launcher, tell_ranks
 from hyperslab.comm.start.variables import check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
@@ -95,14 +96,14 @@ def as_rank(work: Callable[P, T]) -> Callable[P, T]:
         except HyperslabError:
             if not os.environ.get(DEBUG):
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    _keep_words(Path(os.environ[ERROR_FILE]))
+                    _drop_traceback(Path(os.environ[ERROR_FILE]))
             raise
 
     recording: Any = record(work)
     return run
 
 
-def _keep_words(file: Path) -> None:
+def _drop_traceback(file: Path) -> None:
     said = json.loads(file.read_text())
     del said["message"]["extraInfo"]["py_callstack"]
     file.write_text(json.dumps(said))
@@ -136,11 +137,11 @@ def check_ranks(recipe: Recipe, ranks: int | None) -> None:
         if count is not None and count != grid.size:
             raise LayoutError(
                 f"{name} is {count} but the grid has {grid.size} places ({places})\n"
-                f"    {remedy}, or change the grid, such as {_grid_of(count, grid)}"
+                f"    {remedy}, or change the grid, such as {_overrides_for(count, grid)}"
             )
 
 
-def _grid_of(count: int, grid: GridSection) -> str:
+def _overrides_for(count: int, grid: GridSection) -> str:
     """Overrides that give a grid this many places, along the depth."""
     extents = grid.model_dump()
     others = [f"{axis}=1" for axis, extent in extents.items() if axis != "depth" and extent > 1]

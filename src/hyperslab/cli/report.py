@@ -1,4 +1,4 @@
-"""`hyperslab report`: a run, or several of them, as one HTML page."""
+"""Runs `hyperslab report`: shows a run, or several of them, as one HTML page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hyperslab.report import FigureFormat
+    from hyperslab.studies.report import FigureFormat
 
 
 def report_command(
@@ -43,7 +43,7 @@ def report_command(
     configuration. Of two runs it is the page of the first, with both timelines on one scale.
     """
     # matplotlib: other commands need not wait for it
-    from hyperslab.report import figures_beside, write_comparison, write_report
+    from hyperslab.studies.report import figures_beside, write_comparison, write_report
 
     formats = _formats(figures)
     controls = [_control(words) for words in control or []]
@@ -61,7 +61,7 @@ def report_command(
 
 
 def _formats(words: str) -> list[FigureFormat]:
-    from hyperslab.report.figures.paper import FigureFormat
+    from hyperslab.studies.report.canvas import FigureFormat
 
     try:
         return [FigureFormat(word.strip()) for word in words.split(",") if word.strip()]

@@ -1,4 +1,4 @@
-"""`hyperslab scale`: the same training on more and more ranks."""
+"""Runs `hyperslab scale`: repeats a training on more and more ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.rank import exit_when_stopped, is_started
+from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError
-from hyperslab.plan.auto import machine_for, planned_device
-from hyperslab.plan.limits import process_bytes
+from hyperslab.planner.auto import machine_for, planned_device
+from hyperslab.planner.search import process_bytes
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection, Recipe
-from hyperslab.scaling.points import (
+from hyperslab.studies.scaling.study import (
+    Predictor,
     RefusedPoint,
     ScalingKind,
     ScalingPoint,
@@ -27,7 +28,6 @@ from hyperslab.scaling.points import (
     strong_points,
     weak_points,
 )
-from hyperslab.scaling.predict import Predictor
 
 AUTO = "auto"
 """The axis that means: the plan chooses the grids."""
@@ -75,8 +75,8 @@ def scale_command(
     run again. With a machine its prediction stands beside each. Synthetic data (data.path=null
     data.synthetic.width=128) take no files.
     """
-    from hyperslab.scaling.run import StudyRequest, run_study
-    from hyperslab.scaling.tables import short_table, study_remarks
+    from hyperslab.studies.scaling.run import StudyRequest, run_study
+    from hyperslab.studies.scaling.summary import short_table, study_remarks
 
     if is_started():
         raise LayoutError(

@@ -1,4 +1,4 @@
-"""`hyperslab simulate`: a folder of N-body universes."""
+"""Runs `hyperslab simulate`: makes a folder of N-body universes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.progress import progress
-from hyperslab.universe import NAMES, simulate
-from hyperslab.universe.ranges import RANGES
+from hyperslab.cli.terminal import progress
+from hyperslab.simulate.parameters import NAMES, RANGES
+from hyperslab.simulate.universes import make_universes
 
 
 def simulate_command(
@@ -38,7 +38,7 @@ def simulate_command(
     """Make N-body universes in the public HDF5 layout; run it again to go on after a stop."""
     with progress() as bar:
         task = bar.add_task("universes", total=count)
-        simulate(
+        make_universes(
             out,
             count=count,
             size=size,

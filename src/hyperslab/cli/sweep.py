@@ -1,4 +1,4 @@
-"""`hyperslab sweep`: variants of a recipe, each at its best learning rate, with several seeds."""
+"""Runs `hyperslab sweep`: trains variants of a recipe, each at its best rate, with some seeds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hyperslab.cli.errors import log_to_stdout
 from hyperslab.cli.rank import exit_when_stopped, is_started
+from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.recipe.schema import Recipe
-from hyperslab.sweep.forecast import forecast_table
-from hyperslab.sweep.load import load_sweep
-from hyperslab.sweep.progress import SweepProgress
-from hyperslab.sweep.run import run_sweep
-from hyperslab.sweep.table import Spread, SweepRow
+from hyperslab.studies.sweep.results import Spread, SweepRow
+from hyperslab.studies.sweep.run import SweepProgress, forecast_table, run_sweep
+from hyperslab.studies.sweep.schema import load_sweep
 
 _WIDTH = 140
 """Columns where the output is no terminal."""

@@ -1,4 +1,4 @@
-"""`hyperslab train`: start the ranks, or be one of them."""
+"""Runs `hyperslab train`: starts the ranks, or is one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.errors import PrintableFormatter
 from hyperslab.cli.rank import (
     adopt_rank,
     as_rank,
@@ -23,14 +22,14 @@ from hyperslab.cli.rank import (
     is_started_again,
     telling_ranks,
 )
+from hyperslab.cli.terminal import PrintableFormatter
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.requeue import requeue_when_stopped
 from hyperslab.launch.training import TrainingLaunch
-from hyperslab.plan.auto import GridChooser
-from hyperslab.plan.predicted import write_prediction
+from hyperslab.planner.auto import GridChooser, write_prediction
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.profile.recorder import ProfilePolicy
+from hyperslab.train.profiler import ProfilePolicy
 from hyperslab.train.run import RECIPE, prepare_folder, train
 
 log = logging.getLogger("hyperslab")

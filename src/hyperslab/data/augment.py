@@ -1,4 +1,4 @@
-"""Flips and permutations of axes, applied to boxes first and to the values read afterwards."""
+"""Draws flips and permutations of axes, applied to boxes first and to values read afterwards."""
 
 from __future__ import annotations
 

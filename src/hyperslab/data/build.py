@@ -15,17 +15,19 @@ import numpy as np
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import all_or_raise
 from hyperslab.comm.host import BoxTransport
+from hyperslab.data.assemble import BatchAllocator, BatchAssembler, Reader, Skipped, target_kind
 from hyperslab.data.augment import Augmenter
-from hyperslab.data.batch import BatchAllocator
-from hyperslab.data.batch_assembler import BatchAssembler
-from hyperslab.data.reader import Reader
-from hyperslab.data.sample_assembly import target_kind
 from hyperslab.data.sampler import Schedule
-from hyperslab.data.skip import Skipped
-from hyperslab.data.store.boxes import Store
-from hyperslab.data.store.budget import disk_budget, memory_budget, stores
-from hyperslab.data.store.ownership import Ownership
-from hyperslab.data.store.plan import BatchPlanner, SampleBoxes, largest_box
+from hyperslab.data.store import (
+    BatchPlanner,
+    Ownership,
+    SampleBoxes,
+    Store,
+    disk_budget,
+    largest_box,
+    memory_budget,
+    stores_in_use,
+)
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.source import Source
@@ -88,7 +90,7 @@ def build_assembler(
     ownership, in_memory = _ownership(grid, schedule, policy, size)
     mine = ownership.kept[grid.coords["data"]]
     store = _store(mine, in_memory, size, policy.folder)
-    stores(grid).add(store)
+    stores_in_use(grid).add(store)
     travels = policy.mode != "direct" and (grid.data > 1 or augment)
     transport = BoxTransport(grid) if grid.size > 1 and (travels or skip) else None
     augmenter = Augmenter(schedule.seed, turns=not source.classes)

@@ -1,4 +1,7 @@
-"""`Dataset`: mini-batches of `Sharded`, each rank with its own boxes."""
+"""Shows a data set as mini-batches of `Sharded`, each rank with its own boxes.
+
+Local batches are copied to the device on a stream of their own, beside the step that runs.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,70 @@ import functools
 import sys
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import torch
 
 from hyperslab.comm import Grid
 from hyperslab.comm.host import GRACE, BoxTransport
-from hyperslab.data.batch_assembler import BatchAssembler
+from hyperslab.data.assemble import BatchAssembler, LocalBatch
 from hyperslab.data.prefetch import Prefetcher
 from hyperslab.data.sampler import Schedule
-from hyperslab.data.to_device import DeviceCopy, InFlight
 from hyperslab.data.transforms import LowHigh, Transform, decode
 from hyperslab.errors import DataError
-from hyperslab.formats.parameters import Parameters
 from hyperslab.formats.source import Source
+from hyperslab.formats.targets import Parameters
 from hyperslab.tensor import Sharded
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A local batch on its way; ``arrived`` is None where there is nothing to wait for."""
+
+    batch: LocalBatch
+    arrived: torch.cuda.Event | None = None
+
+
+class DeviceCopy:
+    """Copies what ``load`` returns from page-locked memory to a CUDA device.
+
+    On other devices local batches stay where they are.
+    """
+
+    def __init__(self, device: torch.device, load: Callable[[int, int], LocalBatch | None]) -> None:
+        self.device = device
+        self.load = load
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, epoch: int, step: int) -> InFlight | None:
+        """Load the local batch of a step and begin to copy it; None where there is none.
+
+        Called by the reading thread, which has no current device of its own.
+        """
+        batch = self.load(epoch, step)
+        if batch is None:
+            return None
+        if self.stream is None:
+            return InFlight(batch)
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            values = batch.values.to(self.device, non_blocking=True)
+            pinned = batch.targets.pin_memory()  # no copy if it is already
+            targets = pinned.to(self.device, non_blocking=True)
+            event = self.stream.record_event()
+        return InFlight(replace(batch, values=values, targets=targets), event)
+
+    def finish(self, copy: InFlight) -> LocalBatch:
+        """The local batch, safe to use on the current stream; called by the consumer."""
+        if copy.arrived is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(copy.arrived)
+            # The memory was allocated on the copying stream, which may reuse it only afterwards.
+            copy.batch.values.record_stream(stream)
+            copy.batch.targets.record_stream(stream)
+        return copy.batch
+
 
 Pairs = Generator[tuple[Sharded, Sharded], None, None]
 """Mini-batches: x and y."""

@@ -1,4 +1,4 @@
-"""`open`: from a path and a few words to a `Dataset`."""
+"""Opens a data set: from a path and a few words to a `Dataset`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ from hyperslab.data.sampler import Schedule, SplitCounts
 from hyperslab.data.splits import Splits, samples_shown
 from hyperslab.data.transforms import LowHigh, check_name, transform_of
 from hyperslab.errors import DataError
-from hyperslab.formats.padded import padded
-from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.registry import Driver, sources_of
-from hyperslab.formats.selection import selected
-from hyperslab.formats.shared.data_map import DataMap
-from hyperslab.formats.shared.reach import Allowed
-from hyperslab.formats.source import ScanOptions, Source
-from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.source import DataMap, ScanOptions, Source
+from hyperslab.formats.targets import Parameters
+from hyperslab.formats.views import Subvolumes, padded, selected
 
 log = logging.getLogger("hyperslab")
 
@@ -143,7 +140,7 @@ def open(
         source = path
     else:
         refuse = Refused() if on_error == "skip" else None
-        allowed = Allowed(outside_files, missing_chunks)
+        allowed = AccessPolicy(outside_files, missing_chunks)
         options = ScanOptions(channels, format, refuse, allowed, mapping)
         roots = [path] if isinstance(path, str | os.PathLike) else path
         source = sources_of(roots, grid, options, driver)

@@ -1,4 +1,4 @@
-"""Prefetching: later steps are loaded in the background while the present one is used."""
+"""Prefetches mini-batches: later steps are loaded in the background of the present one."""
 
 from __future__ import annotations
 

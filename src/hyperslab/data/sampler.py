@@ -1,4 +1,4 @@
-"""Splits, the order of an epoch and its mini-batches: the same on every grid.
+"""Draws splits, the order of an epoch and its mini-batches, the same on every grid.
 
 Random numbers are raw Philox output and hashes, whose values numpy and Python promise never to
 change, so an epoch can be resumed by another version.

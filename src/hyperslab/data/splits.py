@@ -1,4 +1,4 @@
-"""Splits that a user says: lists of samples, or folds of a cross-validation."""
+"""Finds the samples of a user's splits: lists of samples, or folds of a cross-validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From stored values to the network's input, on the device."""
+"""Transforms stored values to the network's input, on the device."""
 
 from __future__ import annotations
 

@@ -1,32 +1,27 @@
-"""Files and boxes: a folder for each storage format, and the list of all formats.
+"""Reads and writes files, box by box, and lists the storage formats.
 
-A `Source` reads boxes of samples, a `Writer` writes samples; `register` makes a format of the two
-that `hyperslab.open`, recipes and every command know (docs/formats.md).
+A `Source` reads boxes of samples, a `Writer` writes samples; `register` makes a format of the
+two that `hyperslab.open`, recipes and every command know (docs/formats.md). `arrays` holds HDF5,
+Zarr and numpy's files, `tfrecord` and `nifti` those formats, `convert` leads from one to
+another.
 """
 
-from hyperslab.formats.extras import Extras
-from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.keyed.hdf5 import Hdf5Folder
-from hyperslab.formats.keyed.hdf5_writer import Hdf5Writer, LbannWriter
-from hyperslab.formats.keyed.zarr import ZarrFolder
-from hyperslab.formats.keyed.zarr_writer import ZarrWriter
-from hyperslab.formats.mapped.source import MappedFolder
-from hyperslab.formats.nifti.source import NiftiFolder
-from hyperslab.formats.nifti.writer import NiftiWriter
-from hyperslab.formats.npy.source import NpyFolder
-from hyperslab.formats.npy.writer import NpyWriter
-from hyperslab.formats.parameters import Parameters
+from hyperslab.formats.arrays.keyed import Hdf5Folder, ZarrFolder
+from hyperslab.formats.arrays.mapped import MappedFolder
+from hyperslab.formats.arrays.npy import NpyFolder
+from hyperslab.formats.arrays.writer import Hdf5Writer, LbannWriter, NpyWriter, ZarrWriter
+from hyperslab.formats.files import list_files
+from hyperslab.formats.nifti.source import NiftiFolder, NiftiWriter
 from hyperslab.formats.registry import Format, register
-from hyperslab.formats.shared.data_map import DataMap
-from hyperslab.formats.shared.listing import list_files
-from hyperslab.formats.shared.storage_order import StorageOrder
-from hyperslab.formats.source import ScanOptions, Source
-from hyperslab.formats.subvolumes import Subvolumes
+from hyperslab.formats.source import DataMap, Extras, ScanOptions, Source
+from hyperslab.formats.storage import Storage
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.synthetic import SyntheticVolumes
+from hyperslab.formats.targets import Parameters
+from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.tfrecord.sc18 import Sc18Folder
-from hyperslab.formats.tfrecord.sc18_writer import Sc18Writer
-from hyperslab.formats.tfrecord.source import TfRecordFolder
-from hyperslab.formats.tfrecord.writer import TfRecordWriter
+from hyperslab.formats.tfrecord.writer import Sc18Writer, TfRecordWriter
+from hyperslab.formats.views import Subvolumes
 from hyperslab.formats.writer import SampleToWrite, Writer
 
 __all__ = [

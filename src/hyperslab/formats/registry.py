@@ -1,10 +1,16 @@
-"""The formats: which there are, which one a folder holds, and its `Source`."""
+"""Lists the storage formats, finds the one that a folder holds, and opens the folder as a `Source`.
+
+Formats of users are registered by modules that `load_plugins` imports.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -12,15 +18,40 @@ from typing import Literal, get_args
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.joined import joined
-from hyperslab.formats.mapped.source import MappedFolder
-from hyperslab.formats.shared.channels import Channels
-from hyperslab.formats.shared.data_map import OWN_DATA, DataMap
-from hyperslab.formats.shared.listing import Refuse, check_folder, walk
-from hyperslab.formats.shared.manifest import volumes_of
-from hyperslab.formats.shared.reach import STRICT, Allowed
-from hyperslab.formats.source import ScanOptions, Source
+from hyperslab.formats.arrays.mapped import MappedFolder
+from hyperslab.formats.files import STRICT, AccessPolicy, Refuse, check_folder, walk_folder
+from hyperslab.formats.manifest import volumes_of
+from hyperslab.formats.source import OWN_DATA, DataMap, ScanOptions, Source
+from hyperslab.formats.storage_order import Channels
+from hyperslab.formats.views import joined
 from hyperslab.formats.writer import Writer
+
+
+def load_plugins(modules: Sequence[str]) -> None:
+    """Import modules by name; they are looked for in the current folder too.
+
+    Raises:
+        DataError: one cannot be imported; says why.
+    """
+    if modules:
+        look_in_current_folder()
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's code
+            raise DataError(
+                f"plugin {module!r}: cannot be imported: {type(error).__name__}: {error}\n"
+                "    give the name of a module that is installed, in PYTHONPATH or in this folder"
+            ) from error
+
+
+def look_in_current_folder() -> None:
+    """As `python -m` does; the command `hyperslab` does not."""
+    with suppress(FileNotFoundError):  # the folder is gone: nothing is to be found there
+        here = os.getcwd()
+        if here not in sys.path:
+            sys.path.append(here)
+
 
 Driver = Literal["mpio"]
 
@@ -129,7 +160,7 @@ def source_of(
     format: str | None = None,
     refuse: Refuse | None = None,
     driver: Driver | None = None,
-    allowed: Allowed = STRICT,
+    allowed: AccessPolicy = STRICT,
     mapping: DataMap | None = None,
 ) -> Source:
     """The folder as a source of its format; all ranks call this.
@@ -207,7 +238,9 @@ def find_format(folder: Path) -> tuple[Format, str]:
     if MappedFolder.claims(folder):
         return Format(MAPPED, (), MappedFolder), ""
     check_folder(folder)
-    found = Counter((name.count("/"), kind) for name in walk(folder) if (kind := _kind(name)))
+    found = Counter(
+        (name.count("/"), kind) for name in walk_folder(folder) if (kind := _kind(name))
+    )
     if not found:
         known = ", ".join("*" + suffix for format in formats() for suffix in format.suffixes)
         raise DataError(

@@ -1,4 +1,4 @@
-"""Synthetic volumes: random counts that are made where they are asked for; there is no file."""
+"""Makes synthetic volumes: random counts, computed where they are read; there is no file."""
 
 from __future__ import annotations
 

@@ -1,23 +1,128 @@
-"""`Writer`: what a format can hold, and how a sample is written in it."""
+"""Defines `Writer`, the interface of formats that samples are written in, and their checksums.
+
+A sample passes in slabs along depth, each a multiple of a chunk thick, so that no process holds
+a whole volume, and its checksum is taken as they pass.
+
+[Note: checksum] The CRC32C of a sample's values in the order (D, H, W, C), little-endian,
+whatever the file's own order is; of its labels, that of (D, H, W) as uint8. Slabs of any
+thickness give the same, and of a public CosmoFlow file it is the checksum of ``full`` as it is
+stored.
+"""
 
 from __future__ import annotations
 
 import gzip
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 
-from hyperslab.formats import slabs
-from hyperslab.formats.extras import Extras
-from hyperslab.formats.shared.channels import Channels
-from hyperslab.formats.shared.chunking import Sides
-from hyperslab.formats.shared.manifest import Entry
-from hyperslab.formats.source import Array, Source
+import google_crc32c
+import numpy as np
 
-LEVEL = 6
+from hyperslab.formats.checks import as_stored, check_finite, check_shape, reading
+from hyperslab.formats.manifest import Entry
+from hyperslab.formats.source import Array, Extras, Source
+from hyperslab.formats.storage import ChunkSides
+from hyperslab.formats.storage_order import Channels
+from hyperslab.formats.targets import check_classes
+from hyperslab.geometry import Box
+
+SLAB_BYTES = 64 * 1024 * 1024
+"""A slab has at most so many bytes, unless one chunk is thicker [B]."""
+
+Slabs = Iterator[tuple[int, Array]]
+
+ReadBox = Callable[[Box], Array]
+
+
+class Checksum:
+    """The checksum of what has passed."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def add(self, values: Array) -> None:
+        """Take values (d, H, W, C) or (d, H, W) into account."""
+        little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+        self._sum = google_crc32c.extend(self._sum, little.reshape(-1).view(np.uint8))
+
+    def __str__(self) -> str:
+        return f"{self._sum:08x}"
+
+
+def slab_thickness(shape: tuple[int, ...], itemsize: int, side: int = 1) -> int:
+    """How many planes a slab of (C, D, H, W) has: a multiple of a chunk's ``side``."""
+    plane = math.prod(shape) // shape[1] * itemsize
+    return max(1, SLAB_BYTES // (plane * side)) * side
+
+
+def value_slabs(
+    source: Source, sample: int, step: int, tally: Checksum, read: ReadBox | None = None
+) -> Slabs:
+    """Where each slab begins, and its values (C, d, H, W).
+
+    ``read`` gives the values of a box in another way than ``source.read``.
+
+    Raises:
+        DataError: they cannot be read, or are NaN or infinite.
+    """
+    channels, depth, height, width = source.shape_of(sample)
+    for lo in range(0, depth, step):
+        box = Box((0, lo, 0, 0), (channels, min(lo + step, depth), height, width))
+        slab = read(box) if read else _read_values(source, sample, box)
+        check_finite(slab, f"{source.where(sample)}: {box}")
+        tally.add(np.moveaxis(slab, 0, -1))
+        yield lo, slab
+
+
+def label_slabs(
+    source: Source, sample: int, step: int, tally: Checksum, read: ReadBox | None = None
+) -> Slabs:
+    """Where each slab begins, and its labels (d, H, W).
+
+    Raises:
+        DataError: they cannot be read, or are no classes.
+    """
+    _, depth, height, width = source.shape_of(sample)
+    for lo in range(0, depth, step):
+        box = Box((lo, 0, 0), (min(lo + step, depth), height, width))
+        slab = read(box) if read else _read_labels(source, sample, box)
+        check_classes(slab, source.classes, f"{source.where(sample)}: {box}")
+        tally.add(slab)
+        yield lo, slab
+
+
+def _read_values(source: Source, sample: int, box: Box) -> Array:
+    """The values of a box as the source gives them, checked.
+
+    An error of the system is one of the sample here, not of the disk that is written to.
+    """
+    with reading(source.where(sample)):
+        values = np.asarray(source.read(sample, box))
+    where = f"{source.where(sample)}: {box}"
+    check_shape(values, box.shape, where)
+    return as_stored(values, np.dtype(source.dtype), where)
+
+
+def _read_labels(source: Source, sample: int, box: Box) -> Array:
+    """As `_values`, the labels."""
+    with reading(source.where(sample)):
+        labels = np.asarray(source.labels(sample, box))
+    check_shape(labels, box.shape, f"{source.where(sample)}: {box}")
+    return labels
+
+
+def drain(slabs: Slabs) -> None:
+    """Let them be read, for the checksum."""
+    for _ in slabs:
+        pass
+
+
+GZIP_LEVEL = 6
 """Of gzip: TensorFlow's."""
 
 
@@ -28,28 +133,28 @@ class SampleToWrite:
     source: Source
     sample: int
     extras: Extras
-    chunk: Sides | None
+    chunk: ChunkSides | None
     compression: str
-    tally: slabs.Tally = field(default_factory=slabs.Tally)
-    label_tally: slabs.Tally = field(default_factory=slabs.Tally)
+    tally: Checksum = field(default_factory=Checksum)
+    label_tally: Checksum = field(default_factory=Checksum)
 
     @property
     def target(self) -> Array:
         """The targets (P,)."""
         return self.source.target(self.sample)
 
-    def values(self) -> slabs.Slabs:
+    def values(self) -> Slabs:
         """Where each slab begins along the depth, and its values (C, d, H, W): whole chunks."""
-        return slabs.values(self.source, self.sample, self._step(), self.tally)
+        return value_slabs(self.source, self.sample, self._step(), self.tally)
 
-    def labels(self) -> slabs.Slabs:
+    def labels(self) -> Slabs:
         """Where each slab begins along the depth, and its labels (d, H, W)."""
-        return slabs.labels(self.source, self.sample, self._step(), self.label_tally)
+        return label_slabs(self.source, self.sample, self._step(), self.label_tally)
 
     def _step(self) -> int:
         source = self.source
         side = self.chunk[0] if self.chunk else 1
-        return slabs.thickness(source.shape, source.dtype.itemsize, side)
+        return slab_thickness(source.shape, source.dtype.itemsize, side)
 
 
 class Writer(ABC):
@@ -116,11 +221,11 @@ class Writer(ABC):
 
 
 @contextmanager
-def packed(path: Path, compression: str) -> Iterator[IO[bytes]]:
+def open_gzip_writer(path: Path, compression: str) -> Iterator[IO[bytes]]:
     """A new file, of which gzip's bytes depend on the content alone."""
     with path.open("xb") as file:
         if compression == "none":
             yield file
             return
-        with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as pack:
+        with gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0) as pack:
             yield pack  # type: ignore[misc]

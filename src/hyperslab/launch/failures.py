@@ -17,12 +17,12 @@ from hyperslab.errors import (
     Stopped,
     UnsupportedOp,
 )
-from hyperslab.train.stop_request import SIGNALS
+from hyperslab.train.step import STOP_SIGNALS
 
 TAIL = 12
 """Lines of a rank's error output that an error quotes."""
 
-CODES = {128 + number: number for number in SIGNALS}
+CODES = {128 + number: number for number in STOP_SIGNALS}
 """Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
 
 RAISED: dict[str, type[HyperslabError]] = {

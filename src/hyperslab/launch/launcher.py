@@ -33,7 +33,7 @@ def launch(
     if it is to be ``silent`` all that they write. They share this machine's cores, meet in memory
     that only they have, and talk over the loopback.
 
-    The signals of `hyperslab.train.stop_request` are passed on to them; then they have
+    The signals of `hyperslab.train.step` are passed on to them; then they have
     ``patience`` [s] to end. When one fails, the others are ended, and killed if they do not; so is
     one that has been stopped (SIGSTOP) for longer than ``limit`` [s]. However this process ends,
     the ranks do within seconds: see `guard`.

@@ -18,7 +18,7 @@ from hyperslab.launch.guard import PAUSE
 from hyperslab.launch.process_group import ProcessGroup
 from hyperslab.launch.rank_process import RankProcess
 from hyperslab.memory_file import MemoryFile
-from hyperslab.train.stop_request import heeded
+from hyperslab.train.step import heeded_signals
 
 SETTLE = 2.0
 """How long [s] the others have to end by themselves after one failed: they say what they saw."""
@@ -134,7 +134,7 @@ class Supervisor:
             self.signal = self.signal or number
             self._send(number)
 
-        before = {number: signal.signal(number, handler) for number in heeded()}
+        before = {number: signal.signal(number, handler) for number in heeded_signals()}
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import HyperslabError, LayoutError
 from hyperslab.launch.launcher import launch
 from hyperslab.launch.restarts import Restarts
-from hyperslab.plan.auto import GridChooser, planned_device, settled
+from hyperslab.planner.auto import GridChooser, chosen_overrides, planned_device
 from hyperslab.recipe.schema import Recipe
 
 log = logging.getLogger("hyperslab")
@@ -51,7 +51,7 @@ class TrainingLaunch:
             log.warning("restart %s on %d ranks, from the newest checkpoint", start, decide.ranks)
 
     def _launch(self, recipe: Recipe, *, resume: bool) -> None:
-        words = settled(recipe) if self.asked.grid.auto else []
+        words = chosen_overrides(recipe) if self.asked.grid.auto else []
         command = ["-m", "hyperslab", *self.arguments, *words, *(["--resume"] if resume else [])]
         limit = recipe.timeout
         launch(recipe.grid.size, command, recipe.output / "logs", limit=limit, patience=limit)

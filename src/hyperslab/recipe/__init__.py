@@ -1,1 +1,4 @@
-"""Recipes: `schema` says what one may write, `load` reads it, `explain` says what is wrong."""
+"""Reads recipes: `schema` says what one may write, `load` reads it and says what is wrong.
+
+`instantiate` makes the objects that a recipe names, `compare` tells two recipes apart.
+"""

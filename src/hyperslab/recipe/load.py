@@ -1,21 +1,209 @@
-"""Read a recipe: YAML, then `key=value` overrides, then checks with errors that help."""
+"""Loads recipes: YAML, then `key=value` overrides, then checks with errors that help.
+
+Short forms are written out on the way: names that sections leave out, and torch's own classes by
+their names alone. `explain_errors` says what is wrong with a recipe in the user's words, with
+the nearest valid word.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from torch.optim import lr_scheduler
 
 from hyperslab.atomic_files import write_text
 from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import RecipeError
-from hyperslab.recipe.explain import explain
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
+from hyperslab.recipe.section import OneOf
 from hyperslab.recipe.shipped import shipped_recipes
-from hyperslab.recipe.short_forms import A_TARGET, write_out
+
+A_TARGET = "target"
+"""The name of a section that has a target."""
+
+DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule": "linear"}
+"""Sections with alternatives, and the one that goes without saying."""
+
+
+def _classes_by_name(module: Any, base: type, without: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, one in vars(module).items():
+        if isinstance(one, type) and issubclass(one, base) and one is not base and name[0] != "_":
+            found.setdefault(name.lower(), f"{module.__name__}.{name}")
+    return {name: path for name, path in found.items() if name != without}
+
+
+TORCH_CLASSES: Mapping[str, Mapping[str, str]] = {
+    "optimizer": _classes_by_name(torch.optim, torch.optim.Optimizer),
+    "optimizer.schedule": _classes_by_name(lr_scheduler, lr_scheduler.LRScheduler, "_lrscheduler"),
+}
+"""By section: the dotted names of torch's classes by their own names in small letters."""
+
+
+def write_out_short_forms(values: dict[str, Any]) -> None:
+    """Put the names into sections that leave them out; a name of torch's becomes a target."""
+    for key, name in DEFAULT_NAMES.items():
+        section = _section(values, key)
+        if section is None:
+            continue
+        given = section.get("name")
+        of_torch = TORCH_CLASSES.get(key, {}).get(str(given).lower())
+        if given not in _OWN_CLASSES.get(key, ()) and of_torch and not section.get(A_TARGET):
+            section[A_TARGET] = of_torch
+            section["name"] = A_TARGET
+        section.setdefault("name", A_TARGET if section.get(A_TARGET) else name)
+
+
+_OWN_CLASSES = {"optimizer": ("adam", "sgd")}
+"""Names that are ours where torch has them, too."""
+
+
+def _section(values: Any, key: str) -> dict[str, Any] | None:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else None
+
+
+def explain_errors(
+    error: ValidationError, values: Any, file: str, sources: Mapping[str, str]
+) -> str:
+    """One line or two for each mistake: where it is, what it is, and the nearest valid word.
+
+    ``values`` are those of the recipe; ``sources`` gives the override that a key came from, where
+    it did not come from ``file``.
+    """
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = _dotted(problem["loc"], values)
+        where = next((s for k, s in sources.items() if _related_words(k, key)), file)
+        lines.append(f"{where}: {_sentence(key, dict(problem))}")
+    return "\n".join(lines)
+
+
+def _related_words(a: str, b: str) -> bool:
+    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
+
+
+def _sentence(key: str, problem: dict[str, Any]) -> str:
+    kind = problem["type"]
+    value = problem["input"]
+    if kind == "extra_forbidden" and key in _fields():
+        return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
+    if kind == "extra_forbidden":
+        closest = nearest_key(key, list(_fields()))
+        return f"unknown key {key!r}\n    nearest: {closest!r}{_siblings(key)}"
+    if kind == "missing":
+        return f"{key!r} is missing"
+    if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
+        return str(problem["msg"].removeprefix("Value error, "))
+    if kind in ("model_type", "model_attributes_type"):
+        return f"bad value {value!r} for {key!r}: it is a section of keys{_siblings(f'{key}.')}"
+    if kind == "union_tag_invalid":
+        value = value["name"]
+    choices = _choices(key)
+    if choices:
+        valid = f"it should be one of {', '.join(choices)}\n    nearest: "
+        return f"bad value {value!r} for {key!r}: {valid}{nearest_key(str(value), choices)!r}"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return f"bad value {value!r} for {key!r}: {message}"
+
+
+def nearest_key(word: str, valid: Sequence[str]) -> str:
+    """The valid word that looks most like this one; of a dotted key the last part counts too."""
+    last = word.rpartition(".")[2]
+
+    def likeness(candidate: str) -> float:
+        end = candidate.rpartition(".")[2]
+        initials = "".join(part[:1] for part in end.split("_"))
+        return _ratio(word, candidate) + max(_ratio(last, end), _ratio(last, initials))
+
+    return max(valid, key=likeness)
+
+
+def _ratio(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def _dotted(loc: Sequence[int | str], values: Any) -> str:
+    """The key as the user writes it: pydantic also puts in which alternative it tried."""
+    keys: list[str] = []
+    for part in loc:
+        if part in (BY_NAME, BY_TARGET):
+            continue
+        if isinstance(values, dict) and part not in values and values.get("name") == part:
+            continue
+        keys.append(str(part))
+        values = values.get(part) if isinstance(values, dict) else None
+    if ".".join(keys) in DEFAULT_NAMES and isinstance(values, dict):
+        keys.append("name")  # an alternative that does not exist
+    return ".".join(keys)
+
+
+def _siblings(key: str) -> str:
+    section = key.rpartition(".")[0]
+    names = [k.rpartition(".")[2] for k in _fields() if k.rpartition(".")[0] == section]
+    return f"\n    valid in {section or 'a recipe'}: {', '.join(names)}" if names else ""
+
+
+@functools.cache
+def _fields() -> dict[str, Any]:
+    """Every key of a recipe, dotted, with its type; sections too."""
+    fields: dict[str, Any] = {}
+    for key, annotation in _walk_fields(Recipe, ""):
+        fields[key] = fields[key] | annotation if key in fields else annotation
+    return fields
+
+
+def _walk_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, field in section.model_fields.items():
+        if name in ("trusted", "handed_in", "python_class"):  # nobody writes them
+            continue
+        yield prefix + name, field.annotation
+        for kind in _alternatives(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _walk_fields(kind, f"{prefix}{name}.")
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """The types that a key takes, those in unions and behind marks too."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        yield from _alternatives(annotation.__origin__)
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for kind in typing.get_args(annotation):
+            yield from _alternatives(kind)
+    else:
+        yield annotation
+
+
+def _choices(key: str) -> list[str] | None:
+    """The words that a key takes, if it takes words."""
+    kinds: list[Any] = [_fields().get(key.rstrip(".0123456789"))]
+    choices: list[str] = []
+    while kinds:
+        kind = kinds.pop()
+        if typing.get_origin(kind) is typing.Literal:
+            choices += [str(value) for value in typing.get_args(kind)]
+        elif typing.get_origin(kind) in (typing.Union, types.UnionType):
+            kinds += typing.get_args(kind)
+        elif typing.get_origin(kind) is typing.Annotated:
+            kinds.append(kind.__origin__)
+            marks = [mark for mark in kind.__metadata__ if isinstance(mark, OneOf)]
+            choices += [word for mark in marks for word in mark.words()]
+    if key.endswith(".name"):
+        choices = [name for name in choices if name not in (A_TARGET, "python")]
+        choices += [
+            name for name in TORCH_CLASSES.get(key.rpartition(".")[0], ()) if name not in choices
+        ]
+    return list(dict.fromkeys(choices)) or None
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -32,7 +220,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     _refuse_trust(values, path)
     given = [_parse(text) for text in overrides]
     for key, value in given:
-        _put(values, key, value)
+        _put_override(values, key, value)
     values.setdefault("output", f"runs/{path.stem}")
     values["trusted"] = {name for key, value in given for name in _targets(key, value)}
     sources = {key: f"override {key}=" for key, _ in given}
@@ -49,11 +237,11 @@ def recipe_of_values(
     Raises:
         RecipeError: as `load_recipe`.
     """
-    write_out(values)
+    write_out_short_forms(values)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(explain(error, values, file, sources or {})) from None
+        raise RecipeError(explain_errors(error, values, file, sources or {})) from None
 
 
 def _targets(key: str, value: Any) -> Iterator[str]:
@@ -120,7 +308,7 @@ def _parse(text: str) -> tuple[str, Any]:
         raise RecipeError(f"override {text!r}: the value is no YAML: {error}") from None
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
+def _put_override(values: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for name in sections:
         if not isinstance(values.get(name), dict):

@@ -1,4 +1,4 @@
-"""What a recipe may say: the keys, their types and their defaults."""
+"""Declares the keys of a recipe, their types and their defaults."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pydantic import (
 )
 
 from hyperslab.recipe.data import DataSection
-from hyperslab.recipe.goal import MlperfSection, StopSection
 from hyperslab.recipe.optimizer import (
     AdamSection,
     AnyOptimizer,
     LinearSchedule,
+    MlperfSection,
     OptimizerSection,
     Probability,
     SGDSection,
     StepSchedule,
+    StopSection,
     TargetOptimizer,
     TargetSchedule,
 )
-from hyperslab.recipe.section import Section
-from hyperslab.recipe.targets.section import TargetSection
+from hyperslab.recipe.section import Section, TargetSection
 
 __all__ = [
     "AdamSection",

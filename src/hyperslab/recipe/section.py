@@ -1,11 +1,90 @@
-"""`Section`: what every part of a recipe has in common."""
+"""Declares what every section of a recipe has in common, and tables of the names that keys take.
+
+A `Section` has no unknown keys; a `TargetSection` may name a class of anybody's with its
+arguments; `OneOf` marks a key that takes one of a list of words that may grow.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from hyperslab.errors import RecipeError
 
 
 class Section(BaseModel):
     """A part of a recipe: no unknown keys, no changes, no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class TargetSection(Section):
+    """A section that may name a ``target``; then keys that are not the section's are arguments.
+
+    ``target``: the dotted name of a class, such as ``monai.networks.nets.SegResNet``; nothing is
+    imported before it is needed. ``arguments`` takes those that have the name of a key of the
+    section, too.
+    """
+
+    target: str | None = None  # the dotted name of a class; other keys are then its arguments
+    arguments: dict[str, Any] = Field(default={})  # those that have the name of a key here
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_arguments(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not values.get("target"):
+            return values
+        own = {key: value for key, value in values.items() if key in cls.model_fields}
+        others = {key: value for key, value in values.items() if key not in cls.model_fields}
+        given = own.get("arguments", {})
+        if not isinstance(given, Mapping):
+            return values
+        return {**own, "arguments": {**given, **others}}
+
+    @model_serializer(mode="wrap")
+    def _flatten_arguments(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As one would write it: arguments among the keys, but those that have a key's name."""
+        values: dict[str, Any] = dump(self)
+        if "arguments" not in values:
+            return values
+        arguments = values.pop("arguments")
+        if self.target is None:
+            values.pop("target", None)
+            return values
+        clashing = {k: v for k, v in arguments.items() if k in type(self).model_fields}
+        others = {k: v for k, v in arguments.items() if k not in clashing}
+        return {**values, **others, **({"arguments": clashing} if clashing else {})}
+
+
+T = TypeVar("T")
+
+
+def choose(table: Mapping[str, T], name: str, key: str) -> T:
+    """What ``name``, the value of ``key`` in a recipe, stands for.
+
+    >>> choose({"adam": 1, "sgd": 2}, "sgd", "optimizer.name")
+    2
+
+    Raises:
+        RecipeError: the table has no such name; nothing else is taken in its place.
+    """
+    if name not in table:
+        raise RecipeError(f"bad value {name!r} for {key!r}: use one of {', '.join(table)}")
+    return table[name]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Marks a key that takes one of a list of words that may grow; for errors."""
+
+    words: Callable[[], Sequence[str]]

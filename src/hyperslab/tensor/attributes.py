@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import register
+from hyperslab.tensor.sharded import Sharded
 
 PROPERTIES = """
 dtype device layout requires_grad grad_fn is_leaf is_cpu is_cuda is_meta is_mkldnn is_mps is_nested

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hyperslab.errors import UnsupportedOp
-from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import op_name, refuse
+from hyperslab.tensor.dispatch import op_name, refuse, register
+from hyperslab.tensor.sharded import Sharded
 
 Number = float | int | bool | complex
 

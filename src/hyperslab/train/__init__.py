@@ -1,8 +1,10 @@
-"""From a recipe to a trained network: the loop, in reading order.
+"""Trains a network from a recipe, evaluates it and predicts with it.
 
-`run` builds everything (with `build`, `objective`, `optimizers` and `precision`), `trainer` steps
-through the data, `progress` keeps the position, the `history` and the checkpoints: the ranks vote
-on each `step` (`step_vote`), end at a `stop_request`, and the `reporter` shows how far they are.
+In reading order: `run` is one training; `builders` make its data and, with `network`,
+`objective` and `optimizer`, all that a step needs; `trainer` is the loop, and the ranks vote on
+each `step`; `history`, `loggers` and `mlperf` are what it writes, `profile` and `profiler` where
+its time goes. A trained network is measured by `evaluate`, with `metrics`, and used by
+`predict`, both of whole volumes or in `sliding_windows`.
 """
 
 from hyperslab.checkpoint.save_load import load, save

@@ -1,16 +1,26 @@
-"""The history of a run as CSV files that survive a stop: no step appears twice."""
+"""Writes the history of a run and shows its progress, on the main rank.
+
+``steps.csv`` and ``epochs.csv`` survive a stop: no step appears twice. Beside them a `Reporter`
+feeds the loggers and a progress bar or, without a terminal, log lines.
+"""
 
 from __future__ import annotations
 
 import csv
 import datetime
+import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from hyperslab.atomic_files import append_whole, json_lines, open_to_append, write_csv
 from hyperslab.errors import DataError
+from hyperslab.train.loggers import check_loggers, open_loggers
 
 STEP_COLUMNS = (
     "step",
@@ -24,7 +34,7 @@ STEP_COLUMNS = (
     "flops_per_second",
     "peak_share",
 )
-LATER = {"flops_per_second", "peak_share"}
+OPTIONAL_COLUMNS = {"flops_per_second", "peak_share"}
 """Columns that files of earlier versions do not have; their cells are empty."""
 
 
@@ -61,7 +71,7 @@ class HistoryFile:
         """
         self.columns = columns
         try:
-            kept = [row for row in _rows(path, columns) if int(row[columns[0]]) < before]
+            kept = [row for row in _whole_rows(path, columns) if int(row[columns[0]]) < before]
         except (ValueError, csv.Error) as error:
             raise DataError(
                 f"{path} is damaged: {error}\n"
@@ -80,7 +90,7 @@ class HistoryFile:
         self.file.close()
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+def _whole_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     """The whole rows: the last one may be half-written."""
     if not path.exists():
         return []
@@ -90,5 +100,124 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
     return [
         row
         for row in rows
-        if set(row) <= expected and expected - set(row) <= LATER and None not in row.values()
+        if set(row) <= expected
+        and expected - set(row) <= OPTIONAL_COLUMNS
+        and None not in row.values()
     ]
+
+
+log = logging.getLogger("hyperslab")
+
+LOG_EVERY = 30.0
+"""Seconds between two log lines within an epoch where there is no terminal."""
+
+
+class Reporter:
+    """The history of one run, on the main rank only.
+
+    Without a terminal the progress bar is silent and a line is logged instead, at the end of
+    every epoch and now and then within one.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        measures: tuple[str, ...],
+        step: int,
+        epoch: int,
+        total_steps: int,
+        console: Console | None = None,
+        loggers: Sequence[str] = ("tensorboard",),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Go on after ``step`` steps, in ``epoch``; both are 0 at first.
+
+        ``measures`` are those of a validation. ``loggers`` are named as in a recipe; they get
+        ``settings``, nested dictionaries of what JSON can say, to show beside the numbers.
+
+        Raises:
+            RecipeError: the library of a logger is not installed.
+        """
+        check_loggers(loggers)
+        self.steps = HistoryFile(run / "steps.csv", STEP_COLUMNS, before=step + 1)
+        try:
+            self.epochs = HistoryFile(run / "epochs.csv", epochs_columns(measures), before=epoch)
+            self.loggers = open_loggers(loggers, run, settings or {}, step)
+        except BaseException:
+            self.steps.close()
+            raise
+        console = console or Console()
+        self.live = console.is_terminal
+        self.bar = _progress_bar(console, disable=not self.live)
+        self.task = self.bar.add_task("train", total=total_steps, completed=step, note="")
+        self.bar.start()
+        self.logged = time.monotonic()
+
+    def step(self, row: dict[str, float | None]) -> None:
+        """Record one step, counted from 1."""
+        self.steps.add({name: _csv_cell(row[name]) for name in STEP_COLUMNS})
+        known = {name: value for name, value in row.items() if value is not None}
+        step = int(known["step"])
+        shown = {f"step/{name}": known[name] for name in STEP_COLUMNS[2:] if name in known}
+        for logger in self.loggers:
+            logger.add(shown, step)
+        note = _step_note(known)
+        self.bar.update(self.task, completed=step, note=note)
+        if not self.live and time.monotonic() - self.logged > LOG_EVERY:
+            self._log(f"step {step}  {note}")
+
+    def epoch(self, row: dict[str, float | None], step: int) -> None:
+        """Record one epoch, counted from 0, that ended with ``step``."""
+        self.epochs.add({name: _csv_cell(row[name]) for name in self.epochs.columns})
+        cells = {f"epoch/{name}": row[name] for name in self.epochs.columns[1:]}
+        known = {name: value for name, value in cells.items() if value is not None}
+        for logger in self.loggers:
+            logger.add(known, step)
+            logger.flush()
+        shown = [
+            f"{name.replace('_', ' ')} {row[name]:.4g}"
+            for name in self.epochs.columns
+            if name.startswith(("train_", "validation_")) and row[name] is not None
+        ]
+        ended = int(row["epoch"] or 0) + 1  # people count from 1
+        self._log(f"epoch {ended}  {'  '.join(shown)}  {row['seconds']:.1f} s")
+
+    def _log(self, line: str) -> None:
+        self.logged = time.monotonic()
+        if self.live:
+            self.bar.console.print(line, highlight=False)
+        else:
+            log.info(line)
+
+    def close(self) -> None:
+        self.bar.stop()
+        self.steps.close()
+        self.epochs.close()
+        for logger in self.loggers:
+            logger.close()
+
+
+def _progress_bar(console: Console, *, disable: bool) -> Progress:
+    return Progress(
+        BarColumn(bar_width=10),  # all of it fits into 80 columns
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        disable=disable,
+    )
+
+
+def _step_note(row: dict[str, float]) -> str:
+    waiting = 100 * row["wait_seconds"] / row["step_seconds"] if row["step_seconds"] else 0.0
+    return (
+        f"loss {row['loss']:.4g}  {row['samples_per_second']:.3g} samples/s  "
+        f"{row['memory_bytes'] / 2**30:.2f} GiB  {waiting:.0f} % waiting"
+    )
+
+
+def _csv_cell(value: float | None) -> object:
+    if value is None:
+        return ""
+    return value if isinstance(value, int) else f"{value:.9g}"

@@ -1,21 +1,38 @@
-"""The objective of a training, regression or segmentation: its loss and the validation metrics."""
+"""Defines the objective of a training, regression or segmentation: its loss and its metrics.
+
+In reading order: losses by their names in a recipe, and the sums of the metrics over a split;
+losses and metrics that are not ours, and the form in which they take labels; the objective of a
+recipe for the data that there are.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab import losses
+from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.comm import Grid
-from hyperslab.errors import RecipeError, UnsupportedOp
-from hyperslab.metrics.confusion import count, predicted_classes, scores_of, sum_over_ranks
-from hyperslab.recipe.choices import choose
+from hyperslab.errors import RecipeError, UnsupportedOp, reason
+from hyperslab.recipe.instantiate import A_LOSS, Maker, imported
+from hyperslab.recipe.schema import Recipe, RegressionLoss, SegmentationLoss
+from hyperslab.recipe.section import TargetSection, choose
 from hyperslab.tensor import Sharded
-from hyperslab.train.parts.given import LossFunction
+from hyperslab.train.metrics import count_confusion, predicted_classes, scores_of, sum_over_ranks
+from hyperslab.train.network import (
+    NO_USER_OBJECTS,
+    LossFunction,
+    UserObjects,
+    mismatch_message,
+    outputs_of,
+    references_to_data,
+)
 
 LOSSES: dict[str, LossFunction] = {
     "mse": F.mse_loss,
@@ -68,7 +85,7 @@ class Regression:
         self.loss = named_loss(loss)
 
     def metric_sums(self, grid: Grid) -> MetricSums:
-        return _Errors(grid)
+        return _RegressionSums(grid)
 
 
 class Segmentation:
@@ -85,7 +102,7 @@ class Segmentation:
         self.measures = ("validation_loss", *dice, *counts)
 
     def metric_sums(self, grid: Grid) -> MetricSums:
-        return _Confusion(grid, self.classes)
+        return _SegmentationSums(grid, self.classes)
 
 
 COUNTS = {"tp": "true_positives", "fp": "false_positives", "fn": "false_negatives"}
@@ -110,10 +127,12 @@ class WithMetrics:
                 )
 
     def metric_sums(self, grid: Grid) -> MetricSums:
-        return _More(self.objective.metric_sums(grid), MeansOfMetrics(grid, self.metrics))
+        return _SumsWithMetrics(
+            self.objective.metric_sums(grid), MeansOfMetrics(grid, self.metrics)
+        )
 
 
-class _More:
+class _SumsWithMetrics:
     """An objective's own sums and those of metrics."""
 
     def __init__(self, own: MetricSums, more: MeansOfMetrics) -> None:
@@ -137,7 +156,7 @@ class MeansOfMetrics:
 
     def __init__(self, grid: Grid, metrics: Mapping[str, LossFunction]) -> None:
         self.metrics = metrics
-        self.mean = _Mean(grid, len(metrics))
+        self.mean = _SampleMean(grid, len(metrics))
 
     def add(self, prediction: Sharded, target: Sharded) -> None:
         """Count a mini-batch.
@@ -163,7 +182,7 @@ class MeansOfMetrics:
         return dict(zip(self.metrics, self.mean.result(), strict=True))
 
 
-class _Mean:
+class _SampleMean:
     """The mean over samples of ``size`` numbers that are equal on all ranks."""
 
     def __init__(self, grid: Grid, size: int) -> None:
@@ -178,11 +197,11 @@ class _Mean:
         return [value / self.samples if self.samples else None for value in self.sums.tolist()]
 
 
-class _Errors:
+class _RegressionSums:
     """Loss and mean absolute error."""
 
     def __init__(self, grid: Grid) -> None:
-        self.mean = _Mean(grid, 2)
+        self.mean = _SampleMean(grid, 2)
 
     def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
         self.mean.add(target.shape[0], loss, F.l1_loss(prediction, target))
@@ -191,18 +210,20 @@ class _Errors:
         return dict(zip(Regression.measures, self.mean.result(), strict=True))
 
 
-class _Confusion:
+class _SegmentationSums:
     """Loss and confusion counts; the ranks' parts of these are summed once, in the end."""
 
     def __init__(self, grid: Grid, classes: tuple[str, ...]) -> None:
         self.grid = grid
         self.classes = classes
-        self.mean = _Mean(grid, 1)
+        self.mean = _SampleMean(grid, 1)
         self.counts = torch.zeros(len(classes), len(classes), dtype=torch.int64, device=grid.device)
 
     def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
         self.mean.add(target.shape[0], loss)
-        self.counts += count(predicted_classes(prediction), target, len(self.classes)).sum(0)
+        self.counts += count_confusion(
+            predicted_classes(prediction), target, len(self.classes)
+        ).sum(0)
 
     def result(self) -> dict[str, float | None]:
         scores = scores_of(sum_over_ranks(self.counts, self.grid).cpu().numpy(), self.classes)
@@ -212,3 +233,193 @@ class _Confusion:
             found[f"validation_dice_{name}"] = None if math.isnan(dice) else dice
             found |= {f"{kind}_{name}": score[key] for kind, key in COUNTS.items()}
         return found
+
+
+TRIED_EXTENTS = (18, 16, 14)
+"""Of a volume on which a loss is tried: no two dims of prediction and labels are of one extent."""
+
+
+def _as_classes(labels: Any, classes: int) -> Any:
+    return labels
+
+
+def _with_channel(labels: Any, classes: int) -> Any:
+    return labels.unsqueeze(1)
+
+
+def _one_hot(labels: Any, classes: int) -> Any:
+    return F.one_hot(labels, classes).movedim(-1, 1).float()
+
+
+LABEL_FORMS: dict[str, Callable[[Any, int], Any]] = {
+    "classes (N, D, H, W)": _as_classes,
+    "classes (N, 1, D, H, W)": _with_channel,
+    "one-hot codes (N, C, D, H, W)": _one_hot,
+}
+"""How losses want the class of every voxel: as torch, as MONAI, or as one channel a class."""
+
+
+@dataclass(frozen=True)
+class LossOfLabels:
+    """A loss that takes labels in one of `FORMS`."""
+
+    loss: LossFunction
+    form: str
+    classes: int
+
+    def __call__(self, prediction: Any, labels: Any) -> torch.Tensor:
+        """``labels`` are the classes (N, D, H, W)."""
+        return self.loss(prediction, LABEL_FORMS[self.form](labels, self.classes))
+
+
+def refuse_stateful_metric(thing: Any, name: str) -> None:
+    """Refuse what adds up mini-batches by itself, as torchmetrics' and MONAI's metrics do.
+
+    Each rank's would hold sums of its own box, and the means over a split would be of sums so far.
+
+    Raises:
+        RecipeError: it has a state to be reset, and a result of all of it.
+    """
+    results = [word for word in ("compute", "aggregate") if callable(getattr(thing, word, None))]
+    if not results or not callable(getattr(thing, "reset", None)):
+        return
+    raise RecipeError(
+        f"{name} adds up mini-batches in a state of its own ({results[0]}(), reset()), which on "
+        "cut volumes would be those of each rank alone\n    name a function of prediction and "
+        "target, or a loss; hyperslab averages it over a split, and has Dice, IoU and distances of "
+        "surfaces itself"
+    )
+
+
+def loss_from_target(
+    section: TargetSection, about: DataCard, key: str, trusted: frozenset[str]
+) -> LossFunction:
+    """The loss, or the metric, that a recipe names, for such data.
+
+    Raises:
+        RecipeError: as `Maker` and `fitting`.
+    """
+    check_loss_target(section, key, trusted)
+    maker = Maker(key, A_LOSS, references=references_to_data(about), trusted=trusted)
+    return with_fitting_labels(
+        maker(section), about, f"{key}.target {section.target}", trains=key == "loss"
+    )
+
+
+def check_loss_target(section: TargetSection, key: str, trusted: frozenset[str]) -> None:
+    """Find the target of a loss or a metric and look at its arguments; nothing is called.
+
+    Raises:
+        RecipeError: as `Maker` and `refuse_state`.
+    """
+    assert section.target is not None
+    found = imported(section.target, f"{key}.target")
+    refuse_stateful_metric(found, f"{key}.target {section.target}")
+    Maker(key, A_LOSS, trusted=trusted).check(section)
+
+
+def with_fitting_labels(
+    loss: LossFunction, about: DataCard, name: str, *, trains: bool = True
+) -> LossFunction:
+    """The loss with labels in the form that it takes, found out on a small ordinary example.
+
+    Raises:
+        RecipeError: it fails on a prediction and a target as such data have them, gives no single
+            number, or none with a gradient where it ``trains``.
+    """
+    refuse_stateful_metric(loss, name)
+    count = outputs_of(about)
+    # So many samples that no dim of the labels meets one of the prediction by broadcasting.
+    samples = count + 1
+    ramp = torch.linspace(-1, 1, samples * count, requires_grad=trains)
+    if not about.classes:
+        problem = _problem_of_loss(
+            loss, ramp.view(samples, count), -ramp.detach().view(samples, count)
+        )
+        if problem:
+            raise RecipeError(
+                f"{name} fails on a prediction and a target of shape (N, {count}): {problem}"
+            )
+        return loss
+    ramp = torch.linspace(-1, 1, samples * count * 4032, requires_grad=trains)
+    prediction = ramp.view(samples, count, *TRIED_EXTENTS)
+    labels = torch.arange(samples * 4032).remainder(count).view(samples, *TRIED_EXTENTS)
+    problems = {}
+    for form in LABEL_FORMS:
+        problems[form] = _problem_of_loss(LossOfLabels(loss, form, count), prediction, labels)
+        if not problems[form]:
+            return LossOfLabels(loss, form, count)
+    tried = "; ".join(f"{form}: {problem}" for form, problem in problems.items())
+    raise RecipeError(
+        f"{name} takes labels in no form that was tried on a prediction (N, {count}, D, H, W): "
+        f"{tried}"
+    )
+
+
+def _problem_of_loss(loss: LossFunction, prediction: torch.Tensor, target: torch.Tensor) -> str:
+    """What is wrong; nothing where it gives one number."""
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*target size.*different to the input size")
+            found = loss(prediction, target)
+    except Exception as error:  # whatever is wrong in somebody else's code
+        return " ".join(reason(error).split())[:160]
+    if not isinstance(found, torch.Tensor):
+        return f"it gives a {type(found).__name__}, not a tensor"
+    if prediction.requires_grad and not found.requires_grad:
+        return "what it gives has no gradient"
+    return "" if found.numel() == 1 else f"it gives {list(found.shape)}, not one number"
+
+
+def loss_to_device(loss: LossFunction, device: torch.device) -> LossFunction:
+    """The same, with its weights on a device."""
+    inner = loss.loss if isinstance(loss, LossOfLabels) else loss
+    if isinstance(inner, torch.nn.Module):
+        inner.to(device)
+    return loss
+
+
+def build_objective(
+    recipe: Recipe, about: DataCard, given: UserObjects = NO_USER_OBJECTS
+) -> Objective:
+    """The recipe's loss, and the measures that go with such data.
+
+    Raises:
+        RecipeError: the loss is for another kind of data; or of a target what `Maker` raises.
+    """
+    loss = given.loss or recipe.loss
+    if isinstance(loss, str) and loss not in losses_for(about):
+        raise RecipeError(mismatch_message(recipe, about))
+    if isinstance(loss, TargetSection):
+        loss = loss_from_target(loss, about, "loss", recipe.trusted)
+    elif not isinstance(loss, str):
+        loss = with_fitting_labels(loss, about, "the loss", trains=True)
+    found = Segmentation(loss, about.classes) if about.classes else Regression(loss)
+    metrics = build_metrics(recipe, about, given)
+    return WithMetrics(found, metrics) if metrics else found
+
+
+def build_metrics(
+    recipe: Recipe, about: DataCard, given: UserObjects = NO_USER_OBJECTS
+) -> dict[str, LossFunction]:
+    """What the recipe measures besides; raises what `build_objective` does."""
+    found: dict[str, LossFunction] = {}
+    for name, metric in {**recipe.metrics, **given.metrics}.items():
+        key = f"metrics.{name}"
+        if key in recipe.handed_in and name not in given.metrics:
+            continue
+        if isinstance(metric, TargetSection):
+            found[name] = loss_from_target(metric, about, key, recipe.trusted)
+        elif isinstance(metric, str):
+            if metric not in losses_for(about):
+                there = ", ".join(losses_for(about))
+                raise RecipeError(f"{key}={metric} does not go with the data: use one of {there}")
+            found[name] = named_loss(metric)
+        else:
+            found[name] = with_fitting_labels(metric, about, key, trains=False)
+    return found
+
+
+def losses_for(about: DataCard) -> tuple[str, ...]:
+    """The names of losses that go with such data."""
+    return get_args(SegmentationLoss if about.classes else RegressionLoss)

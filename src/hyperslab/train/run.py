@@ -1,8 +1,14 @@
-"""One training run from its recipe: what to build, where to go on from, how it may end."""
+"""Trains one network from its recipe, into a run folder.
+
+Everything about a run as a whole: its folder with the recipe and the lock, the objects that a
+step needs (made by `builders`, `network`, `objective` and `optimizer`), where a resumed run goes
+on from, and how a run may end.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyperslab.atomic_files import open_to_append, try_lock
 from hyperslab.checkpoint.retention import folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
@@ -18,35 +25,44 @@ from hyperslab.comm.agreement import LOST, any_rank, from_main, lost_contact, st
 from hyperslab.comm.start.last_words import last_words
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
-from hyperslab.recipe.compare import launch_facts
+from hyperslab.recipe.compare import changed_keys, launch_facts
 from hyperslab.recipe.load import load_recipe, save_recipe
-from hyperslab.recipe.resume import changed_keys
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.build import (
+from hyperslab.train.builders import (
     build_model,
+    check_targets,
+    check_user_objects,
     data_card,
     open_training,
     training_digest,
 )
-from hyperslab.train.built.checks import check_given, check_targets
-from hyperslab.train.built.objectives import build_objective
-from hyperslab.train.built.optimizing import optimizer_and_schedule
-from hyperslab.train.history import record_changes
-from hyperslab.train.mlperf.events import RunEvents
-from hyperslab.train.mlperf.log import MlperfLog
-from hyperslab.train.objective import Objective
-from hyperslab.train.optimizers import (
-    settings_of_optimizer,
-)
-from hyperslab.train.parts.given import NOTHING_GIVEN, Given
-from hyperslab.train.parts.loss import to_device
-from hyperslab.train.parts.schedules import RateSchedule
-from hyperslab.train.profile.recorder import ProfilePolicy
-from hyperslab.train.profile.trainer import ProfiledTrainer
-from hyperslab.train.progress import Progress
-from hyperslab.train.reporter import Reporter
-from hyperslab.train.run_lock import hold
-from hyperslab.train.trainer import TEST_LOSS, Trainer
+from hyperslab.train.history import Reporter, record_changes
+from hyperslab.train.mlperf import MlperfLog, RunEvents
+from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
+from hyperslab.train.objective import Objective, build_objective, loss_to_device
+from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule, settings_of_optimizer
+from hyperslab.train.profiler import ProfiledTrainer, ProfilePolicy
+from hyperslab.train.trainer import TEST_LOSS, Progress, Trainer
+
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def lock_run(run: Path) -> Iterator[None]:
+    """Keep other runs out of a folder that exists; the system lets go when the process ends.
+
+    Raises:
+        RecipeError: another process holds it.
+        OSError: the folder cannot be written.
+    """
+    with os.fdopen(open_to_append(run / LOCK_FILE), "a") as file:
+        if not try_lock(file.fileno()):
+            raise RecipeError(
+                f"another run is under way in output {run}\n"
+                "    wait for its end, stop it, or choose another --output"
+            )
+        yield
+
 
 log = logging.getLogger("hyperslab")
 
@@ -64,7 +80,7 @@ def train(
     started_again: bool = False,
     profile: ProfilePolicy | None = None,
     choose: GridChoice | None = None,
-    given: Given = NOTHING_GIVEN,
+    given: UserObjects = NO_USER_OBJECTS,
 ) -> None:
     """Train as the recipe says, into its ``output``; every rank calls it.
 
@@ -92,7 +108,7 @@ def train(
     try:
         with last_words():
             if recipe.grid.auto and choose is not None:
-                recipe = _chosen(recipe, choose)
+                recipe = _with_chosen_grid(recipe, choose)
             _train(recipe, resume or any_rank(started_again), profile, given)
     except Stopped:
         if started:
@@ -102,20 +118,20 @@ def train(
         dist.destroy_process_group()
 
 
-def _chosen(recipe: Recipe, choose: GridChoice) -> Recipe:
+def _with_chosen_grid(recipe: Recipe, choose: GridChoice) -> Recipe:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     return from_main(lambda: choose(recipe, ranks))
 
 
-def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: Given) -> None:
+def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: UserObjects) -> None:
     with ExitStack() as stack:
-        check_given(recipe, given)
+        check_user_objects(recipe, given)
         check_targets(recipe)
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
         prepare_folder(recipe, stack, resume=resume)
         events = _events(recipe, grid, stack)
-        trainer = build(recipe, grid, stack, resume=resume, events=events, given=given)
+        trainer = build_trainer(recipe, grid, stack, resume=resume, events=events, given=given)
         ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)
@@ -143,14 +159,14 @@ def _events(recipe: Recipe, grid: Grid, stack: ExitStack) -> RunEvents:
     return found[0] if found else RunEvents()
 
 
-def build(
+def build_trainer(
     recipe: Recipe,
     grid: Grid,
     stack: ExitStack,
     *,
     resume: bool,
     events: RunEvents | None = None,
-    given: Given = NOTHING_GIVEN,
+    given: UserObjects = NO_USER_OBJECTS,
 ) -> Trainer:
     """Everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
@@ -160,7 +176,7 @@ def build(
     about = data_card(data)
     model = build_model(recipe, about, grid, given)
     objective = build_objective(recipe, about, given)
-    to_device(objective.loss, grid.device)
+    loss_to_device(objective.loss, grid.device)
     steps = -(-data.steps // recipe.optimizer.accumulate)
     optimizer, schedule = optimizer_and_schedule(recipe, model, steps, given)
     state = RunState(
@@ -248,7 +264,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
 def _prepare(recipe: Recipe, stack: ExitStack, resume: bool) -> None:
     run = recipe.output
     run.mkdir(parents=True, exist_ok=True)
-    stack.enter_context(hold(run))
+    stack.enter_context(lock_run(run))
     if not resume and any(folder_of(run).glob("step-*")):
         raise RecipeError(
             f"output {run} holds a run already\n    go on with --resume, or choose another --output"

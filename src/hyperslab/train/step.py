@@ -1,14 +1,165 @@
-"""One step of the optimizer: what it gives, how long it takes, its row of the history."""
+"""Defines what surrounds one optimizer step: its precision, its result, its vote, its clock.
+
+In reading order: the types that torch computes in; the signals that end a run after its next
+checkpoint; the vote, one small collective a step (is the loss a number, does any rank want to
+stop?); a step's result, its time and its row of the history.
+"""
 
 from __future__ import annotations
 
+import datetime
+import math
+import resource
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
-from hyperslab.train.step_vote import Verdict, Vote
+from hyperslab.comm import Grid
+from hyperslab.recipe.section import choose
+
+PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16}
+"""By ``precision``: what autocast casts to, None for weights and values as they are."""
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """A context in which a network computes in the recipe's precision.
+
+    Raises:
+        RecipeError: `PRECISIONS` has no such name.
+    """
+    dtype = choose(PRECISIONS, precision, "precision")
+    return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The last two are what Slurm sends before a job's time is over, if it is asked to."""
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Those of the signals that end a run of this process: `nohup` has it ignore SIGHUP."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
+
+
+class StopRequest:
+    """Remembers that a signal arrived; the step that it arrived in ends first."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Inside, the signals are only noted; outside they do what they did."""
+        before = {number: signal.signal(number, self._note) for number in heeded_signals()}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = number
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What all ranks know about a step; the same on every rank."""
+
+    loss: float
+    finite: bool
+    culprit: int | None  # the first rank whose prediction is not finite
+    signal: int  # that any rank got; 0: none
+    wait_seconds: float  # for data, the longest of all ranks
+    memory_bytes: int  # at its highest, the most of all ranks
+
+
+class Vote:
+    """The agreement about one step, under way while the next step runs.
+
+    Distribution scheme:
+      1. Every rank puts its facts into one vector.
+      2. The elementwise maximum over all ranks, started and not waited for.
+      3. `result` waits and reads it: a step later, when it has long arrived.
+    """
+
+    def __init__(
+        self, grid: Grid, loss: torch.Tensor, prediction: torch.Tensor, *, stop: int, wait: float
+    ) -> None:
+        self.size = grid.size
+        self.work: dist.Work | None = None
+        self.arrived: torch.cuda.Event | None = None
+        self.facts = _vote_facts(grid, loss, prediction, stop=stop, wait=wait)
+        if grid.size > 1:
+            self.work = dist.all_reduce(self.facts, op=dist.ReduceOp.MAX, async_op=True)
+        if grid.device.type == "cuda":
+            self._fetch()
+
+    def _fetch(self) -> None:
+        """Copy to the host in stream order: reading it later waits for this step only."""
+        if self.work is not None:
+            self.work.wait()  # the stream's wait, not the host's
+        host = torch.empty(self.facts.shape, dtype=self.facts.dtype, pin_memory=True)
+        self.facts = host.copy_(self.facts, non_blocking=True)
+        self.arrived = torch.cuda.Event()
+        self.arrived.record()
+        self.work = None
+
+    def wait(self, limit: datetime.timedelta) -> None:
+        """Until it has arrived, for as long at most; what went wrong is for `result` to say."""
+        if self.work is not None:
+            with suppress(RuntimeError):
+                self.work.wait(limit)
+
+    def result(self) -> Verdict:
+        """Wait for the agreement."""
+        if self.work is not None:
+            self.work.wait()
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, infinite, wrong, stop, wait, memory = self.facts.tolist()
+        return Verdict(
+            loss=math.nan if infinite else loss,
+            finite=not infinite and not wrong,
+            culprit=self.size - int(wrong) if wrong else None,
+            signal=int(stop),
+            wait_seconds=wait,
+            memory_bytes=int(memory),
+        )
+
+
+def _vote_facts(
+    grid: Grid, loss: torch.Tensor, prediction: torch.Tensor, *, stop: int, wait: float
+) -> torch.Tensor:
+    """Loss, is it not finite, who predicted no number, signal, wait [s], memory [B]."""
+    finite = torch.isfinite(loss)
+    wrong = ~torch.isfinite(prediction).all()
+    of_step = (torch.where(finite, loss, 0.0), ~finite, wrong * (grid.size - grid.rank))
+    of_rank = torch.tensor(
+        [stop, wait, peak_memory_bytes(grid.device)],
+        dtype=torch.float64,
+        device="cpu",
+        pin_memory=grid.device.type == "cuda",
+    )
+    return torch.cat(
+        (
+            torch.stack([fact.double() for fact in of_step]),
+            of_rank.to(grid.device, non_blocking=True),
+        )
+    )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory so far [B]: of this process, or allocated on its CUDA device."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @dataclass(frozen=True, slots=True)

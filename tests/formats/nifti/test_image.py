@@ -12,7 +12,15 @@ import pytest
 
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.nifti import image as nifti
-from tests.ct.scans import ORIENTATIONS, SPACING, affine_of, classes, nib, numbers, write
+from tests.formats.convert.scans import (
+    ORIENTATIONS,
+    SPACING,
+    affine_of,
+    classes,
+    nib,
+    numbers,
+    write,
+)
 
 XYZ = (6, 5, 4)
 
@@ -21,7 +29,7 @@ XYZ = (6, 5, 4)
 def test_every_orientation_is_the_same_volume(tmp_path: Path, orientation: str) -> None:
     xyz = numbers(XYZ)
     path = write(tmp_path / "v.nii", xyz, orientation)
-    volume = nifti.read(path)
+    volume = nifti.read_volume(path)
     np.testing.assert_array_equal(volume.values, xyz.transpose(2, 1, 0))
     assert volume.values.dtype == np.int16
     assert volume.orientation == orientation
@@ -39,7 +47,7 @@ def test_a_mask_goes_back_to_the_very_same_voxels(
 ) -> None:
     change = {"cal_max": 400, "descrip": b"scan 7", "sform_code": 1, "qform_code": 2}
     path = write(tmp_path / f"v{suffix}", numbers(XYZ), orientation, kind=kind, **change)
-    like = nifti.read(path)
+    like = nifti.read_volume(path)
     mask = (like.values > 100).astype(np.uint8)
     out = tmp_path / f"mask{suffix}"
     nifti.write_mask(out, mask, like)
@@ -56,11 +64,11 @@ def test_a_mask_goes_back_to_the_very_same_voxels(
 
 
 def test_a_mask_of_another_lattice_is_resampled(tmp_path: Path) -> None:
-    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
     mask = np.zeros((8, 10, 12), np.uint8)
     mask[:4], mask[:, :5, :6] = 1, 2  # below; and right of the middle behind
     nifti.write_mask(tmp_path / "m.nii", mask, like)
-    got = nifti.read(tmp_path / "m.nii").values
+    got = nifti.read_volume(tmp_path / "m.nii").values
     assert got.shape == (4, 5, 6)
     assert (got[:2, 3:] == 1).all()
     assert (got[:, :2, :3] == 2).all()
@@ -71,10 +79,12 @@ def test_slope_and_intercept(tmp_path: Path, dtype: str) -> None:
     raw = np.random.default_rng(0).integers(0, 200, XYZ).astype(dtype)
     path = write(tmp_path / "a.nii", raw)
     expected = raw.transpose(2, 1, 0)
-    assert nifti.read(path).values.dtype == (np.int16 if dtype in ("int16", "uint8") else "f4")
-    np.testing.assert_array_equal(nifti.read(path).values, expected)
+    assert nifti.read_volume(path).values.dtype == (
+        np.int16 if dtype in ("int16", "uint8") else "f4"
+    )
+    np.testing.assert_array_equal(nifti.read_volume(path).values, expected)
     patched(path, 112, np.array([0.5, -1024], "<f4").tobytes())
-    np.testing.assert_array_equal(nifti.read(path).values, expected * 0.5 - 1024)
+    np.testing.assert_array_equal(nifti.read_volume(path).values, expected * 0.5 - 1024)
 
 
 def test_big_endian(tmp_path: Path) -> None:
@@ -82,7 +92,7 @@ def test_big_endian(tmp_path: Path) -> None:
     header.set_data_dtype(">i2")
     xyz = numbers(XYZ)
     nib.Nifti1Image(xyz, affine_of(), header).to_filename(tmp_path / "v.nii")
-    values = nifti.read(tmp_path / "v.nii").values
+    values = nifti.read_volume(tmp_path / "v.nii").values
     assert values.dtype.isnative
     np.testing.assert_array_equal(values, xyz.transpose(2, 1, 0))
 
@@ -161,13 +171,13 @@ def test_a_bad_file_is_named(tmp_path: Path, kind: str) -> None:
     make, message = BAD[kind]
     path = make(tmp_path / "bad.nii")
     with pytest.raises(DataError, match=f"(?s)^{path}: .*{message}"):
-        nifti.read(path)
+        nifti.read_volume(path)
 
 
 def test_an_oblique_scan_stays_oblique(tmp_path: Path) -> None:
     xyz = numbers(XYZ)
     affine = affine_of(tilt=30)
-    volume = nifti.read(write(tmp_path / "v.nii", xyz, "LPS", affine=affine))
+    volume = nifti.read_volume(write(tmp_path / "v.nii", xyz, "LPS", affine=affine))
     np.testing.assert_array_equal(volume.values, xyz.transpose(2, 1, 0))
     np.testing.assert_allclose(volume.affine, affine[:, [2, 1, 0, 3]], atol=1e-4)
     np.testing.assert_allclose(volume.spacing, SPACING[::-1], rtol=1e-6)
@@ -200,15 +210,15 @@ def test_the_unit_of_a_scan(tmp_path: Path, unit: str, millimetre: float) -> Non
     scan = nib.Nifti1Image(numbers((4, 3, 2)), affine)
     scan.header.set_xyzt_units(unit)
     nib.save(scan, tmp_path / "ct.nii")
-    volume = nifti.read(tmp_path / "ct.nii")
+    volume = nifti.read_volume(tmp_path / "ct.nii")
     assert volume.spacing == pytest.approx((5, 3, 2))
     write(tmp_path / "mm.nii", numbers((4, 3, 2)), affine=np.diag([2.0, 3, 5, 1]))
-    np.testing.assert_allclose(volume.affine, nifti.read(tmp_path / "mm.nii").affine)
+    np.testing.assert_allclose(volume.affine, nifti.read_volume(tmp_path / "mm.nii").affine)
 
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_labels_that_do_not_fit_are_named(tmp_path: Path, kind: str) -> None:
-    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ)))
+    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ)))
     make, message = LABELS[kind]
     path = make(tmp_path / "s.nii")
     with pytest.raises(DataError, match=f"^{path}: .*{message}"):
@@ -217,7 +227,7 @@ def test_labels_that_do_not_fit_are_named(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", ">f4"])
 def test_labels_may_be_stored_otherwise(tmp_path: Path, dtype: str) -> None:
-    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
     affine = affine_of()
     affine[0, 3] += 0.3 * SPACING[0]  # the headers of a pair are not always rounded alike
     path = write(tmp_path / "s.nii.gz", classes(XYZ).astype(dtype), "PIR", affine=affine)
@@ -227,7 +237,7 @@ def test_labels_may_be_stored_otherwise(tmp_path: Path, dtype: str) -> None:
 
 
 def test_labels_may_have_a_fourth_dim_of_one(tmp_path: Path) -> None:
-    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
     path = write(tmp_path / "s.nii.gz", classes((*XYZ, 1)), "PIR")
     expected = classes((*XYZ, 1))[..., 0].transpose(2, 1, 0)
     np.testing.assert_array_equal(nifti.read_labels(path, like, 3), expected)
@@ -245,7 +255,7 @@ def test_channels_of_several_files_lie_at_one_place(tmp_path: Path) -> None:
 
 
 def test_a_mask_that_cannot_be_written(tmp_path: Path) -> None:
-    like = nifti.read(write(tmp_path / "v.nii", numbers(XYZ)))
+    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ)))
     mask = np.zeros((4, 5, 6), np.uint8)
     with pytest.raises(DataError, match=r"mask.mgz: the name of a NIfTI file ends in \.nii or"):
         nifti.write_mask(tmp_path / "mask.mgz", mask, like)
@@ -259,4 +269,4 @@ def test_without_the_extra_the_remedy_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(HyperslabError, match=r'pip install "nibabel.*"'):
-        nifti.read(tmp_path / "v.nii")
+        nifti.read_volume(tmp_path / "v.nii")

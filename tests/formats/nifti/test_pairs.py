@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.nifti.pairs import Pair, find, stem
+from hyperslab.formats.nifti.lists import Pair, find_pairs, nifti_stem
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -21,7 +21,7 @@ def test_lits_in_one_folder_and_in_several(tmp_path: Path) -> None:
     touch(tmp_path, "masks/segmentation-2.nii", "notes.nii", "volume-3.nii.json", "volume-x.nii")
     touch(tmp_path, ".trash/volume-4.nii", "._volume-2.nii.gz", "masks/.segmentation-2.nii")
     (tmp_path / "volume-5.nii").mkdir()
-    assert find(tmp_path) == [
+    assert find_pairs(tmp_path) == [
         Pair("volume-2", tmp_path / "volume-2.nii.gz", tmp_path / "masks/segmentation-2.nii"),
         Pair("volume-10", tmp_path / "volume-10.nii", tmp_path / "segmentation-10.nii"),
     ]
@@ -31,7 +31,7 @@ def test_the_decathlon(tmp_path: Path) -> None:
     task = tmp_path / "Task03_Liver"
     touch(task, "imagesTr/liver_7.nii.gz", "labelsTr/liver_7.nii.gz", "imagesTs/liver_8.nii.gz")
     touch(task, "elsewhere/liver_9.nii.gz", "imagesTr/._liver_7.nii.gz", "imagesTr/lung_1.nii.gz")
-    one, test = find(tmp_path)
+    one, test = find_pairs(tmp_path)
     assert one == Pair(
         "liver_7", task / "imagesTr/liver_7.nii.gz", task / "labelsTr/liver_7.nii.gz"
     )
@@ -43,7 +43,7 @@ def test_what_is_no_pair_says_why(tmp_path: Path) -> None:
     touch(tmp_path, "volume-1.nii", "segmentation-2.nii", "test-volume-3.nii", "segmentation-3.nii")
     touch(tmp_path, "volume-3.nii", "volume-4.nii", "volume-4.nii.gz", "segmentation-4.nii")
     touch(tmp_path, "volume-5.nii", "a/segmentation-5.nii", "b/segmentation-5.nii")
-    pairs = {pair.name: pair for pair in find(tmp_path)}
+    pairs = {pair.name: pair for pair in find_pairs(tmp_path)}
     assert sorted(pairs) == [
         "segmentation-2",
         "test-volume-3",
@@ -62,10 +62,10 @@ def test_what_is_no_pair_says_why(tmp_path: Path) -> None:
 def test_a_folder_without_any(tmp_path: Path) -> None:
     touch(tmp_path, "image.nii", "liver_1.nii.gz")
     with pytest.raises(DataError, match=r"no volume-N\.nii\[\.gz\] or imagesTr"):
-        find(tmp_path)
+        find_pairs(tmp_path)
     with pytest.raises(DataError, match="nowhere: is no folder"):
-        find(tmp_path / "nowhere")
+        find_pairs(tmp_path / "nowhere")
 
 
 def test_stem() -> None:
-    assert [stem(Path(name)) for name in ("a/b.nii", "b.nii.gz")] == ["b", "b"]
+    assert [nifti_stem(Path(name)) for name in ("a/b.nii", "b.nii.gz")] == ["b", "b"]

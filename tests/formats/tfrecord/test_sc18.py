@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 import hyperslab as hs
 from hyperslab.data import open
-from hyperslab.data.reader import os_bytes_read
+from hyperslab.data.assemble import os_bytes_read
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import ScanOptions
+from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.tfrecord.sc18 import Sc18Folder
-from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.geometry import Box
 from tests.formats.universes import GRIDS, Seat
 from tests.formats.writers import example, mlperf, record

@@ -15,13 +15,13 @@ import h5py
 import numpy as np
 
 import hyperslab as hs
-from hyperslab.convert.request import Request
-from hyperslab.convert.run import convert
 from hyperslab.formats import DataMap
+from hyperslab.formats.convert.run import convert
+from hyperslab.formats.convert.worker import Request
 from hyperslab.formats.registry import source_of
-from hyperslab.formats.tfrecord.records import masked
+from hyperslab.formats.tfrecord.records import masked_crc
 from tests.formats import writers
-from tests.formats.mapped.published import camels, quijote
+from tests.formats.arrays.published import camels, quijote
 from tests.formats.nifti import lists
 from tests.formats.universes import counts, public
 from tests.soak.fuzz.mutate import BINARY, HDF5, TEXT, double, mutate
@@ -121,7 +121,7 @@ def framed(data: bytes, rng: random.Random) -> bytes:
     """Change what is within a record, and make its sums anew."""
     body, _ = mutate(data[12:-4], BINARY, rng)
     head = struct.pack("<Q", len(body))
-    sums = [struct.pack("<I", masked(google_crc32c.value(part))) for part in (head, body)]
+    sums = [struct.pack("<I", masked_crc(google_crc32c.value(part))) for part in (head, body)]
     return head + sums[0] + body + sums[1]
 
 

@@ -15,33 +15,30 @@ from rich.console import Console
 
 import hyperslab as hs
 from hyperslab.checkpoint.retention import latest
-from hyperslab.convert.request import Request
-from hyperslab.convert.run import convert
 from hyperslab.errors import DataError
-from hyperslab.machine import load_machine
-from hyperslab.predict import predict
-from hyperslab.predict.journal import Journal
+from hyperslab.formats.convert.run import convert
+from hyperslab.formats.convert.worker import Request
+from hyperslab.planner.machine import load_machine
 from hyperslab.recipe.load import load_recipe, save_recipe
-from hyperslab.report import write_comparison, write_report
-from hyperslab.sweep.load import SweepRun, load_sweep
-from hyperslab.sweep.progress import SweepProgress
-from hyperslab.sweep.result import RunResult
-from hyperslab.sweep.run import DoRun, run_sweep
-from hyperslab.train.build import open_data
-from hyperslab.train.built.checks import check_targets
-from hyperslab.train.profile.schema import profile_path, write_profile
+from hyperslab.studies.report import write_comparison, write_report
+from hyperslab.studies.sweep.results import RunResult
+from hyperslab.studies.sweep.run import DoRun, SweepProgress, run_sweep
+from hyperslab.studies.sweep.schema import SweepRun, load_sweep
+from hyperslab.train.builders import check_targets, open_data
+from hyperslab.train.predict import Journal, predict
+from hyperslab.train.profile import profile_path, write_profile
 from hyperslab.train.run import train
 from tests.formats import writers
 from tests.formats.nifti import lists
 from tests.formats.universes import counts, public
-from tests.report import fake_scans
-from tests.report.compared import write_swept
-from tests.report.fake import fake_run
-from tests.report.test_timelines import a_profile
 from tests.soak.fuzz.files import SC18, cubes, keyed_by_user, read_samples
 from tests.soak.fuzz.mutate import BINARY, HDF5, TEXT
 from tests.soak.fuzz.subject import Digest, Subject
-from tests.sweep.sweeps import write_sweep
+from tests.studies.report import fake_scans
+from tests.studies.report.compared import write_swept
+from tests.studies.report.fake import fake_run
+from tests.studies.report.test_timelines import a_profile
+from tests.studies.sweep.sweeps import write_sweep
 
 TO_HDF5 = Request("hdf5")
 SPEAKING = ("data.", "model.", "loss.", "optimizer.", "metrics.")
@@ -267,7 +264,7 @@ RECORDS: dict[str, Subject] = {
         copied("recipes/sweeps/figure9.yaml"), lambda f: repr(load_sweep(f / "it.yaml")), TEXT
     ),
     "machine": Subject(
-        copied("src/hyperslab/machine/shipped/lassen-v100.yaml"),
+        copied("src/hyperslab/planner/machine/shipped/lassen-v100.yaml"),
         lambda f: repr(load_machine(f / "it.yaml")),
         TEXT,
     ),

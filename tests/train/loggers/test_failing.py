@@ -12,12 +12,9 @@ import pytest
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.history import STEP_COLUMNS
-from hyperslab.train.loggers import background
-from hyperslab.train.loggers.background import BackgroundLog
-from hyperslab.train.loggers.identity import run_identity
-from hyperslab.train.loggers.scalar_log import GuardedLog
-from hyperslab.train.reporter import Reporter
+from hyperslab.train import loggers
+from hyperslab.train.history import STEP_COLUMNS, Reporter
+from hyperslab.train.loggers import BackgroundLog, GuardedLog, run_identity
 from hyperslab.train.run import train
 
 WORDS = (
@@ -77,7 +74,7 @@ def test_one_that_cannot_be_opened_is_one_warning(caplog: pytest.LogCaptureFixtu
 def test_nobody_waits_for_one_that_hangs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "CLOSING", 0.2)
+    monkeypatch.setattr(loggers, "CLOSING", 0.2)
     go_on = threading.Event()
 
     def open_log() -> Failing:

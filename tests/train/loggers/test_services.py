@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.history import STEP_COLUMNS
-from hyperslab.train.reporter import Reporter
+from hyperslab.train.history import STEP_COLUMNS, Reporter
 from hyperslab.train.run import train
 
 SETTINGS = {"optimizer": {"learning_rate": 0.5}, "epochs": 2}

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError, HyperslabError, RecipeError
-from hyperslab.evaluate.evaluate import evaluate
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.mlperf.log import MLPERF_LOG
+from hyperslab.train.evaluate import evaluate
+from hyperslab.train.mlperf import MLPERF_LOG
 from hyperslab.train.run import train
 from tests.formats.writers import example, record
 from tests.ranks import run_ranks

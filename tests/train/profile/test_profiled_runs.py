@@ -15,8 +15,8 @@ import torch
 from hyperslab.comm.communicator import Pending
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.load import load_recipe
-from hyperslab.train.profile.recorder import ProfilePolicy, StepRecorder
-from hyperslab.train.profile.schema import Profile, predicted_path, profile_path, read_profiles
+from hyperslab.train.profile import Profile, predicted_path, profile_path, read_profiles
+from hyperslab.train.profiler import ProfilePolicy, StepRecorder
 from hyperslab.train.run import train
 from hyperslab.train.step import StepClock
 from hyperslab.train.trainer import Trainer

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hyperslab.train.profile.events import Recorded, by_range
-from hyperslab.train.profile.layers import layer_times
-from hyperslab.train.profile.rows import Piece, exclusive, step_times
+from hyperslab.train.profile import (
+    Piece,
+    ProfiledRange,
+    by_range,
+    exclusive,
+    layer_times,
+    step_times,
+)
 from tests.train.profile.events import a_step
 
 
@@ -57,9 +62,9 @@ def test_layers_get_their_backward_by_autograds_number() -> None:
 
 
 def test_events_by_the_ranges_that_they_overlap() -> None:
-    steps = [Recorded("step", begin, begin + 10) for begin in (10, 30)]
+    steps = [ProfiledRange("step", begin, begin + 10) for begin in (10, 30)]
     times = [(5, 10), (5, 11), (12, 13), (19, 31), (20, 30), (39, 50), (40, 41)]
-    events = [Recorded("event", *time) for time in times]
+    events = [ProfiledRange("event", *time) for time in times]
     expected = [[e for e in events if e.begin < step.end and e.end > step.begin] for step in steps]
     assert by_range(steps, events) == expected
     assert [len(found) for found in expected] == [3, 2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.train.profile.schema import (
+from hyperslab.train.profile import (
     LayerTime,
     Profile,
     StepTimes,

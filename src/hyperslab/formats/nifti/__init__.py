@@ -1,1 +1,1 @@
-"""NIfTI: CT volumes with labels, in one orientation and on one lattice (the extra `medical`)."""
+"""Reads and writes NIfTI, CT volumes with labels in one orientation (the extra `medical`)."""

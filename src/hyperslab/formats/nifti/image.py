@@ -1,16 +1,17 @@
-"""NIfTI files: volumes in one orientation, and masks back in the orientation of their volume.
+"""Reads NIfTI headers and volumes in one orientation, and writes masks back in the volume's own.
 
-In memory a volume is (D, H, W): D grows from inferior to superior, H from posterior to anterior, W
-from left to right (NIfTI's RAS+ axes in the order z, y, x). The axes of the file are permuted and
-flipped to the closest ones of these, never rotated: an oblique scan stays oblique, and its affine
-says so.
+In memory a volume is (D, H, W): D grows from inferior to superior, H from posterior to anterior,
+W from left to right (NIfTI's RAS+ axes in the order z, y, x). The axes of the file are permuted
+and flipped to the closest ones of these, never rotated: an oblique scan stays oblique, and its
+affine says so.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,191 @@ from numpy.typing import NDArray
 
 from hyperslab.atomic_files import created_aside
 from hyperslab.errors import DataError
-from hyperslab.formats.nifti import lattice
-from hyperslab.formats.nifti.header import (
-    NIFTI,
-    affine_of,
-    dtype_of,
-    load_image,
-    order_of,
-    orientation,
-    voxels,
-)
-from hyperslab.formats.parameters import Floats
-from hyperslab.formats.shared import optional
-from hyperslab.formats.shared.checks import ANY, naming
+from hyperslab.formats import optional
+from hyperslab.formats.checks import ANY, naming
+from hyperslab.formats.files import check_gzip_size, open_gzip_to_end
+from hyperslab.formats.nifti import resample
+from hyperslab.formats.nifti.lists import Pair
+from hyperslab.formats.storage_order import StorageOrder
+from hyperslab.formats.targets import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class NiftiHeader:
+    """Shape (C, D, H, W), type and voxels' size (D, H, W) [mm] of a scan; the bytes of a label."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    voxel: tuple[float, ...]
+    label_bytes: int
+
+
+NIFTI = "NIfTI"
+
+MILLIMETRES = {1: 1e3, 3: 1e-3}
+"""By the header's unit, as metres and microns have it (nifti1.h, `xyzt_units`)."""
+
+OBLIQUE = 35.0
+"""How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
+
+
+def load_image(path: Path) -> Any:
+    """The file's header and a proxy of its voxels.
+
+    Raises:
+        DataError: it is no NIfTI file; call it within `naming` for what the library raises.
+    """
+    nibabel = optional.nibabel()
+    image = nibabel.load(path, mmap=False)
+    if not isinstance(image, nibabel.Nifti1Image):
+        raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
+    if image.get_data_dtype().kind not in "iuf":
+        raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
+    if is_packed(path):
+        check_gzip_size(path, _end_of_voxels(image))
+    return image
+
+
+def _end_of_voxels(image: Any) -> int:
+    """Where in the file the voxels end [B]."""
+    size = math.prod(image.shape) * image.get_data_dtype().itemsize
+    return int(image.dataobj.offset) + size
+
+
+def is_packed(path: Path) -> bool:
+    """By the name, as nibabel takes it."""
+    return path.name.endswith(".gz")
+
+
+@contextmanager
+def voxel_proxy(path: Path, image: Any) -> Iterator[Any]:
+    """The proxy of all voxels of an image, of which afterwards the sum of gzip is compared.
+
+    Raises:
+        DataError: see `opened_to_end`.
+        EOFError: the file ends too early.
+    """
+    if not is_packed(path):
+        if path.stat().st_size < _end_of_voxels(image):
+            raise EOFError(f"it has {path.stat().st_size} of {_end_of_voxels(image)} bytes")
+        yield image.dataobj
+        return
+    with open_gzip_to_end(path) as file:
+        holder = optional.nibabel().FileHolder(fileobj=file)
+        yield type(image).from_file_map({"image": holder}, mmap=False).dataobj
+
+
+def dtype_of(image: Any) -> np.dtype[Any]:
+    """int16 where the file's numbers are such and are not scaled, else float32."""
+    scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
+    exact = np.can_cast(image.get_data_dtype(), np.int16) and not scaled
+    return np.dtype(np.int16 if exact else np.float32)
+
+
+def orientation_of(path: Path, image: Any, *, channels: bool = False) -> NDArray[Any]:
+    """How the file's axes become RAS+, once it is clear that the file says so.
+
+    With ``channels`` it may have a fourth dim, which they are along.
+
+    Raises:
+        DataError: it does not, is not 3-D, has no voxels or is oblique.
+    """
+    extents = " x ".join(map(str, image.shape))
+    if len(image.shape) != 3 and not (channels and len(image.shape) == 4):
+        raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
+    if 0 in image.shape:
+        raise DataError(f"{path}: is empty: {extents} voxels")
+    if not (image.header["sform_code"] > 0 or image.header["qform_code"] > 0):
+        raise DataError(
+            f"{path}: does not say where left is (sform_code and qform_code are 0); set one of them"
+        )
+    sizes = np.linalg.norm(image.affine[:3, :3], axis=0)
+    if not (np.isfinite(image.affine).all() and (sizes > 0).all()):
+        raise DataError(f"{path}: its affine has no inverse: {image.affine[:3].tolist()}")
+    found = optional.nibabel().io_orientation(image.affine)
+    if not np.isnan(found).any():
+        cosines = np.abs(image.affine[found[:, 0].astype(int), range(3)]) / sizes
+        if cosines.min() >= math.cos(math.radians(OBLIQUE)):
+            return found
+    raise DataError(
+        f"{path}: an axis is more than {OBLIQUE:g} degrees from the patient's; resample it first"
+    )
+
+
+def order_of(turn: NDArray[Any], ndim: int = 3) -> StorageOrder:
+    """The order of a file's dims (i, j, k), given how they become RAS+; a fourth is the channels'.
+
+    >>> order_of(np.array([[0, 1], [1, 1], [2, 1]]))  # x, y and z are W, H and D
+    StorageOrder(dims='WHD', flipped='')
+    """
+    dims = "".join("WHD"[int(axis)] for axis, _ in turn)
+    flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
+    return StorageOrder(dims + "C" * (ndim - 3), flipped)
+
+
+def shape_of(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
+    """The shape (C, D, H, W) of the volume."""
+    return order_of(turn, len(image.shape)).volume_shape(image.shape)
+
+
+def affine_of(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
+    """From (x, y, z, 1) of the turned file to [mm], which a file without a known unit has."""
+    unit = MILLIMETRES.get(int(image.header["xyzt_units"]) & 7, 1.0)
+    back = optional.nibabel().orientations.inv_ornt_aff(turn, image.shape[:3])
+    return np.diag([unit, unit, unit, 1.0]) @ image.affine @ back
+
+
+def read_pair_header(pair: Pair) -> NiftiHeader:
+    """What a source needs to know of a volume and its labels.
+
+    Raises:
+        DataError: a file is not what it should be, or they do not belong together.
+    """
+    shape, dtype, affine, _ = _read_header(pair.image)
+    for path in pair.channels:
+        other, kind, place, _ = _read_header(path)
+        if (shape[0], other[0]) != (1, 1):
+            raise DataError(f"{path}: a channel of {pair.image.name} has its own file and is 3-D")
+        _check_affines(path, other, place, pair.image, shape, affine)
+        dtype = np.promote_types(dtype, kind)
+    labels, _, place, label_bytes = _read_header(pair.labels)
+    if labels[0] != 1:
+        raise DataError(f"{pair.labels}: has {labels[0]} channels; needs one label a voxel")
+    _check_affines(pair.labels, labels, place, pair.image, shape, affine)
+    voxel = tuple(np.linalg.norm(affine[:3, 2::-1], axis=0).tolist())
+    return NiftiHeader((max(shape[0], len(pair.images)), *shape[1:]), dtype, voxel, label_bytes)
+
+
+def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], int]:
+    """Shape (C, D, H, W), type, affine of (x, y, z, 1), and the bytes of a stored voxel."""
+    with naming(path, NIFTI, ANY):
+        image = load_image(path)
+        turn = orientation_of(path, image, channels=True)
+        affine = affine_of(image, turn)
+        return shape_of(image, turn), dtype_of(image), affine, image.get_data_dtype().itemsize
+
+
+def _check_affines(
+    path: Path,
+    found: tuple[int, ...],
+    place: NDArray[Any],
+    like: Path,
+    shape: tuple[int, ...],
+    affine: NDArray[Any],
+) -> None:
+    """Nothing, if the voxels of ``path`` are where those of the file ``like`` are.
+
+    Raises:
+        DataError: they are others, or half a voxel away.
+    """
+    if found[1:] != shape[1:]:
+        raise DataError(f"{path}: has {found[1:]} voxels (D, H, W) but {like.name} has {shape[1:]}")
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape[:0:-1]) - 1)
+    indices = np.c_[corners, np.ones(8)].T
+    off = np.abs(np.linalg.inv(affine) @ place @ indices - indices).max()
+    if not off <= 0.5:
+        raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.name}'s")
+
 
 NIFTI_SUFFIXES = (".nii", ".nii.gz")
 
@@ -62,7 +235,7 @@ class CtVolume:
     @property
     def spacing(self) -> Floats:
         """The size of a voxel along D, H and W [mm]."""
-        return lattice.spacing(self.affine)
+        return resample.spacing(self.affine)
 
     @property
     def orientation(self) -> str:
@@ -70,7 +243,7 @@ class CtVolume:
         return "".join(optional.nibabel().aff2axcodes(self.stored_affine))
 
 
-def read(path: Path) -> CtVolume:
+def read_volume(path: Path) -> CtVolume:
     """Read a volume.
 
     Raises:
@@ -97,7 +270,7 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
                 f"{path}: is {other.values.shape} (C, D, H, W) but {paths[0].name} is "
                 f"{first.values.shape}; each channel has a file, and all have one shape"
             )
-        _check_place(other, first)
+        _check_place_of_labels(other, first)
     if others:
         values = np.concatenate([volume.values for volume in (first, *others)])
         first = replace(first, values=values)
@@ -121,7 +294,7 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     if labels.values.shape != like.values.shape:
         ours, theirs = (" x ".join(map(str, v.values.shape)) for v in (labels, like))
         raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
-    _check_place(labels, like)
+    _check_place_of_labels(labels, like)
     whole = _whole(path, labels.values)
     low = whole.min()
     high = whole.max()
@@ -140,7 +313,7 @@ def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
         DataError: the name does not end in .nii or .nii.gz, or the file cannot be written.
     """
     orientations = optional.nibabel().orientations
-    mask = lattice.nearest(mask.astype(np.uint8), like.values.shape[-3:]).transpose(2, 1, 0)
+    mask = resample.nearest(mask.astype(np.uint8), like.values.shape[-3:]).transpose(2, 1, 0)
     back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
     header = like.header.copy()
     header["cal_min"] = header["cal_max"] = 0  # the window in which a viewer shows the CT
@@ -180,10 +353,10 @@ def _load(path: Path, *, channels: bool = False) -> CtVolume:
     """A volume (D, H, W), or with ``channels`` (C, D, H, W)."""
     with naming(path, NIFTI, ANY):
         image = load_image(path)
-        turned = orientation(path, image, channels=channels)
+        turned = orientation_of(path, image, channels=channels)
         order = order_of(turned, len(image.shape))
-        with voxels(path, image) as proxy:
-            values = order.to_volume(_values(image, proxy))
+        with voxel_proxy(path, image) as proxy:
+            values = order.to_volume(_scaled_values(image, proxy))
         affine = affine_of(image, turned)[:, [2, 1, 0, 3]]
     if not channels:
         (values,) = values
@@ -204,7 +377,7 @@ def _check_values(volume: CtVolume) -> None:
         raise DataError(f"{volume.path}: is empty: every voxel is {low:g}")
 
 
-def _values(image: Any, proxy: Any) -> NDArray[Any]:
+def _scaled_values(image: Any, proxy: Any) -> NDArray[Any]:
     """The numbers (i, j, k) of a proxy of the image, slope and intercept applied."""
     dtype = dtype_of(image)
     if (proxy.slope, proxy.inter) != (1, 0):
@@ -221,7 +394,7 @@ def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
     return whole
 
 
-def _check_place(one: CtVolume, like: CtVolume) -> None:
+def _check_place_of_labels(one: CtVolume, like: CtVolume) -> None:
     """Nothing, if the voxels of a volume are where those of ``like``, of one shape, are.
 
     Raises:

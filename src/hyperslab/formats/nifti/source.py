@@ -1,53 +1,59 @@
-"""NIfTI files as a `Source` (the extra `medical`): scans with labels, as published.
+"""Reads and writes folders of NIfTI files: scans with labels, as published (the extra `medical`).
 
 A volume is (C, D, H, W): D grows from inferior to superior, H from posterior to anterior, W from
-left to right, which are NIfTI's RAS+ axes in the order z, y, x. A file's own axes are permuted and
-flipped to the closest of these, and so is the box that is read. Channels are along a file's fourth
-dim, or each has a file. Which files belong together a list says, dataset.json or a CSV file, and
-without one the names, as LiTS and the Medical Segmentation Decathlon have them (see `pairs`). A
-``.nii.gz`` has no random access: each box unpacks all that lies before its end.
+left to right, which are NIfTI's RAS+ axes in the order z, y, x. A file's own axes are permuted
+and flipped to the closest of these, and so is the box that is read. Channels are along a file's
+fourth dim, or each has a file. Which files belong together a list says, dataset.json or a CSV
+file, and without one the names, as LiTS and the Medical Segmentation Decathlon have them (see
+`lists`). A ``.nii.gz`` has no random access: each box unpacks all that lies before its end.
+
+Files are written with the names of LiTS or the Decathlon, along the patient's axes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.extras import Extras
-from hyperslab.formats.io_cost import BUFFER, Storage
-from hyperslab.formats.nifti.csv_list import read_csv_list
-from hyperslab.formats.nifti.dataset_json import DATASET_JSON, read_dataset_json
-from hyperslab.formats.nifti.header import (
+from hyperslab.formats import optional
+from hyperslab.formats.checks import ANY, naming
+from hyperslab.formats.files import AccessPolicy, FileAccess, Refuse, Stamp, sift, unchanged
+from hyperslab.formats.nifti.image import (
     NIFTI,
     NiftiHeader,
     affine_of,
     dtype_of,
     load_image,
     order_of,
-    orientation,
+    orientation_of,
     read_pair_header,
-    voxels,
+    voxel_proxy,
 )
-from hyperslab.formats.nifti.pairs import Pair
-from hyperslab.formats.nifti.scan_list import ScanList, named_scans
-from hyperslab.formats.shared.checks import ANY, naming
-from hyperslab.formats.shared.fingerprint import Stamp, unchanged
-from hyperslab.formats.shared.labels import LIVER, SCAN_KEYS, as_classes
-from hyperslab.formats.shared.listing import Refuse, sift
-from hyperslab.formats.shared.reach import Allowed, Reach
-from hyperslab.formats.source import Array, ScanOptions, Source
+from hyperslab.formats.nifti.lists import (
+    DATASET_JSON,
+    Pair,
+    ScanList,
+    named_scans,
+    read_csv_list,
+    read_dataset_json,
+)
+from hyperslab.formats.source import Array, Extras, ScanOptions, Source
+from hyperslab.formats.storage import FILE_BUFFER, Storage
+from hyperslab.formats.targets import LIVER, SCAN_KEYS, as_classes
+from hyperslab.formats.writer import SampleToWrite, Writer, open_gzip_writer
 from hyperslab.geometry import Box
 
 
 @dataclass(frozen=True, slots=True)
-class Scans:
+class NiftiScans:
     """N volumes of ``shapes`` (C, D, H, W) read as ``dtype``, each with the file of its labels.
 
     ``voxels``: their sizes along D, H, W [mm]. ``stamps``: of the files of each, the labels' last,
@@ -77,7 +83,7 @@ class NiftiFolder(Source):
     lists = (".json", ".csv")
     summed_whole = True
 
-    def __init__(self, scans: Scans) -> None:
+    def __init__(self, scans: NiftiScans) -> None:
         self.scans = scans
         self.names = [pair.name for pair in scans.pairs]
         self.shape = max(scans.shapes, key=lambda shape: int(np.prod(shape)))
@@ -156,19 +162,19 @@ class NiftiFolder(Source):
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
             image = load_image(path)
-            turn = orientation(path, image, channels=True)
+            turn = orientation_of(path, image, channels=True)
             order = order_of(turn, len(image.shape)).reversed  # the file's first index is fastest
             itemsize = image.get_data_dtype().itemsize
         size = path.stat().st_size
         packed = path.suffix == ".gz"
-        plain = Storage(order, image.shape[::-1], itemsize, size, buffer=BUFFER)
+        plain = Storage(order, image.shape[::-1], itemsize, size, buffer=FILE_BUFFER)
         return replace(plain, compression="gzip", packed=True) if packed else plain
 
     def extras(self, sample: int) -> Extras:
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
             image = load_image(path)
-            turn = orientation(path, image, channels=True)
+            turn = orientation_of(path, image, channels=True)
             affine = affine_of(image, turn)[:, [2, 1, 0, 3]]
         return Extras(SCAN_KEYS, affine=affine)
 
@@ -192,7 +198,7 @@ def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
     """The box (c, d, h, w) of a file, along the patient's axes."""
     with naming(path, NIFTI, ANY):
         image = load_image(path)
-        order = order_of(orientation(path, image, channels=True), len(image.shape))
+        order = order_of(orientation_of(path, image, channels=True), len(image.shape))
         found = order.volume_shape(image.shape)
         if found != shape:
             raise DataError(
@@ -200,12 +206,12 @@ def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
             )
         stored = order.to_file(box, image.shape)
         if stored == Box.whole(image.shape):
-            with voxels(path, image) as whole:
+            with voxel_proxy(path, image) as whole:
                 return order.to_volume(np.asarray(whole[stored.slices()], dtype_of(image)))
         return order.to_volume(np.asarray(image.dataobj[stored.slices()], dtype_of(image)))
 
 
-def listed_scans(folder: Path, allowed: Allowed) -> ScanList:
+def listed_scans(folder: Path, allowed: AccessPolicy) -> ScanList:
     """The scans of a list, or of a folder with or without one.
 
     Raises:
@@ -215,10 +221,10 @@ def listed_scans(folder: Path, allowed: Allowed) -> ScanList:
     if folder.is_dir() and not path.is_file():
         return named_scans(folder)
     read = read_csv_list if path.suffix == ".csv" else read_dataset_json
-    return read(path, Reach(path.parent, allowed))
+    return read(path, FileAccess(path.parent, allowed))
 
 
-def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> Scans:
+def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> NiftiScans:
     pairs = [pair for pair in listed.pairs if not pair.test]
     if not pairs:
         raise DataError(f"{folder}: holds test volumes only, which have no labels")
@@ -243,7 +249,7 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> Scans:
             )
 
     good = [entry for entry, _ in sift(found, alike, refuse)]
-    return Scans(
+    return NiftiScans(
         folder=folder,
         pairs=tuple(pair for pair, _ in good),
         shapes=tuple(header.shape for _, header in good),
@@ -262,3 +268,67 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> Scans:
 def _stamp(path: Path) -> Stamp:
     with naming(path, NIFTI, ANY):
         return Stamp.of(path)
+
+
+LITS_NAME = re.compile(r"volume-(\d+)")
+MOST_VOXELS = 32767
+MSD_NAME = re.compile(r"liver_(\d+)")
+
+
+class NiftiWriter(Writer):
+    """One channel with labels, its axes along the patient's (RAS+)."""
+
+    compressions = ("none", "gzip")
+    labels = True
+
+    def misfit(self, source: Source) -> str:
+        if not source.classes:
+            return "targets"
+        if source.shape[0] != 1:
+            return f"{source.shape[0]} channels"
+        if source.dtype not in (np.dtype(np.int16), np.dtype(np.float32)):
+            return f"{source.dtype.name}, which is read from it as float32"
+        if max(source.shape) > MOST_VOXELS:
+            return f"more than {MOST_VOXELS} voxels along a dim"
+        if source.classes != LIVER:
+            return f"the names of the classes {', '.join(source.classes)}"
+        for name in source.names:
+            if not any(kind.fullmatch(name.rpartition("/")[2]) for kind in (LITS_NAME, MSD_NAME)):
+                return f"the name {name!r}: its files are known as volume-N or liver_N"
+        return ""
+
+    def names(self, source: Source, root: str) -> list[str]:
+        return [name.rpartition("/")[2] for name in source.names]
+
+    def files(self, name: str, compression: str) -> tuple[str, ...]:
+        suffix = ".nii" if compression == "none" else ".nii.gz"
+        if MSD_NAME.fullmatch(name):
+            return f"labelsTr/{name}{suffix}", f"imagesTr/{name}{suffix}"
+        return f"{name.replace('volume', 'segmentation')}{suffix}", f"{name}{suffix}"
+
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
+        labels, volume = (folder / file for file in self.files(name, sample.compression))
+        shape = sample.source.shape[1:]
+        affine = sample.extras.affine
+        for path, dtype, slabs in (
+            (volume, sample.source.dtype, sample.values()),
+            (labels, np.dtype(np.uint8), sample.labels()),
+        ):
+            with open_gzip_writer(path, sample.compression) as file:
+                _write_nifti_header(file, shape, dtype, affine)
+                for _, slab in slabs:  # (x, y, z), x fastest, is (D, H, W) in the order of C
+                    file.write(np.ascontiguousarray(slab).tobytes())
+
+
+def _write_nifti_header(
+    file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], affine: Array | None
+) -> None:
+    """For voxels along (x, y, z); ``affine`` is of (d, h, w)."""
+    header = optional.nibabel().Nifti1Header()
+    header.set_data_dtype(dtype)
+    header.set_data_shape(shape[::-1])
+    xyz = np.eye(4) if affine is None else np.asarray(affine)[:, [2, 1, 0, 3]]
+    header.set_zooms(np.linalg.norm(xyz[:3, :3], axis=0))
+    header.set_sform(xyz, code="scanner")
+    header.set_xyzt_units("mm")
+    header.write_to(file)

@@ -1,1 +1,1 @@
-"""TFRecords of CosmoFlow without TensorFlow: MLPerf's, one sample a file, and SC18's."""
+"""Reads and writes TFRecords of CosmoFlow without TensorFlow, MLPerf's and SC18's."""

@@ -1,9 +1,13 @@
-"""The TFRecord framing and the `tf.train.Example` in it, byte by byte.
+"""Parses the framing of TFRecords and the `tf.train.Example` in each, byte by byte.
 
 A record is its length (uint64), the masked CRC32C of that (uint32), the bytes and their masked
 CRC32C, little-endian (tensorflow/core/lib/io/record_writer.h). An Example is a protocol buffer:
-``Example{1: Features{1: map<string key = 1, Feature value = 2>}}`` with ``Feature{1: BytesList, 2:
-FloatList, 3: Int64List}``, each list's values being field 1 (tensorflow/core/example/*.proto).
+``Example{1: Features{1: map<string key = 1, Feature value = 2>}}`` with ``Feature{1: BytesList,
+2: FloatList, 3: Int64List}``, each list's values being field 1
+(tensorflow/core/example/*.proto).
+
+A message of protocol buffers is a sequence of fields; the encoding is that of
+protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -16,19 +20,119 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, overload
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.formats.shared.packed_file import AT_A_TIME, MOST_RATIO, check_packed
-from hyperslab.formats.shared.strided_read import read_box
-from hyperslab.formats.tfrecord.protobuf import Bytes, FileBytes, fields
+from hyperslab.formats.files import COUNTS_RATIO, GZIP_PIECE, check_gzip_size
+from hyperslab.formats.storage import read_strided
 from hyperslab.geometry import Box
 
-MAGIC = b"\x1f\x8b"
+
+@dataclass(frozen=True, slots=True)
+class FileBytes:
+    """The bytes lo to hi of an open file, given by its number; read when they are asked for."""
+
+    file: int
+    lo: int
+    hi: int
+
+    def __len__(self) -> int:
+        return self.hi - self.lo
+
+    def __bytes__(self) -> bytes:
+        data = os.pread(self.file, len(self), self.lo)
+        if len(data) < len(self):
+            raise EOFError(f"it ends at byte {self.lo + len(data)} but needs {self.hi}")
+        return data
+
+    def after(self, count: int) -> FileBytes:
+        """So many bytes that come next in the file."""
+        return FileBytes(self.file, self.hi, self.hi + count)
+
+    def read(self) -> memoryview:
+        """All of them, in memory.
+
+        Raises:
+            EOFError: the file ends too early.
+        """
+        data = bytearray(len(self))
+        view = memoryview(data)
+        place = 0
+        while place < len(data):
+            got = os.preadv(self.file, [view[place:]], self.lo + place)
+            if not got:
+                raise EOFError(f"it ends at byte {self.lo + place} but needs {self.hi}")
+            place = place + got
+        return view
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> FileBytes: ...
+    def __getitem__(self, place: int | slice) -> int | FileBytes:
+        if isinstance(place, int):
+            return bytes(FileBytes(self.file, self.lo + place, self.lo + place + 1))[0]
+        start, stop, _ = place.indices(len(self))
+        return FileBytes(self.file, self.lo + start, self.lo + stop)
+
+
+MOST_FIELDS = 10_000
+"""Of a message: what has more is no sample, and would be looked through for hours."""
+
+MessageBytes = memoryview | FileBytes
+"""Bytes of a message, in memory or in its file."""
+
+
+def message_fields(message: MessageBytes) -> Iterator[tuple[int, MessageBytes]]:
+    """The number and the bytes of every field; of those that are no bytes, the number's own.
+
+    Raises:
+        ValueError: the message ends within a field, or has one of a kind that is not in use.
+    """
+    place = 0
+    count = 0
+    while place < len(message):
+        count = count + 1
+        if count > MOST_FIELDS:
+            raise ValueError(f"tf.train.Example has more than {MOST_FIELDS} fields in one message")
+        tag, place = _varint(message, place)
+        start = place
+        match tag & 7:
+            case 0:
+                _, place = _varint(message, place)
+            case 1:
+                place += 8
+            case 2:
+                size, start = _varint(message, place)
+                place = start + size
+            case 5:
+                place += 4
+            case kind:
+                raise ValueError(f"field of wire type {kind} in tf.train.Example")
+        if place > len(message):
+            raise ValueError("tf.train.Example ends within a field")
+        yield tag >> 3, message[start:place]
+
+
+def _varint(message: MessageBytes, place: int) -> tuple[int, int]:
+    """A number in base 128, the lowest seven bits first, and the place after it."""
+    value = shift = 0
+    while True:
+        if place >= len(message) or shift > 63:
+            raise ValueError("tf.train.Example ends within a number")
+        byte = message[place]
+        value |= (byte & 127) << shift
+        place = place + 1
+        shift = shift + 7
+        if byte < 128:
+            return value, place
+
+
+GZIP_MAGIC = b"\x1f\x8b"
 FRAME = 16
 """Bytes of a record beside its data."""
 
@@ -41,7 +145,7 @@ class Example:
     """The features of one example by name; ``body``: all of its bytes, where they are in a file."""
 
     path: Path
-    features: dict[str, Bytes]
+    features: dict[str, MessageBytes]
     body: FileBytes | None = None
 
     def checked(self) -> Example:
@@ -61,8 +165,8 @@ class Example:
         """Compare the sum, piece by piece; errors as `checked`."""
         if self.body is not None:
             summed = 0
-            for lo in range(0, len(self.body), AT_A_TIME):
-                summed = google_crc32c.extend(summed, bytes(self.body[lo : lo + AT_A_TIME]))
+            for lo in range(0, len(self.body), GZIP_PIECE):
+                summed = google_crc32c.extend(summed, bytes(self.body[lo : lo + GZIP_PIECE]))
             _check_sum(self.path, summed, self.body.after(4))
 
     @property
@@ -84,11 +188,11 @@ class Example:
                 f"{self.path}: {name!r} has {len(data)} bytes, not those of int16 {stored}"
             )
         if isinstance(data, FileBytes):
-            return read_box(data.file, data.lo, stored, dtype, box)
+            return read_strided(data.file, data.lo, stored, dtype, box)
         values = np.frombuffer(data, dtype).reshape(stored)[box.slices()]
         return values if values.shape == stored else values.copy()
 
-    def bytes(self, name: str) -> Bytes:
+    def bytes(self, name: str) -> MessageBytes:
         """The one value of a feature of bytes.
 
         Raises:
@@ -105,14 +209,14 @@ class Example:
         parts = [np.frombuffer(value, "<f4") for value in values]
         return np.concatenate([np.empty(0, "<f4"), *parts])
 
-    def _values(self, name: str) -> Iterator[tuple[int, Bytes]]:
+    def _values(self, name: str) -> Iterator[tuple[int, MessageBytes]]:
         if name not in self.features:
             raise DataError(f"{self.path}: has no {name!r} but {sorted(self.features)}")
-        for kind, values in fields(self.features[name]):
-            yield from ((kind, value) for field, value in fields(values) if field == 1)
+        for kind, values in message_fields(self.features[name]):
+            yield from ((kind, value) for field, value in message_fields(values) if field == 1)
 
 
-def length_of(path: Path) -> int:
+def record_length(path: Path) -> int:
     """The length of a file's record [B]; what the start of the file and its size can tell is right.
 
     Raises:
@@ -122,7 +226,7 @@ def length_of(path: Path) -> int:
     with gzip.open(path) if packed else path.open("rb") as file:
         length = _length(path, file.read(12))
     if packed:
-        check_packed(path, length + FRAME, most=MOST_RATIO)
+        check_gzip_size(path, length + FRAME, most=COUNTS_RATIO)
     size = path.stat().st_size
     if not packed and size != length + FRAME:
         raise DataError(
@@ -135,7 +239,7 @@ def length_of(path: Path) -> int:
 def is_gzip(path: Path) -> bool:
     """Whether the file starts as gzip does, whatever its name says."""
     with path.open("rb") as file:
-        return file.read(2) == MAGIC
+        return file.read(2) == GZIP_MAGIC
 
 
 @contextmanager
@@ -146,7 +250,7 @@ def opened_example(path: Path) -> Iterator[Example]:
         DataError: it is not what it should be; or gzip's or the system's own errors.
     """
     with path.open("rb") as file:
-        packed = file.read(2) == MAGIC
+        packed = file.read(2) == GZIP_MAGIC
         file.seek(0)
         if packed:
             yield _unpacked(path, file)
@@ -164,7 +268,7 @@ def _unpacked(path: Path, file: IO[bytes]) -> Example:
     with gzip.open(file) as unpacked:
         head = unpacked.read(12)
         length = _length(path, head)
-        check_packed(path, length + FRAME, most=MOST_RATIO)
+        check_gzip_size(path, length + FRAME, most=COUNTS_RATIO)
         data = bytearray(length + 4)
         got = unpacked.readinto(data)
         if got < len(data):
@@ -186,8 +290,8 @@ def _crc(data: memoryview) -> int:
     return int(google_crc32c.extend(0, np.frombuffer(data, np.uint8)))
 
 
-def _check_sum(path: Path, found: int, stored: Bytes) -> None:
-    if masked(found) != struct.unpack("<I", bytes(stored))[0]:
+def _check_sum(path: Path, found: int, stored: MessageBytes) -> None:
+    if masked_crc(found) != struct.unpack("<I", bytes(stored))[0]:
         raise DataError(f"{path}: is damaged: the sum of its record does not fit")
 
 
@@ -221,23 +325,23 @@ def _length(path: Path, head: bytes) -> int:
     if len(head) < 12:
         raise DataError(f"{path}: is truncated: {len(head)} bytes")
     length, checked = struct.unpack("<QI", head)
-    if masked(google_crc32c.value(head[:8])) != checked:
+    if masked_crc(google_crc32c.value(head[:8])) != checked:
         raise DataError(f"{path}: is no TFRecord, or damaged: the sum of its length does not fit")
     if length >= MESSAGE_LIMIT:
         raise DataError(f"{path}: says {length} bytes of its record, which are no tf.train.Example")
     return int(length)
 
 
-def masked(crc: int) -> int:
+def masked_crc(crc: int) -> int:
     """A CRC32C as TensorFlow stores it, so that the sum of bytes with their sum is no constant."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _features(example: Bytes) -> dict[str, Bytes]:
+def _features(example: MessageBytes) -> dict[str, MessageBytes]:
     found = {}
-    for field, features in fields(example):
-        for number, entry in fields(features) if field == 1 else ():
-            pair = dict(fields(entry)) if number == 1 else {}
+    for field, features in message_fields(example):
+        for number, entry in message_fields(features) if field == 1 else ():
+            pair = dict(message_fields(entry)) if number == 1 else {}
             if 1 in pair and 2 in pair:
                 found[bytes(pair[1]).decode("utf-8", "replace")] = pair[2]
     return found

@@ -1,9 +1,9 @@
-"""TFRecords of Mathuriya et al. 2018 as a `Source`: many samples a file, without TensorFlow.
+"""Reads TFRecords of Mathuriya et al. 2018 as a `Source`: many samples a file, without TensorFlow.
 
-A record is one `tf.train.Example` with ``data_raw``, the bytes of a cube (D, H, W) of counts, and
-``label_raw``, those of its 2 or 3 physical parameters; both float64 in what the public code writes
-[NERSC/CosmoFlow], float32 by the sizes that the paper gives (section IV-C: 64 samples
-of 8 MB in 512 MB). Of a cube's bytes only one of the two can be meant. Files are plain: of a box
+A record is one `tf.train.Example` with ``data_raw``, the bytes of a cube (D, H, W) of counts,
+and ``label_raw``, those of its 2 or 3 physical parameters; both float64 in what the public code
+writes [NERSC/CosmoFlow], float32 by the sizes that the paper gives (section IV-C: 64 samples of
+8 MB in 512 MB). Of a cube's bytes only one of the two can be meant. Files are plain: of a box
 the pieces are read; of every record the framing is checked, and its sum where all of it is read.
 """
 
@@ -19,17 +19,14 @@ from typing import Any
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.formats.extras import PUBLIC_KEYS, Extras
-from hyperslab.formats.io_cost import Storage
-from hyperslab.formats.parameters import Floats, Parameters, numbered
-from hyperslab.formats.shared.checks import naming
-from hyperslab.formats.shared.fingerprint import Stamp, unchanged
-from hyperslab.formats.shared.listing import Refuse, list_files, sift
-from hyperslab.formats.shared.storage_order import DHW
-from hyperslab.formats.shared.strided_read import read_box
-from hyperslab.formats.source import Array, ScanOptions, Source
+from hyperslab.formats.checks import naming
+from hyperslab.formats.files import Refuse, Stamp, list_files, sift, unchanged
+from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions, Source
+from hyperslab.formats.storage import Storage, read_strided
+from hyperslab.formats.storage_order import DHW
+from hyperslab.formats.targets import Floats, Parameters, numbered_names
 from hyperslab.formats.tfrecord import records
-from hyperslab.formats.tfrecord.protobuf import FileBytes
+from hyperslab.formats.tfrecord.records import FileBytes
 from hyperslab.geometry import Box
 
 SUFFIXES = (".tfrecord", ".tfrecords")
@@ -51,7 +48,7 @@ SC18_RANGES: Mapping[str, tuple[float, float]] = {
 def sc18_parameters(count: int) -> Parameters:
     """What so many labels are: the first ones of `SC18_RANGES`, or numbers without a name."""
     if count > len(SC18_RANGES):
-        return Parameters.normalised(numbered(count))
+        return Parameters.normalised(numbered_names(count))
     named = list(SC18_RANGES.items())[:count]
     centre = tuple((lo + hi) / 2 for _, (lo, hi) in named)
     scale = tuple((hi - lo) / 2 for _, (lo, hi) in named)
@@ -132,7 +129,7 @@ class Sc18Folder(Source):
         ):
             if stored == Box.whole(self.catalog.stored):
                 records.Example(path, {}, FileBytes(file.fileno(), lo, hi)).check()
-            values = read_box(file.fileno(), start, self.catalog.stored, dtype, stored)
+            values = read_strided(file.fileno(), start, self.catalog.stored, dtype, stored)
         return DHW.to_volume(values).astype(np.float32)
 
     def target(self, sample: int) -> Array:

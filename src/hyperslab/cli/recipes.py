@@ -1,0 +1,42 @@
+"""Runs `hyperslab recipes`: lists the recipes that come along, or copies one."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hyperslab.cli.terminal import say
+from hyperslab.recipe.shipped import copy_recipe, shipped_recipes
+
+LONGEST_LINE = 500
+"""Of a line where it is no terminal that shows it."""
+
+recipes_commands = typer.Typer(invoke_without_command=True)
+
+
+@recipes_commands.callback()
+def list_recipes(context: typer.Context) -> None:
+    """List the recipes that come along, or copy one."""
+    if context.invoked_subcommand is not None:
+        return
+    known = shipped_recipes()
+    width = max(map(len, known))
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else LONGEST_LINE
+    for name, about in known.items():
+        say(f"{name:{width}}  {textwrap.shorten(about, room - width - 2, placeholder=' ...')}")
+    say("\nhyperslab recipes copy NAME puts one into this folder, to be changed.")
+
+
+@recipes_commands.command("copy")
+def copy_command(
+    name: Annotated[str, typer.Argument(help="A name of the list.")],
+    folder: Annotated[Path, typer.Argument(help="Where to; made if missing.")] = Path(),
+) -> None:
+    """Copy a recipe; of a sweep also the recipe that it varies."""
+    for path in copy_recipe(name, folder):
+        say(str(path))

@@ -1,0 +1,135 @@
+"""Shows a user of the command line errors, interrupts, log lines and progress.
+
+Errors are one clean message, Ctrl-C is one line and exit code 130, and whatever is printed has
+its control characters written out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hyperslab.beginning import say_stopped
+from hyperslab.comm.mpi import finish_mpi
+from hyperslab.errors import HyperslabError, printable
+
+DEBUG = "HYPERSLAB_DEBUG"
+"""Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""
+
+INTERRUPT_AGAIN = 0.01
+"""[s] After that an interrupt which was ignored comes again: at another place, by then."""
+
+
+@contextmanager
+def clean_errors() -> Iterator[None]:
+    """Print a HyperslabError as `error: ...` in red and exit with 1; in debug mode let it pass.
+
+    Every process that runs a command does so inside this, a rank too.
+    """
+    try:
+        yield
+    except HyperslabError as error:
+        if os.environ.get(DEBUG):
+            raise
+        console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"error: {printable(str(error))}", style="red")
+        raise SystemExit(1) from None
+
+
+@contextmanager
+def clean_interrupts() -> Iterator[None]:
+    """Ctrl-C is one line and exit code 130; in debug mode a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if os.environ.get(DEBUG):
+            raise
+        say_stopped()
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def begin_interrupts() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt, as in any program; before it was imports."""
+    if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = _keep_interrupt
+
+
+def _keep_interrupt(ignored: sys.UnraisableHookArgs) -> None:
+    """Send an interrupt anew that came where Python ignores all errors, and say the other ones.
+
+    Such places are callbacks of weak references and `__del__`: the command would go on.
+    """
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        again = threading.Timer(INTERRUPT_AGAIN, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def leave_rank(end: BaseException) -> NoReturn:
+    """End a rank with the words and the exit code that ``end`` would have, at once.
+
+    The interpreter does not shut down: worker threads of gloo sometimes abort the process while
+    it does, which would turn a run that went well into one that was killed.
+    """
+    code = _exit_code(end)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    if code == 0:
+        finish_mpi()
+    os._exit(code)
+
+
+def _exit_code(end: BaseException) -> int:
+    if isinstance(end, SystemExit):
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(printable(str(end.code)), file=sys.stderr)
+        return 1
+    sys.excepthook(type(end), end, end.__traceback__)
+    return 128 + signal.SIGINT if isinstance(end, KeyboardInterrupt) else 1
+
+
+class PrintableFormatter(logging.Formatter):
+    """The message alone, its control characters written out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_stdout(level: int) -> None:
+    """Have the logs of this process printed, from a level on."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, or several; ``err``: to standard error."""
+    typer.echo(printable(text), err=err)
+
+
+def progress(console: Console | None = None) -> Progress:
+    """A bar on the terminal, by default on standard error; nothing where that goes to a file."""
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        disable=console.quiet or not console.is_terminal,
+    )

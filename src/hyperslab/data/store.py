@@ -1,0 +1,430 @@
+"""Keeps boxes of samples on ranks, and plans which are sent to whom for a mini-batch.
+
+`Store` holds boxes in memory and, beyond its budget, in a file of the node; `memory_budget` says
+how much that may be: by default each rank's part of half of the free memory. `Ownership` says
+which replica keeps which sample, found by every rank alike, without a message. `BatchPlanner`
+says what this rank keeps, sends and receives for each slot of a mini-batch. Without augmentation
+a box only ever travels between ranks of the same position of two replicas. With it, a rank wants
+the stored box that becomes its own one, whoever keeps parts of that.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import mmap
+import os
+import shutil
+import socket
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hyperslab.comm import AXES, Grid, per_grid
+from hyperslab.comm.agreement import all_or_raise, from_all
+from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
+from hyperslab.data.sampler import Schedule
+from hyperslab.errors import DataError
+from hyperslab.formats.source import Array, Source
+from hyperslab.geometry import Box, Cut
+from hyperslab.geometry.transfer import TransferPlan, plan_transfers
+
+
+class SampleBox(NamedTuple):
+    """Of one sample the values of a box in their storage type (C, d, h, w), and its target.
+
+    That is the labels (d, h, w) uint8 where voxels have classes, else the numbers (P,) float64.
+    """
+
+    values: Array
+    target: Array
+
+
+class Store:
+    """Boxes of one shape by sample; the first ones in memory, the others in a mapped file.
+
+    The file has no name: the system takes it away with the process, however that ends.
+    """
+
+    slack = mmap.PAGESIZE
+    """What a box in the file may take beside its own bytes [B]."""
+
+    def __init__(self, samples: Sequence[int], in_memory: int, size: int, staging: Path | None):
+        """Room for these samples, of ``size`` [B] each at most.
+
+        Raises:
+            DataError: the staging folder cannot be written, or has too little space.
+        """
+        self._kept: dict[int, SampleBox] = {}
+        self._numbers = {sample: number for number, sample in enumerate(samples[in_memory:])}
+        self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._file: mmap.mmap | None = None
+        if staging is not None and self._numbers:
+            self._file = _reserve(staging, self._size * len(self._numbers))
+        self.bytes = 0  # in memory
+        self.room = min(in_memory, len(samples)) * size  # what that may become
+
+    def keep(self, sample: int, read: Callable[[], SampleBox]) -> SampleBox:
+        """What is kept of a sample; if it is not here yet, a copy of what ``read`` returns."""
+        kept = self._kept.get(sample)
+        if kept is None:
+            kept = self._copy(sample, read())
+            self._kept[sample] = kept
+        return kept
+
+    def _copy(self, sample: int, box: SampleBox) -> SampleBox:
+        number = self._numbers.get(sample)
+        if number is not None:
+            return self._write(number * self._size, box)
+        kept = SampleBox(*(np.array(part, order="C") for part in box))
+        self.bytes += sum(part.nbytes for part in kept)
+        return kept
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._kept.clear()
+        self._file = None
+        self.bytes = self.room = 0
+
+    def _write(self, offset: int, box: SampleBox) -> SampleBox:
+        """A copy in the file: the part of larger items first, so that both are aligned."""
+        assert self._file is not None
+        copies = {}
+        for number in sorted((0, 1), key=lambda number: -box[number].itemsize):
+            part = box[number]
+            flat: Array = np.frombuffer(self._file, part.dtype, part.size, offset)
+            copies[number] = flat.reshape(part.shape)
+            copies[number][...] = part
+            offset += part.nbytes
+        return SampleBox(copies[0], copies[1])
+
+
+def _reserve(folder: Path, size: int) -> mmap.mmap:
+    """A file of so many bytes, all of which the disk has: a full one would end the process later.
+
+    Raises:
+        DataError: the folder cannot be written, or has too little space.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        raise DataError(
+            f"staging folder {folder}: no room for {size / 2**20:.1f} MiB: {error.strerror}\n"
+            "    give a folder on a local disk with more space, or no staging"
+        ) from error
+
+
+MEMORY_SHARE = 0.5
+"""Of the memory that is free; the rest is for the network and for reading ahead."""
+
+DISK_SHARE = 0.9
+"""Of the space that is free on the disk of the staging folder."""
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def memory_budget(grid: Grid) -> int:
+    """What each rank's store may take [B]: its part of half of the free memory of its machine.
+
+    The least of all ranks, so that they all keep equally many samples. Every rank calls it. What
+    the other stores on this grid will still fill is not free.
+    """
+    promised = sum(store.room - store.bytes for store in stores_in_use(grid))
+    return _least_share(free_memory(), MEMORY_SHARE, promised)
+
+
+@per_grid
+def stores_in_use(_grid: Grid) -> weakref.WeakSet[Store]:
+    """Those that are in use on this rank."""
+    return weakref.WeakSet()
+
+
+def disk_budget(folder: Path, grid: Grid) -> int:
+    """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
+    return _least_share(all_or_raise(lambda: _free_disk(folder)), DISK_SHARE)
+
+
+def _free_disk(folder: Path) -> int:
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        return shutil.disk_usage(there).free
+    except OSError as error:
+        raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
+
+
+def free_memory(groups: Path = CGROUPS, mine: Path = OWN_CGROUP) -> int:
+    """What this process could still get [B]: of the machine, and of its control groups (Linux)."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free: float = int(fields["MemAvailable"].split()[0]) * 1024
+    for line in mine.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free = min(free, _left_in_cgroup(groups, path, "memory.max", "memory.current"))
+        elif "memory" in controllers.split(","):  # the older kind
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            free = min(free, _left_in_cgroup(groups / "memory", path, *files))
+    return int(free)
+
+
+def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
+    """What a control group and those around it leave [B]; a container may see only the outermost.
+
+    Cached pages of files count as used until somebody needs the memory.
+    """
+    left = math.inf
+    folder = groups / path.lstrip("/")
+    for place in (folder, *folder.parents):
+        if (place / limit).exists() and (most := (place / limit).read_text().strip()).isdigit():
+            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            left = min(left, max(0, int(most) - int((place / used).read_text()) + cached))
+        if place == groups:
+            break
+    return left
+
+
+def _least_share(machine: int, share: float, promised: int = 0) -> int:
+    """The smallest share of a rank, where the ranks of a machine share what it has."""
+    host = f"{socket.gethostname()} {_boot_id()}"
+    here = from_all(host).count(host)
+    return min(from_all(max(0, int(share * (machine // here - promised)))))
+
+
+def _boot_id() -> str:
+    """Tells machines of the same name apart."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else str(os.getppid())
+
+
+def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:
+    """For each slot of a mini-batch of ``count`` samples, the replicas that compute it.
+
+    One of them, as `Grid.partition` cuts the batch; all of them where there are fewer samples than
+    replicas.
+
+    >>> consumers(3, 2)
+    [(0,), (0,), (1,)]
+    >>> consumers(1, 2)
+    [(0, 1)]
+    """
+    cut = Cut.balanced("data", count, replicas)
+    if cut.thin:
+        return [tuple(range(replicas))] * count
+    return [(i,) for i, (lo, hi) in enumerate(cut.intervals) for _ in range(lo, hi)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The samples that each replica keeps, in the order in which it gets them.
+
+    A sample that none keeps is read again each time by the replica that computes it.
+    """
+
+    kept: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def deal(cls, schedule: Schedule, replicas: int, capacity: int) -> Ownership:
+        """Deal out the samples, at most ``capacity`` to each replica.
+
+        A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
+        all do, to the emptiest); where that one is full, to the emptiest one that is not. What is
+        shown again is kept already.
+        """
+        kept: list[list[int]] = [[] for _ in range(replicas)]
+        dealt: set[int] = set()
+        for batch in schedule.batches(0):
+            for sample, first in zip(batch, consumers(len(batch), replicas), strict=True):
+                if sample in dealt:
+                    continue
+                dealt.add(sample)
+                wanted = min(first, key=lambda replica: len(kept[replica]))
+                if len(kept[wanted]) >= capacity:
+                    wanted = min(range(replicas), key=lambda replica: len(kept[replica]))
+                if len(kept[wanted]) < capacity:
+                    kept[wanted].append(sample)
+        return cls(tuple(map(tuple, kept)))
+
+    @property
+    def replica(self) -> dict[int, int]:
+        """The replica that keeps a sample, of those that are kept."""
+        return {sample: replica for replica, part in enumerate(self.kept) for sample in part}
+
+    @property
+    def most(self) -> int:
+        """The most samples that a replica keeps."""
+        return max(map(len, self.kept))
+
+
+PLANS_KEPT = 4096
+"""Transfers that are remembered, of pairs of replicas and of symmetries."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxMap:
+    """The box (C, d, h, w) that each rank of ``grid`` holds of every sample of ``shape``."""
+
+    grid: Grid
+    shape: tuple[int, ...]
+    own: Box = field(init=False)
+    _boxes: dict[int, Box] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own", self.of(self.grid.rank))
+
+    def of(self, rank: int) -> Box:
+        """The box of a rank, which is that of the ranks of the same position in other replicas."""
+        if rank not in self._boxes:
+            whole = self.grid.partition((self.grid.data, *self.shape))
+            box = whole.box(self.grid.coords_of(rank))
+            self._boxes[rank] = Box(box.lo[1:], box.hi[1:])
+        return self._boxes[rank]
+
+    def ranks(self, replica: int) -> Iterator[int]:
+        """The ranks of a replica, one for each position."""
+        grid = self.grid
+        for position in itertools.product(*(range(grid.extents[axis]) for axis in AXES[1:])):
+            coords = dict(zip(AXES[1:], position, strict=True))
+            yield grid.rank_of({"data": replica, **coords})
+
+    def peer(self, replica: int) -> int:
+        """The rank of a replica at this rank's position."""
+        return self.grid.rank_of({**self.grid.coords, "data": replica})
+
+    @property
+    def largest(self) -> Box:
+        """A box of the most voxels that a rank holds."""
+        return max((self.of(rank) for rank in self.ranks(0)), key=lambda box: box.size)
+
+
+class SampleBoxes:
+    """The `BoxMap` of each sample of a source: ``maps``, and one for every shape ``by_shape``."""
+
+    def __init__(self, grid: Grid, source: Source) -> None:
+        self.grid = grid
+        self.by_shape = boxes_by_shape(grid, source)
+        self.maps: Sequence[BoxMap]
+        if source.shapes:
+            self.maps = [self.by_shape[tuple(shape)] for shape in source.shapes]
+        else:
+            self.maps = [self.by_shape[tuple(source.shape)]] * len(source.names)
+
+
+def boxes_by_shape(grid: Grid, source: Source) -> dict[tuple[int, ...], BoxMap]:
+    """A `BoxMap` for every shape that the samples of a source have."""
+    shapes = {tuple(shape) for shape in source.shapes or (source.shape,)}
+    return {shape: BoxMap(grid, shape) for shape in shapes}
+
+
+def largest_box(grid: Grid, source: Source) -> Box:
+    """A box of the most voxels that a rank holds of a sample."""
+    maps = boxes_by_shape(grid, source).values()
+    return max((boxes.largest for boxes in maps), key=lambda box: box.size)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """What this rank does for one slot of a mini-batch.
+
+    The boxes of the ``transfer`` are those of the stored sample; its wanted one is `None` where
+    another replica computes the sample. ``keeps``: this rank keeps its own box, which it reads
+    once. ``reads``: nobody keeps the sample, so that the wanted box is read now.
+    """
+
+    slot: int
+    sample: int
+    augmentation: Symmetry
+    keeps: bool
+    reads: bool
+    transfer: TransferPlan
+
+
+class BatchPlanner:
+    """Plans mini-batches for one rank; ``owner`` is the replica that keeps a sample, if one does.
+
+    Every rank plans its own part of the same exchange, without a message.
+    """
+
+    def __init__(
+        self, boxes: SampleBoxes, owner: Mapping[int, int], augmenter: Augmenter | None
+    ) -> None:
+        self.boxes = boxes
+        self.owner = owner
+        self.augmenter = augmenter
+        self._replica = boxes.grid.coords["data"]
+        self._transfer = functools.lru_cache(PLANS_KEPT)(self._plan)
+
+    def keeps(self, sample: int) -> bool:
+        """Whether this rank keeps its box of a sample."""
+        return self.owner.get(sample) == self._replica
+
+    def plan(self, turn: int, samples: Sequence[int]) -> list[SlotPlan]:
+        """The slots of a mini-batch, of the pass ``turn``, for which this rank has things to do."""
+        plans = []
+        computed = consumers(len(samples), self.boxes.grid.data)
+        for slot, (sample, replicas) in enumerate(zip(samples, computed, strict=True)):
+            owner = self.owner.get(sample)
+            keeps = owner == self._replica
+            if not keeps and self._replica not in replicas:
+                continue
+            shape = self.boxes.maps[sample].shape
+            augmentation = IDENTITY
+            if self.augmenter is not None:
+                augmentation = self.augmenter.of(turn, sample, shape)
+            transfer = self._transfer(shape, owner, replicas, augmentation)
+            plans.append(SlotPlan(slot, sample, augmentation, keeps, owner is None, transfer))
+        return plans
+
+    def _plan(
+        self,
+        shape: tuple[int, ...],
+        owner: int | None,
+        replicas: tuple[int, ...],
+        augmentation: Symmetry,
+    ) -> TransferPlan:
+        """From the ranks of the owner of a sample of ``shape`` to those that compute it.
+
+        Only the ranks are named of which this one may hear: where it owns nothing nobody asks it,
+        and where it computes nothing nobody sends to it.
+        """
+        boxes = self.boxes.by_shape[shape]
+        rank = boxes.grid.rank
+        computes = self._replica in replicas
+        wanted = _wanted_boxes(boxes, replicas, augmentation) if owner == self._replica else {}
+        if computes and rank not in wanted:
+            wanted = {rank: _stored_boxes(boxes, rank, augmentation)}
+        owned: dict[int, Box] = {}
+        if owner is not None and computes:
+            owned = {peer: boxes.of(peer) for peer in _holders(boxes, owner, augmentation)}
+        elif owner is not None:
+            owned = {rank: boxes.own}
+        return plan_transfers(rank, owned, wanted)
+
+
+def _wanted_boxes(
+    boxes: BoxMap, replicas: tuple[int, ...], augmentation: Symmetry
+) -> dict[int, Box]:
+    peers = (peer for replica in replicas for peer in _holders(boxes, replica, augmentation))
+    return {peer: _stored_boxes(boxes, peer, augmentation) for peer in peers}
+
+
+def _stored_boxes(boxes: BoxMap, rank: int, augmentation: Symmetry) -> Box:
+    box = boxes.of(rank)
+    return box if augmentation == IDENTITY else augmentation.stored(box, boxes.shape)
+
+
+def _holders(boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterator[int]:
+    """The ranks of a replica that may have, or want, a part of this rank's box."""
+    if augmentation == IDENTITY:
+        yield boxes.peer(replica)
+    else:
+        yield from boxes.ranks(replica)

@@ -1,0 +1,235 @@
+"""Checks what an HDF5 file says of where its arrays are, before HDF5 is asked for values.
+
+HDF5 gives zeros, without a word, for what was never written and for files that it does not find;
+it follows links and virtual data sets to any file; and it holds whole chunks in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hyperslab.errors import DataError
+from hyperslab.formats.checks import naming
+from hyperslab.formats.files import ALLOW_MISSING, FileAccess
+
+MOST_LINKS = 16
+"""Links, and virtual data sets of virtual ones, that are followed one after the other."""
+
+MOST_PACKED_CHUNK = 256 << 20
+"""Of a chunk with filters, of which each box needs the whole [B]."""
+
+NEW_SUPERBLOCK = 3
+"""The version of the first block of a file whose other blocks have checksums."""
+
+LOOK = 16 << 20
+"""What is looked at at a time for a value that somebody has written [B]."""
+
+
+def linked(path: Path, file: Any, key: str, reach: FileAccess) -> Any:
+    """The object under a key of an open file.
+
+    Raises:
+        DataError: a link on the way there leaves the folder, leads nowhere or in a circle.
+        KeyError: there is none.
+    """
+    _follow(path, file, key, reach, MOST_LINKS)
+    return file[key]
+
+
+def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> None:
+    """Look at every link before HDF5 follows it."""
+    if left == 0:
+        raise DataError(f"{path}: {name!r} is a link to a link and so on; put the data set itself")
+    group = file
+    place = "/"
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    for number, part in enumerate(parts):
+        link = group.get(part, getlink=True)
+        rest = parts[number + 1 :]
+        match link:
+            case None:
+                raise KeyError(f"{name!r} is not in it")
+            case h5py.ExternalLink():
+                target = _named(path, link.filename)
+                reach.check(path, f"the external link {name!r}", target)
+                with h5py.File(target, "r", locking=False) as other:
+                    _follow(target, other, "/".join([link.path, *rest]), reach, left - 1)
+                return
+            case h5py.SoftLink():
+                _follow(path, file, posixpath.join(place, link.path, *rest), reach, left - 1)
+                return
+            case h5py.HardLink():
+                pass
+            case _:
+                raise DataError(f"{path}: {name!r} is a link of a kind that is not followed")
+        if rest:
+            group = group[part]
+            place = posixpath.join(place, part)
+            if not isinstance(group, h5py.Group):
+                raise KeyError(f"{name!r} is not in it")
+
+
+def _named(path: Path, name: str) -> Path:
+    """The file that HDF5 opens where the file ``path`` names another one.
+
+    One that is named absolutely and has been moved it looks for by its last part. (H5F.c,
+    H5F_prefix_open_file)
+    """
+    last = os.path.basename(name) if os.path.isabs(name) else name
+    folders = (path.parent, Path(), Path(os.path.realpath(path)).parent)
+    found = [Path(name)] if os.path.isabs(name) else []
+    found += [folder / last for folder in folders]
+    return next((file for file in found if file.is_file()), found[0])
+
+
+def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
+    """Nothing, if the values of a volume are there to be read.
+
+    Raises:
+        DataError: as `check_storage`; or all of its space was taken beforehand and nothing written.
+    """
+    check_storage(path, key, dataset, reach)
+    if reach.allowed.missing_chunks:
+        return
+    early = dataset.id.get_create_plist().get_alloc_time() == h5py.h5d.ALLOC_TIME_EARLY
+    if early and not dataset.is_virtual and not _any_written(dataset):
+        raise _never_written(path, key, "every voxel is the fill value")
+
+
+def check_storage(
+    path: Path, key: str, dataset: Any, reach: FileAccess, left: int = MOST_LINKS
+) -> None:
+    """Nothing, if all of an array has a place in its file, or in files that it may refer to.
+
+    Raises:
+        DataError: some of it was never written, or would be read from a file that is missing or
+            outside of the folder; or its chunks are too large to be unpacked for a box.
+    """
+    if dataset.is_virtual:
+        _check_sources(path, key, dataset, reach, left)
+    elif dataset.external:
+        prefix = dataset.id.get_access_plist().get_efile_prefix().decode()
+        for name, offset, size in dataset.external:
+            raw = Path(prefix or ".", name).absolute()  # HDF5 looks from the working folder
+            reach.check(path, f"{key!r}, stored in another file,", raw)
+            if size != h5py.h5f.UNLIMITED and raw.stat().st_size < offset + size:
+                raise DataError(
+                    f"{path}: {key!r} is stored in {raw}, which is cut short and would be read as "
+                    "zeros\n    put it back"
+                )
+    elif dataset.chunks is not None:
+        _check_chunks(path, key, dataset, reach)
+    elif reach.allowed.missing_chunks:
+        return
+    elif dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
+        raise _never_written(path, key, f"none of {dataset.shape} is stored")
+
+
+def _check_chunks(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
+    chunk = dataset.chunks
+    size = math.prod(chunk) * dataset.dtype.itemsize
+    if dataset.id.get_create_plist().get_nfilters() and size > MOST_PACKED_CHUNK:
+        raise DataError(
+            f"{path}: {key!r} is packed in chunks of {size >> 20} MiB, and any box needs a whole "
+            f"one; at most {MOST_PACKED_CHUNK >> 20} MiB are unpacked\n    h5repack -l "
+            f"{key}:CHUNK=32x32x32x4 OLD NEW, say, makes smaller ones"
+        )
+    wanted = math.prod(-(-n // side) for n, side in zip(dataset.shape, chunk, strict=True))
+    stored = dataset.id.get_num_chunks()
+    if stored < wanted and not reach.allowed.missing_chunks:
+        raise _never_written(path, key, f"{stored} of its {wanted} chunks are stored")
+    if stored:
+        _check_index(path, key, dataset, min(stored, wanted))
+
+
+def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
+    """A damaged index may have a chunk at another place, or let its checksum be passed over.
+
+    Those of files since HDF5 1.10 have checksums themselves.
+    """
+    if dataset.file.id.get_create_plist().get_version()[0] >= NEW_SUPERBLOCK:
+        return
+    filters = dataset.id.get_create_plist()
+    codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
+    summed = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32) if dataset.fletcher32 else 0
+    chunks = _chunks_of(dataset.id)
+    places = np.array([chunk.chunk_offset for chunk in chunks])
+    within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
+    numbers = np.ravel_multi_index(tuple((places // dataset.chunks).T), dataset.shape, "clip")
+    passed = any(chunk.filter_mask & summed for chunk in chunks)
+    if not within or passed or len(np.unique(numbers)) < count:
+        raise DataError(
+            f"{path}: {key!r} has a damaged index, which does not say where all of its {count} "
+            "chunks are\n    get the file anew"
+        )
+
+
+def _chunks_of(dataset: Any) -> list[Any]:
+    """What the index says of each chunk; HDF5 before 1.10.9 has to be asked one by one."""
+    if not hasattr(dataset, "chunk_iter"):
+        return [dataset.get_chunk_info(number) for number in range(dataset.get_num_chunks())]
+    chunks: list[Any] = []
+    dataset.chunk_iter(chunks.append)
+    return chunks
+
+
+def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: int) -> None:
+    """Of a virtual data set each source has to be there, and all of it has to have one."""
+    if left == 0:
+        raise DataError(f"{path}: {key!r} is put together of itself, or of too many others")
+    covered = 0
+    for source in dataset.virtual_sources():
+        count = source.vspace.get_select_npoints()
+        if not 0 <= count <= dataset.size:
+            raise DataError(f"{path}: {key!r} is put together of sources without fixed extents")
+        covered = covered + count
+        what = f"{key!r}, a virtual data set,"
+        own = source.file_name == "."
+        target = path if own else _named(path, source.file_name.replace("%%", "%"))
+        if not own:
+            reach.check(path, what, target)
+        with (
+            naming(f"{path}: {what} refers to {source.dset_name!r} of {target}", "HDF5"),
+            h5py.File(target, "r", locking=False) as file,
+        ):
+            found = linked(target, file, source.dset_name, reach)
+            if not _holds(found, source.src_space, count):
+                raise DataError(
+                    f"{path}: {what} takes more of {source.dset_name!r} of {target} than its "
+                    f"{found.shape}; the rest would be read as zeros"
+                )
+            check_storage(target, source.dset_name, found, reach, left - 1)
+    if covered < dataset.size and not reach.allowed.missing_chunks:
+        raise _never_written(path, key, f"only {covered} of {dataset.size} values have a source")
+
+
+def _holds(found: Any, selected: h5py.h5s.SpaceID, count: int) -> bool:
+    """Whether a data set has the ``count`` values that are selected of it."""
+    if selected.get_select_type() == h5py.h5s.SEL_ALL:
+        return bool(found.size == count)
+    _, last = selected.get_select_bounds()
+    return len(last) == found.ndim and not any(np.greater_equal(last, found.shape))
+
+
+def _any_written(dataset: Any) -> bool:
+    """Whether some value is not the fill value; of what was written mostly the first look tells."""
+    row = math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
+    side = dataset.chunks[0] if dataset.chunks else 1
+    step = max(1, LOOK // max(1, row * side)) * side
+    fill = dataset.fillvalue
+    starts = range(0, dataset.shape[0], step)
+    return any((dataset[start : start + step] != fill).any() for start in starts)
+
+
+def _never_written(path: Path, key: str, why: str) -> DataError:
+    return DataError(
+        f"{path}: {key!r} was never written, or not all of it: {why}; the rest would be read as "
+        f"zeros\n    write all of it, or take the file away; {ALLOW_MISSING}"
+    )

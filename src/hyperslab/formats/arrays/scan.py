@@ -1,0 +1,403 @@
+"""Finds what a folder, or one file, holds by a `DataMap`: samples, their arrays and their targets.
+
+The shapes tell which dims of stored arrays count samples, channels and voxels. Labels are arrays
+of classes in the same files as the volumes, under a key of their own.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hyperslab.errors import DataError, printable
+from hyperslab.formats.arrays.layouts import Published, recognise_published
+from hyperslab.formats.arrays.open import (
+    ArrayAt,
+    HeaderChild,
+    find_array,
+    kind_of_file,
+    read_numbers,
+    stamped_file,
+)
+from hyperslab.formats.arrays.table import (
+    TargetTable,
+    physical_targets,
+    read_target_table,
+    scaled_targets,
+)
+from hyperslab.formats.checks import ANY, OF_LIBRARIES, naming
+from hyperslab.formats.files import AccessPolicy, FileAccess, Stamp, sift, walk_folder
+from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
+from hyperslab.formats.storage_order import CDHW, DHW, DHWC, Channels, StorageOrder, channel_order
+from hyperslab.formats.targets import Floats, Parameters
+
+
+def order_of_arrays(
+    folder: Path,
+    files: Sequence[str],
+    arrays: Sequence[ArrayAt],
+    table: TargetTable | None,
+    beside: Sequence[Sequence[Array]],
+    channels: Channels | None,
+    sure: bool,
+    *,
+    known_rows: bool,
+) -> tuple[bool, StorageOrder]:
+    """Whether the first dim counts samples, ``sure`` if it does, and what the others are.
+
+    With ``known_rows`` no table has to say so.
+
+    Raises:
+        DataError: the array has another number of dims, or a table another number of rows.
+    """
+    first = arrays[0]
+    path = folder / files[0]
+    shape = first.shape
+    if len(shape) not in (3, 4, 5) or 0 in shape:
+        raise DataError(
+            f"{path}: the array is {first.dtype} {shape}; needs (D, H, W), (C, D, H, W), "
+            f"(N, D, H, W) or (N, C, D, H, W) ({OWN_DATA}, arrays)"
+        )
+    count = sum(array.shape[0] for array in arrays)
+    rows = len(table.values) if table else sum(len(b[0]) for b in beside if b and b[0].ndim)
+    many = len(shape) == 5 or (
+        len(shape) == 4
+        and (sure or (not known_rows and _is_stack(files, rows, count, table, beside)))
+    )
+    alone = len(files) == 1 and not known_rows
+    if len(shape) == 4 and not many and alone and (rows != 1 or channels is None):
+        raise DataError(
+            f"{path}: is {first.dtype} {shape}, but {table.path if table else 'targets'} "
+            f"{'has' if table else 'have'} {rows} rows: an array of many volumes needs one for "
+            f"each ({OWN_DATA}, arrays)"
+        )
+    one = shape[1:] if many else shape
+    if len(one) == 3:
+        return many, DHW
+    place = channels or channel_order(path, one)
+    return many, DHWC if place == "last" else CDHW
+
+
+def _is_stack(
+    files: Sequence[str],
+    rows: int,
+    count: int,
+    table: TargetTable | None,
+    beside: Sequence[Sequence[Array]],
+) -> bool:
+    """Whether the first dim of a four-dimensional array counts samples: there are as many rows."""
+    if table is None:
+        return bool(beside[0]) and beside[0][0].ndim > 0 and rows == count != len(files)
+    return not table.names and rows == count and rows != len(files)
+
+
+def has_rows(volume: ArrayAt, labels: ArrayAt) -> bool:
+    """Whether the first dim of both counts samples."""
+    return len(labels.shape) == 4 and (
+        len(volume.shape) == 5 or (labels.shape[0] == volume.shape[0] > 1)
+    )
+
+
+def check_labels(
+    folder: Path,
+    files: Sequence[str],
+    labels: Sequence[ArrayAt],
+    extents: tuple[int, ...],
+    rows: Sequence[int | None],
+) -> None:
+    """Compare labels with the extents (D, H, W) of volumes; ``rows``: of the array of each file.
+
+    Raises:
+        DataError: names the file.
+    """
+    for file, array, count in zip(files, labels, rows, strict=True):
+        wanted = extents if count is None else (count, *extents)
+        shape = array.shape
+        if count is None and len(shape) == 4 and shape[0] == 1:
+            shape = shape[1:]  # one channel of labels
+        if shape != wanted or np.dtype(array.dtype).kind not in "iub":
+            raise DataError(
+                f"{folder / file}: the labels {array.key!r} are {array.dtype} {array.shape}; needs "
+                f"whole numbers {wanted}, one for each voxel of the volume ({OWN_DATA}, keys)"
+            )
+
+
+def as_labels(labels: Array, count: int, where: str) -> Array:
+    """Whole numbers of any type as uint8.
+
+    Raises:
+        DataError: one is none of ``count`` classes, so that uint8 might make another of it.
+    """
+    if labels.size and labels.dtype.kind != "b":
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= count:
+            wrong = low if low < 0 else high
+            raise DataError(
+                f"{where} holds the label {wrong}, but data.classes names {count}: 0 to {count - 1}"
+            )
+    return labels.astype(np.uint8)
+
+
+ARRAY_SUFFIXES = (".npy", ".npz", ".hdf5", ".h5", ".zarr")
+
+SHOWN_AS = {
+    "int8": "int16",
+    "uint8": "int16",
+    "int16": "int16",
+    "uint16": "uint16",
+} | dict.fromkeys(("int32", "uint32", "int64", "float16", "float32", "float64"), "float32")
+"""Types of stored values, and as what they are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedArrays:
+    """N samples: of each its file and, where a file has many, its row there."""
+
+    folder: Path
+    files: tuple[str, ...]
+    arrays: tuple[ArrayAt, ...]  # by file
+    stamps: Mapping[str, Stamp]  # by file
+    places: tuple[tuple[int, int | None], ...]  # by sample: the file and the row
+    names: tuple[str, ...]
+    order: StorageOrder  # of one sample's dims
+    targets: Floats  # (N, P), -1 to 1
+    parameters: Parameters
+    table: Path | None
+    allowed: AccessPolicy
+    remark: str
+    labels: tuple[ArrayAt, ...] = ()  # by file, where voxels have classes
+    classes: tuple[str, ...] = ()
+
+    @property
+    def reach(self) -> FileAccess:
+        """How far the files may refer to others."""
+        return FileAccess(self.folder, self.allowed)
+
+
+def scan_arrays(
+    path: Path, options: ScanOptions, channels: Collection[int] | None = None
+) -> MappedArrays:
+    """Look at every file. With ``channels``, of a network, there are no targets to look for.
+
+    Of arrays of four dims, one of which is as many as ``channels`` has, that one is of channels.
+
+    Raises:
+        DataError: a file, a key or the table is not what it should be, or they do not go together.
+    """
+    said = options.mapping or DataMap()
+    known = recognise_published(path)
+    folder = path.parent if is_one_file(path) else path
+    bare = channels is not None or bool(said.labels)
+    table_path = None if bare else _table_path(folder, said, known)
+    found, stamps = _headers(folder, files_of_volumes(path, said, table_path), said, options)
+    files = [file for file, _ in found]
+    arrays = [header.array for _, header in found]
+    labels = [header.labels for _, header in found if header.labels is not None]
+    table = None if table_path is None else read_target_table(table_path)
+    beside = [header.numbers for _, header in found]
+    sure = known is not None and known.stacked
+    if labels:
+        sure = has_rows(arrays[0], labels[0])
+    if channels is not None and len(arrays[0].shape) == 4:
+        sure = not {arrays[0].shape[0], arrays[0].shape[-1]}.intersection(channels)
+    stacked, order = order_of_arrays(
+        folder, files, arrays, table, beside, options.channels, sure, known_rows=bare
+    )
+    _check_alike(folder, files, arrays, stacked)
+    places = [
+        (number, row)
+        for number, array in enumerate(arrays)
+        for row in (range(array.shape[0]) if stacked else (None,))
+    ]
+    names = _names(files, places, arrays)
+    if labels:
+        counts = [array.shape[0] if stacked else None for array in arrays]
+        extents = order.volume_shape(arrays[0].shape[int(stacked) :])[1:]
+        check_labels(folder, files, labels, extents, counts)
+    words = f"classes {', '.join(map(printable, said.classes))}"
+    targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
+    if not bare:
+        physical, columns = physical_targets(
+            folder, names, places, table, beside, said, known, stacked
+        )
+        targets, parameters, words = scaled_targets(physical, columns, table, said, known)
+    return MappedArrays(
+        folder=folder,
+        files=tuple(files),
+        arrays=tuple(arrays),
+        stamps=stamps,
+        places=tuple(places),
+        names=names,
+        order=order,
+        targets=targets,
+        parameters=parameters,
+        table=table_path,
+        allowed=options.allowed,
+        remark=f"{path}: {'' if known is None else known.name + ', '}{len(names)} samples, {words}",
+        labels=tuple(labels),
+        classes=said.classes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a file holds of a `DataMap`: the numbers are targets."""
+
+    array: ArrayAt
+    numbers: list[Array]
+    labels: ArrayAt | None
+
+
+def _headers(
+    folder: Path, files: Sequence[str], said: DataMap, options: ScanOptions
+) -> tuple[list[tuple[str, _Header]], dict[str, Stamp]]:
+    """Of the files that are as they should be; and stamps, from before they were read."""
+    reach = FileAccess(folder, options.allowed)
+    stamps: dict[str, Stamp] = {}
+
+    def read(name: str) -> _Header:
+        file = Path(name)
+        kind = kind_of_file(file)
+        with naming(file, kind, ANY if kind == "npz" else OF_LIBRARIES):
+            return _Header(
+                find_array(file, said.volume, reach),
+                read_numbers(file, said.targets, reach) if said.targets else [],
+                find_array(file, said.labels, reach) if said.labels else None,
+            )
+
+    with HeaderChild(read) as child:
+
+        def stamped(file: str) -> _Header:
+            whole = folder / file
+            kind = kind_of_file(whole)
+            with naming(whole, kind):
+                stamps[file] = Stamp.of(whole)  # a change from now on is noticed
+            header = (child if kind == "HDF5" else read)(str(whole))
+            if kind == "Zarr":
+                stamps[file] = Stamp.of(stamped_file(whole, header.array.key))
+            return header
+
+        return sift(files, stamped, options.refuse), stamps
+
+
+def is_one_file(path: Path) -> bool:
+    """Whether it is a file or a Zarr group, not a folder of them."""
+    return path.is_file() or (path.suffix == ".zarr" and path.is_dir())
+
+
+def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> list[str]:
+    """The names of the files with volumes of a folder, in their natural order; or of one file.
+
+    ``table`` is left out.
+
+    Raises:
+        DataError: there are none, or fields of several kinds, of which one has to be chosen.
+    """
+    if is_one_file(path) and not said.files and path.name.endswith(ARRAY_SUFFIXES):
+        return [path.name]
+    known = recognise_published(path)
+    folder = path.parent if is_one_file(path) else path
+    pattern = said.files or (path.name if is_one_file(path) else known.pattern if known else "")
+    files = _files(folder, pattern, table)
+    _check_one_kind(folder, files, said, known)
+    return files
+
+
+def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | None:
+    if said.table is None:
+        return None if known is None or said.targets else known.table
+    inside = folder / said.table
+    found = inside if inside.is_file() else said.table
+    if not found.is_file():
+        raise DataError(
+            f"data.table: there is no {said.table}, in {folder} or from here ({OWN_DATA}, tables)"
+        )
+    return found
+
+
+def files_matching(folder: Path, pattern: str) -> list[str]:
+    """The names of files of arrays in a folder and below that a pattern takes; without, of all."""
+    return [
+        name
+        for name in walk_folder(folder)
+        if name.endswith(ARRAY_SUFFIXES) and (not pattern or fnmatch.fnmatchcase(name, pattern))
+    ]
+
+
+def _files(folder: Path, pattern: str, table: Path | None) -> list[str]:
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist; give the folder or the file that holds the data")
+    files = [
+        name for name in files_matching(folder, pattern) if table is None or folder / name != table
+    ]
+    if not files:
+        wanted = pattern or "file " + ", ".join(f"*{suffix}" for suffix in ARRAY_SUFFIXES)
+        raise DataError(
+            f"{folder}: holds no {wanted}\n"
+            "    data.files is a pattern of the files with volumes, relative to the folder "
+            f"({OWN_DATA})"
+        )
+    return sorted(files, key=_natural)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Realisation 2 comes before 10.
+
+    >>> sorted(["10/a", "2/a", "b"], key=_natural)
+    ['2/a', '10/a', 'b']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(p[:18]), p) if i % 2 else (1, 0, p) for i, p in enumerate(parts) if p or i == 0]
+
+
+def _check_one_kind(
+    folder: Path, files: Sequence[str], said: DataMap, known: Published | None
+) -> None:
+    """Refuse fields of several kinds, of which one has to be chosen."""
+    if known is None or said.files:
+        return
+    kinds = sorted({file.rpartition("/")[2] for file in files})
+    if len(kinds) > 1:
+        shown = ", ".join(map(printable, kinds[:20])) + (", ..." if len(kinds) > 20 else "")
+        deep = "*/" if "/" in files[0] else ""
+        raise DataError(
+            f"{folder}: {known.name} with {len(kinds)} kinds of files: {shown}\n    choose one: "
+            f'data.files="{deep}{kinds[0]}"'
+        )
+
+
+def _check_alike(
+    folder: Path, files: Sequence[str], arrays: Sequence[ArrayAt], stacked: bool
+) -> None:
+    first = arrays[0]
+    shape = first.shape[int(stacked) :]
+    for file, array in zip(files, arrays, strict=True):
+        if (array.shape[int(stacked) :], array.dtype) != (shape, first.dtype):
+            raise DataError(
+                f"{folder / file}: is {array.dtype} {array.shape} but {files[0]} is {first.dtype} "
+                f"{first.shape}; all files of a data set are stored alike\n    choose some of them "
+                f"by data.files ({OWN_DATA})"
+            )
+    if np.dtype(first.dtype).name not in SHOWN_AS:
+        raise DataError(
+            f"{folder / files[0]}: is {np.dtype(first.dtype)}; volumes are of one of "
+            f"{', '.join(SHOWN_AS)} ({OWN_DATA}, arrays)"
+        )
+
+
+def _names(
+    files: Sequence[str],
+    places: Sequence[tuple[int, int | None]],
+    arrays: Sequence[ArrayAt],
+) -> tuple[str, ...]:
+    bare = [file.removesuffix(Path(file).suffix) for file in files]
+    digits = len(str(max(array.shape[0] for array in arrays) - 1))
+    prefixes = [f"{name}/" if len(files) > 1 else "" for name in bare]
+    return tuple(
+        bare[file] if row is None else f"{prefixes[file]}{row:0{digits}}" for file, row in places
+    )

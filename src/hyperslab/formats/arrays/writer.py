@@ -1,0 +1,457 @@
+"""Writes samples as HDF5 files, Zarr v3 groups or .npy files.
+
+HDF5 and Zarr (the extra `zarr`) have the same keys: universes as the public files have them,
+channels last, scans as LBANN's LiTS files; or HDF5 parts as LBANN's splitter writes them.
+numpy's own files come with a table of targets.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import h5py
+import numpy as np
+
+from hyperslab.atomic_files import append_whole, write_bytes
+from hyperslab.errors import DataError
+from hyperslab.formats import optional
+from hyperslab.formats.arrays.npy import TARGET_SUFFIX, TARGETS_FILE
+from hyperslab.formats.manifest import Entry
+from hyperslab.formats.source import Array, Source
+from hyperslab.formats.storage import ChunkSides
+from hyperslab.formats.storage_order import (
+    CDHW,
+    DHW,
+    DHWC,
+    LBANN_ORDER,
+    Channels,
+    StorageOrder,
+    channel_order,
+)
+from hyperslab.formats.targets import SCAN_KEYS
+from hyperslab.formats.writer import SampleToWrite, Slabs, Writer
+from hyperslab.geometry import Box
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayToWrite:
+    """The array ``key`` of a volume of ``shape`` (C, D, H, W), stored in an ``order``."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: StorageOrder
+
+
+class KeyedWriter(Writer):
+    """Universes as the public files have them, channels last; scans as LBANN has them."""
+
+    suffix: ClassVar[str]
+    order: ClassVar[StorageOrder] = DHWC
+    compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
+    labels = True
+    chunked = True
+
+    def files(self, name: str, compression: str) -> tuple[str, ...]:
+        return (name + self.suffix,)
+
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
+        with self._created(folder / (name + self.suffix)) as file:
+            if sample.source.classes:
+                self._write_scan(file, sample)
+            else:
+                self._write_universe(file, sample)
+
+    def _write_universe(self, file: Any, sample: SampleToWrite) -> None:
+        extras = sample.extras
+        source = sample.source
+        volume, target = self._keys(extras.keys)
+        whole = ArrayToWrite(volume, source.shape, source.dtype, self.order)
+        self._stream(file, whole, sample.values(), sample)
+        self._put(file, target, extras.target)
+        for key, array in extras.arrays.items():
+            self._put(file, key, array)
+        self._put_names(file, "namePar", extras.names)
+        # The shape of what is no cube would not tell.
+        order = "last" if self.order == DHWC else "first"
+        self._describe(file, {**extras.attributes, "channels": order})
+
+    def _write_scan(self, file: Any, sample: SampleToWrite) -> None:
+        source = sample.source
+        extras = sample.extras
+        volume, segmentation = SCAN_KEYS
+        whole = ArrayToWrite(volume, source.shape, source.dtype, CDHW)
+        self._stream(file, whole, sample.values(), sample)
+        shape = (1, *source.shape[1:])
+        classes = ArrayToWrite(segmentation, shape, np.dtype(np.uint8), CDHW)
+        labels = ((lo, slab[None]) for lo, slab in sample.labels())
+        self._stream(file, classes, labels, sample)
+        affine = {} if extras.affine is None else {"affine": extras.affine}
+        self._describe(file, {**affine, **extras.attributes, "classes": list(source.classes)})
+
+    def _stream(self, file: Any, array: ArrayToWrite, slabs: Slabs, sample: SampleToWrite) -> None:
+        """Create the array of which these are the slabs, and fill it."""
+        order = array.order
+        shape = array.shape
+        chunk = (shape[0], *sample.chunk) if sample.chunk else shape
+        stored = order.stored_shape(shape)
+        chunks = order.stored_shape(chunk)
+        dataset = self._create(file, array.key, stored, array.dtype, chunks, sample.compression)
+        for lo, slab in slabs:
+            box = Box((0, lo, 0, 0), (shape[0], lo + slab.shape[1], *shape[2:]))
+            where = order.to_file(box).slices()
+            dataset[where] = np.ascontiguousarray(order.from_volume(slab))
+            self._check(file)
+
+    def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:
+        return keys
+
+    @abstractmethod
+    def _created(self, path: Path) -> AbstractContextManager[Any]:
+        """A new file."""
+
+    @abstractmethod
+    def _create(
+        self,
+        file: Any,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunks: ChunkSides,
+        compression: str,
+    ) -> Any:
+        """A new data set to be filled."""
+
+    def _check(self, file: Any) -> None:
+        """Raise what went wrong in writing, where the format does not do so itself."""
+
+    @abstractmethod
+    def _put(self, file: Any, key: str, array: Array | None) -> None:
+        """A small data set."""
+
+    @abstractmethod
+    def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
+        """A data set of words."""
+
+    @abstractmethod
+    def _describe(self, file: Any, attributes: Mapping[str, Any]) -> None:
+        """Attributes of the file, as far as the format has such."""
+
+
+SUMMED_LIBVER = ("v110", "v110")
+"""The oldest version in which headers and indices have checksums: HDF5 1.10's, of 2016."""
+
+
+class Hdf5Writer(KeyedWriter):
+    """Samples in the public layout, scans as LBANN's LiTS files."""
+
+    suffix = ".hdf5"
+
+    @contextmanager
+    def _created(self, path: Path) -> Iterator[Any]:
+        with Sink(path) as sink:
+            with SinkFile(sink) as file:
+                yield file
+            sink.check()
+
+    def _create(
+        self,
+        file: Any,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunks: ChunkSides,
+        compression: str,
+    ) -> Any:
+        filters = None if compression == "none" else compression
+        return file.create_dataset(
+            key, shape, dtype, chunks=chunks, compression=filters, fletcher32=True
+        )
+
+    def _check(self, file: Any) -> None:
+        file.sink.check()
+
+    def _put(self, file: Any, key: str, array: Array | None) -> None:
+        write_summed(file, key, np.asarray(array))
+
+    def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
+        write_summed(file, key, _bytes(names))
+
+    def _describe(self, file: Any, attributes: Mapping[str, Any]) -> None:
+        for key, value in attributes.items():
+            stored = _hdf5_attribute(value)
+            if isinstance(stored, str) or np.asarray(stored).dtype.kind in "biufS":
+                file.attrs[key] = stored
+
+
+class LbannWriter(Hdf5Writer):
+    """Parts as LBANN's splitter writes them, in the storage type of the cube.
+
+    It transposes the cube to (C, W, H, D) and counts the parts along the dims of that: part
+    ``{base}_{ix}_{iy}_{iz}`` begins at (ix, iy, iz)·width along W, H and D. The cube itself is part
+    0, 0, 0 of one. [LLNL/lbann, applications/physics/cosmology/cosmoflow/split_cosmoflow_sample.py]
+    """
+
+    order = LBANN_ORDER
+    read_as = "lbann"
+    labels = False
+
+    def names(self, source: Source, root: str) -> Sequence[str]:
+        return [self._name(source, sample) for sample in range(len(source.names))]
+
+    @staticmethod
+    def _name(source: Source, sample: int) -> str:
+        part = source.part(sample)
+        if part is not None:
+            return f"{part.volume}_{'_'.join(map(str, reversed(part.place)))}"
+        name = source.names[sample]
+        return name if source.order == LBANN_ORDER else f"{name}_0_0_0"  # they are parts already
+
+    def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:
+        return "full", "unitPar"
+
+
+def write_summed(file: Any, key: str, array: Array) -> None:
+    """A small data set with a checksum, which only what is in chunks has."""
+    if array.size == 0 or array.ndim == 0:
+        file[key] = array
+    else:
+        file.create_dataset(key, data=array, chunks=array.shape, fletcher32=True)
+
+
+def read_summed(dataset: Any) -> None:
+    """Read a data set with checksums, a row of chunks at a time, so that HDF5 compares them.
+
+    Raises:
+        OSError: one does not fit.
+    """
+    if dataset.fletcher32:
+        for lo in range(0, dataset.shape[0], dataset.chunks[0]):
+            dataset[lo : lo + dataset.chunks[0]]
+
+
+class SinkFile(h5py.File):
+    """An HDF5 file that is written to a sink."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink, "w", libver=SUMMED_LIBVER)
+        self.sink = sink
+
+
+class Sink(io.RawIOBase):
+    """A file for HDF5 to write to.
+
+    HDF5 cannot close a file to which it cannot write: it stays open, keeps its space on a full disk
+    and crashes the process at its end. So a failure is never said to it but remembered for `check`,
+    and what would be written after it is let fall.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("x+b", buffering=0)
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest and self._error is None:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._error = error
+        return size
+
+    def check(self) -> None:
+        """Nothing, if all was written.
+
+        Raises:
+            OSError: something was not.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return self._file.truncate(size) if self._error is None else 0
+        except OSError as error:
+            self._error = error
+            return 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _hdf5_attribute(value: Any) -> Any:
+    """As h5py stores it: words as bytes."""
+    words = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind == "O" else value
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return _bytes(words)
+    return value
+
+
+def _bytes(words: Sequence[str]) -> Array:
+    return np.array([word.encode() for word in words])
+
+
+ALL_CHUNKS = {"write_empty_chunks": True}
+
+
+class ZarrWriter(KeyedWriter):
+    """Each chunk is a file. Those of zeros are written, too, so that one that is lost is missed.
+
+    Each has a CRC32C, which Zarr compares when it reads it.
+    """
+
+    suffix = ".zarr"
+    compressions = ("none", "gzip", "zstd")
+
+    @contextmanager
+    def _created(self, path: Path) -> Iterator[Any]:
+        yield optional.zarr().create_group(path, zarr_format=3)
+
+    def _create(
+        self,
+        file: Any,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunks: ChunkSides,
+        compression: str,
+    ) -> Any:
+        codecs = optional.zarr().codecs
+        kinds = {"none": None, "gzip": codecs.GzipCodec, "zstd": codecs.ZstdCodec}
+        codec = kinds[compression]
+        return file.create_array(
+            key,
+            shape=shape,
+            dtype=dtype,
+            chunks=chunks,
+            compressors=[*([codec()] if codec else []), codecs.Crc32cCodec()],
+            config=ALL_CHUNKS,
+        )
+
+    def _put(self, file: Any, key: str, array: Array | None) -> None:
+        sums = optional.zarr().codecs.Crc32cCodec()
+        file.create_array(key, data=np.asarray(array), compressors=[sums], config=ALL_CHUNKS)
+
+    def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
+        sums = optional.zarr().codecs.Crc32cCodec()
+        stored = file.create_array(key, shape=(len(names),), dtype=str, compressors=[sums])
+        stored[:] = np.array(names, object)
+
+    def _describe(self, file: Any, attributes: Mapping[str, Any]) -> None:
+        file.attrs.update({key: _zarr_attribute(value) for key, value in attributes.items()})
+
+
+def _zarr_attribute(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_zarr_attribute(entry) for entry in value]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+class NpyWriter(Writer):
+    """(C, D, H, W), or (D, H, W) of one channel, and a line of ``targets.csv`` for each."""
+
+    def misfit(self, source: Source) -> str:
+        if labels := super().misfit(source):
+            return labels
+        suffix = TARGET_SUFFIX.removesuffix(".npy")
+        named = [name for name in source.names if name.endswith(suffix)]
+        return f"a volume called {named[0]!r}, which is the name of a target" if named else ""
+
+    def files(self, name: str, compression: str) -> tuple[str, ...]:
+        return (f"{name}.npy",)
+
+    def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
+        shape = sample.source.shape
+        channels, depth, *plane = shape
+        order, _ = order_to_write(shape)
+        channels_last = order == DHWC
+        # Plain writes: the pages of a mapping would count as this process's memory.
+        with (folder / f"{name}.npy").open("xb") as file:
+            _write_npy_header(file, order.stored_shape(shape), sample.source.dtype)
+            start = file.tell()
+            layer = math.prod(plane) * sample.source.dtype.itemsize
+            for lo, slab in sample.values():
+                if channels_last:
+                    file.seek(start + lo * layer * channels)
+                    file.write(np.ascontiguousarray(order.from_volume(slab)).data)
+                    continue
+                for channel, values in enumerate(slab):
+                    file.seek(start + (channel * depth + lo) * layer)
+                    file.write(np.ascontiguousarray(values).data)
+        if not (folder / TARGETS_FILE).exists():
+            self.begin(folder, sample.extras.names, [])
+        self.finish(folder, [{"name": name, "target": sample.target.tolist()}])
+
+    def told(self, source: Source) -> Channels | None:
+        return order_to_write(source.shape)[1]
+
+    def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:
+        """Write the table anew: the last run may have ended within a line, or before a volume."""
+        write_bytes(out / TARGETS_FILE, _line(["name", *parameters]) + _lines(entries))
+
+    def finish(self, out: Path, entries: Sequence[Entry]) -> None:
+        append_whole(out / TARGETS_FILE, _lines(entries))
+
+
+def order_to_write(shape: tuple[int, ...]) -> tuple[StorageOrder, Channels | None]:
+    """How (C, D, H, W) is stored, and what readers have to be told of it.
+
+    Nobody may take another dim for the channels. Where the shape, which is no cube, seems to say
+    that they come last, they do; where it says nothing, readers ask.
+    """
+    if shape[0] == 1:
+        return DHW, None
+    try:
+        seeming = channel_order(Path(), shape)
+    except DataError:
+        return CDHW, "first"
+    return (CDHW, None) if seeming == "first" else (DHWC, "last")
+
+
+def _lines(entries: Sequence[Entry]) -> bytes:
+    return b"".join(_line([entry["name"], *entry["target"]]) for entry in entries)
+
+
+def _line(fields: list[Any]) -> bytes:
+    """A line of a table; numbers so that they are read as the same ones."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(fields)
+    return text.getvalue().encode()
+
+
+def _write_npy_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)

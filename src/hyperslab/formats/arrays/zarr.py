@@ -1,0 +1,86 @@
+"""Checks what a Zarr group says of where its arrays are, before Zarr is asked for values.
+
+The specification lets a chunk that is all fill value be missing, so one that was lost would be
+read as that: of a volume all have to be there. Of what lies beside it they need not: libraries
+leave out a redshift of 0. Within a group links of the file system may lead out of the folder no
+more than HDF5's may: a group comes as one thing, from whoever packed it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperslab.errors import DataError
+from hyperslab.formats.files import ALLOW_MISSING, FileAccess
+
+MOST_READ = 256 << 20
+"""Of a chunk, of which each box needs the whole [B]."""
+
+
+def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
+    """Nothing, if an array beside the volume can be read whole.
+
+    Raises:
+        DataError: its chunks are too large, or links that leave the folder.
+    """
+    _check_chunk(path, key, array)
+    _check_links(path / key, path, key, reach)
+
+
+def check_array(path: Path, key: str, array: Any, reach: FileAccess) -> None:
+    """Nothing, if all chunks of an array are there to be read.
+
+    Raises:
+        DataError: one is missing, too large, or a link that leaves the folder.
+    """
+    check_beside(path, key, array, reach)
+    check_chunks(path, key, array, reach, [slice(0, extent) for extent in array.shape])
+
+
+def _check_chunk(path: Path, key: str, array: Any) -> None:
+    size = math.prod(array.chunks) * max(1, array.dtype.itemsize)
+    if size > MOST_READ:
+        raise DataError(
+            f"{path}: {key!r} is stored in chunks of {size >> 20} MiB, and any box needs a whole "
+            f"one; at most {MOST_READ >> 20} MiB are read\n    write it anew in smaller ones"
+        )
+
+
+def check_chunks(
+    path: Path, key: str, array: Any, reach: FileAccess, selection: Sequence[slice]
+) -> None:
+    """Nothing, if the chunks that a selection meets are there, or need not be.
+
+    Raises:
+        DataError: one is missing.
+    """
+    if reach.allowed.missing_chunks:
+        return
+    sides = array.shards or array.chunks
+    places = [
+        range(part.start // side, -(-part.stop // side))
+        for part, side in zip(selection, sides, strict=True)
+    ]
+    folder = path / key
+    for place in itertools.product(*places):
+        name = array.metadata.encode_chunk_key(place)
+        if not os.path.exists(folder / name):
+            raise DataError(
+                f"{path}: {key!r} lacks the chunk {name} and would be read as "
+                f"{array.fill_value} there: it was lost, or never written\n    put it back, or "
+                f"write the array anew with write_empty_chunks=True; {ALLOW_MISSING}"
+            )
+
+
+def _check_links(folder: Path, path: Path, key: str, reach: FileAccess) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                reach.check(path, f"the link {entry.path} in {key!r}", Path(entry.path))
+            elif entry.is_dir(follow_symlinks=False):
+                _check_links(Path(entry.path), path, key, reach)

@@ -1,0 +1,11 @@
+"""Converts a folder of one format to a folder of another, sample by sample and byte by byte.
+
+`run` plans what there is to do and gives the files their names; `worker` converts one volume in
+a process of its own: a `Writer` writes what a `Source` reads, `verify` reads it back; `journal`
+remembers. `scans` brings CT scans to one lattice.
+"""
+
+from hyperslab.formats.convert.run import convert
+from hyperslab.formats.convert.worker import Outcome, Request
+
+__all__ = ["Outcome", "Request", "convert"]

@@ -1,0 +1,211 @@
+"""Records a conversion: its manifest as it grows, and the files that many samples share.
+
+A sample is recorded in the manifest (`formats.manifest`) before its files get their names: what
+has a name and no line is somebody else's, what has a line and no name is made again.
+
+Files that many samples share are appended, one sample after the other. What has been appended is
+on the disk before the journal says so. So what lies behind the last recorded sample of a file is
+what a killed run has begun, and is cut off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import google_crc32c
+
+from hyperslab.atomic_files import append_whole, json_lines, open_to_append, try_lock
+from hyperslab.errors import DataError
+from hyperslab.formats.files import file_checksum
+from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
+
+REMEDY = "convert into another folder"
+
+
+class Manifest:
+    """The manifest in ``folder``. ``entries``: of each sample, by name, the last one written."""
+
+    def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
+        self.folder = folder
+        self.entries = {entry["name"]: entry for entry in entries}
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Note samples.
+
+        Raises:
+            OSError: they cannot be; then none is.
+        """
+        append_whole(self.folder / MANIFEST_FILE, json_lines(entries))
+        self.entries |= {entry["name"]: entry for entry in entries}
+
+
+@contextmanager
+def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator[Manifest]:
+    """The manifest of a folder that is made if there is none, kept from other runs.
+
+    ``needed``: keys without which a line is none of this conversion.
+
+    Raises:
+        DataError: the folder is another conversion's, none at all, in use, or cannot be written.
+    """
+    found, _, _ = read_manifest(folder)
+    if found is None:
+        _check_empty(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.fdopen(open_to_append(folder / MANIFEST_FILE), "ab")
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
+    with file:
+        if not try_lock(file.fileno()):
+            raise DataError(f"{folder}: another conversion into it is under way")
+        found, entries, size = read_manifest(folder)
+        _check_complete(folder, entries, needed)
+        try:
+            file.truncate(size)  # a line that a killed run has begun
+            if found is None:
+                append_whole(folder / MANIFEST_FILE, json_lines([asked]))
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
+        for key, value in asked.items() if found else ():
+            if found and found.get(key) != value:
+                raise DataError(
+                    f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
+                )
+        yield Manifest(folder, entries)
+
+
+def _check_complete(folder: Path, entries: Sequence[Entry], needed: Sequence[str]) -> None:
+    """A run that goes on looks for more than a reader."""
+    for entry in entries:
+        missing = [key for key in needed if key not in entry]
+        if missing:
+            raise DataError(
+                f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                f"{entry['name']!r} has no {missing[0]})"
+            )
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is not a folder")
+    others = sorted(p.name for p in folder.glob("*") if not p.name.startswith(".")) or [""]
+    if others[0] not in ("", MANIFEST_FILE):
+        raise DataError(f"{folder}: holds {others[0]!r}, which is of no conversion: {REMEDY}")
+
+
+Shard = tuple[str, int, int]
+"""The file of a sample, and where in it that begins and ends [B]."""
+
+SHARD_DIGITS = 5
+
+
+def is_in_shard(folder: Path, entry: Entry) -> bool:
+    """Whether a recorded sample is in its file.
+
+    Raises:
+        DataError: the file is shorter than it was, or damaged.
+    """
+    file, start, end = entry["shard"]
+    path = folder / file
+    if not os.path.exists(path):  # False of names that no system takes
+        return False
+    size = path.stat().st_size
+    if size < end:
+        raise DataError(
+            f"{path}: has {size} bytes but had {end} when {entry['name']!r} was written: delete it "
+            "and run it again"
+        )
+    then = entry.get("sums", {}).get(file)
+    if then is not None and file_checksum(path, start, end) != then:
+        raise DataError(
+            f"{path}: is damaged: the checksum of {entry['name']!r} is not that of when it was "
+            "written: delete it and run it again"
+        )
+    return True
+
+
+def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
+    """Nothing, if the recorded samples of each file are one behind the other from its start.
+
+    A file where a line is missing or is said of others would end up with a sample twice, or with
+    one that nobody knows of.
+
+    Raises:
+        DataError: they are not.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}
+    for entry in entries:
+        file, start, end = entry["shard"]
+        if not file.removesuffix(suffix).isdecimal():
+            raise DataError(
+                f"{folder / MANIFEST_FILE}: is no record of a conversion ({file} is no file of it)"
+            )
+        places.setdefault(file, []).append((start, end))
+    for file, found in places.items():
+        at = 0
+        for start, end in sorted(found):
+            if start != at and os.path.exists(folder / file):
+                raise DataError(
+                    f"{folder / MANIFEST_FILE}: is no record of a conversion (a sample of {file} "
+                    f"begins at byte {start}, and the one before it ends at {at}): delete both and "
+                    "run it again"
+                )
+            at = end
+
+
+class Shards:
+    """The files ``NUMBER{suffix}`` of a folder, with up to ``most`` samples each.
+
+    Raises:
+        OSError: what a killed run has begun cannot be cut off.
+    """
+
+    def __init__(self, folder: Path, entries: Iterable[Entry], most: int, suffix: str) -> None:
+        self.folder = folder
+        self.most = most
+        self.suffix = suffix
+        places = [entry["shard"] for entry in entries]
+        self._held = Counter(file for file, _, _ in places)
+        ends: dict[str, int] = {}
+        for file, _, end in places:
+            ends[file] = max(end, ends.get(file, 0))
+        for file, end in ends.items():
+            path = folder / file
+            if os.path.exists(path) and path.stat().st_size > end:
+                os.truncate(path, end)
+        # Into a file that has gone nothing is put: its samples are made again, elsewhere.
+        self._number = max((int(file.removesuffix(suffix)) for file in ends), default=0)
+        if ends and not os.path.exists(folder / self._name):
+            self._number += 1
+
+    @property
+    def _name(self) -> str:
+        return f"{self._number:0{SHARD_DIGITS}}{self.suffix}"
+
+    def append(self, part: Path) -> Shard:
+        """Put the one file of a sample behind those before.
+
+        Raises:
+            DataError: what is then there is not what was put there.
+            OSError: it cannot be written.
+        """
+        if self._held[self._name] >= self.most:
+            self._number += 1
+        file = self._name
+        data = part.read_bytes()
+        with (self.folder / file).open("r+b" if self._held[file] else "wb") as shard:
+            start = shard.seek(0, os.SEEK_END)
+            shard.write(data)
+            shard.flush()
+            os.fsync(shard.fileno())
+        with (self.folder / file).open("rb") as shard:
+            shard.seek(start)
+            if google_crc32c.value(shard.read()) != google_crc32c.value(data):
+                raise DataError(f"{self.folder / file}: is not what was written at byte {start}")
+        self._held[file] += 1
+        return file, start, start + len(data)

@@ -1,0 +1,355 @@
+"""Converts a folder to another format: what is missing is made, the rest is kept.
+
+A `Plan` has the samples, their names and chunks, and which are finished.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from hyperslab.atomic_files import make_scratch, remove_scratch
+from hyperslab.comm import Grid
+from hyperslab.errors import DataError
+from hyperslab.formats import registry
+from hyperslab.formats.convert.journal import (
+    REMEDY,
+    Manifest,
+    Shards,
+    check_places,
+    is_in_shard,
+    lock_manifest,
+)
+from hyperslab.formats.convert.worker import Done, Doubtful, Job, Outcome, Request, Todo, run
+from hyperslab.formats.files import (
+    STRICT,
+    AccessPolicy,
+    file_checksum,
+    recorded_stamps,
+    size_and_time,
+)
+from hyperslab.formats.manifest import MANIFEST_FILE, Entry
+from hyperslab.formats.registry import source_of
+from hyperslab.formats.source import Source
+from hyperslab.formats.storage import chunk_sides
+from hyperslab.formats.storage_order import Channels
+from hyperslab.worker_pool import each
+
+SCRATCH = ".partial"
+"""The folder of what is being written, hidden from readers, in the one that is filled."""
+
+
+class Plan:
+    """The samples that ``request`` makes of the volumes of ``source``, which lies in ``root``.
+
+    Raises:
+        DataError: the format cannot hold them, or two would have one name.
+        LayoutError: the extents are no multiple of the sub-volumes' width, or less than the cut.
+    """
+
+    def __init__(self, root: Path, source: Source, request: Request) -> None:
+        if source.shapes:
+            raise DataError(
+                f"{root}: holds volumes of different shapes, and a converted folder has one\n"
+                "    `hyperslab convert lits` brings scans to one shape"
+            )
+        self.root = root
+        self.source = source
+        self.request = request
+        self.samples = request.samples(source)
+        check_fit(request, self.samples)
+        self.names = request.writer.names(self.samples, root.resolve().name)
+        self.per_volume = len(self.names) // len(source.names)
+        name, count = Counter(self.names).most_common(1)[0]
+        if count > 1:
+            raise DataError(
+                f"{root}: {count} samples would be {name!r} as {request.format}, which has no "
+                "sub-folders for them: convert one folder at a time"
+            )
+        self.cut = request.cut or (1, 1, 1)
+        self.chunk = None
+        self.word = ""
+        if request.writer.chunked:
+            channels, *extents = self.samples.shape
+            voxel = channels * self.samples.dtype.itemsize
+            self.chunk, self.word = chunk_sides(extents, self.cut, voxel)
+
+    def asked(self) -> Entry:
+        """By what the folder is known again, as JSON has it."""
+        request = self.request
+        samples = self.samples
+        chosen = {
+            key: list(value)
+            for key, value in (("redshifts", request.redshifts), ("targets", request.targets))
+            if value is not None
+        }
+        return {
+            "format": request.format,
+            **chosen,
+            "cut": request.cut and list(request.cut),
+            "subvolumes": request.width,
+            "compression": request.compression,
+            "shape": list(samples.shape),
+            "dtype": samples.dtype.name,
+            "parameters": list(samples.parameters.names),
+            "classes": list(samples.classes),
+        }
+
+    def recorded(self) -> tuple[str, ...]:
+        """What the line of each finished sample has."""
+        values = "labels_crc32c" if self.samples.classes else "target"
+        place = ("shard",) if self.request.writer.per_file > 1 else ()
+        return ("files", "stamps", "crc32c", values, *place)
+
+    def notices(self) -> list[str]:
+        """What a user should know beforehand."""
+        told = self.request.writer.told(self.samples)
+        words = f'the shape does not tell where the channels are; open it with channels="{told}"'
+        return [*filter(None, [self.word]), *([words] if told else [])]
+
+    def jobs(self, manifest: Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
+        """What became at once of some volumes, what is to be done of the others, and the samples
+        that are finished.
+
+        Raises:
+            DataError: the folder holds what another conversion or nobody has recorded, or what is
+                not as it was recorded.
+        """
+        self._check_sources(manifest)
+        writer = self.request.writer
+        if writer.per_file > 1:
+            check_places(manifest.folder, manifest.entries.values(), writer.suffix)
+            self._check_names(manifest)
+        outcomes = []
+        jobs = []
+        finished = []
+        for volume in range(len(self.source.names)):
+            first = volume * self.per_volume
+            todo = []
+            there = []
+            for number, name in enumerate(self.names[first : first + self.per_volume]):
+                if self._is_there(manifest, name):
+                    there.append((number, manifest.entries[name]))
+                else:
+                    todo.append((number, name))
+            finished += [entry for _, entry in there]
+            try:
+                now = recorded_stamps(self.source.files(volume), self.root)
+            except DataError as error:  # it has gone since the folder was scanned
+                outcomes.append(Outcome("failed", str(error)))
+                continue
+            # Of a source that names no files nobody knows whether it is what it was.
+            same = [bool(now) and entry["stamps"] == now for _, entry in there]
+            doubtful = [one for one, kept in zip(there, same, strict=True) if not kept]
+            if todo or doubtful:
+                jobs.append(self._job(volume, manifest.folder, tuple(todo), tuple(doubtful)))
+            else:
+                outcomes.append(Outcome("kept"))
+        return outcomes, jobs, finished
+
+    def _job(self, volume: int, out: Path, todo: Todo, doubtful: Doubtful) -> Job:
+        source = self.source
+        request = self.request
+        return Job(
+            name=source.names[volume],
+            volume=source.volume(volume),
+            root=self.root,
+            source=source.alone(volume),
+            request=request,
+            format=registry.named(request.format),
+            cut=self.cut,
+            chunk=self.chunk,
+            scratch=out / SCRATCH / str(volume),
+            todo=todo,
+            doubtful=doubtful,
+        )
+
+    def _is_there(self, manifest: Manifest, name: str) -> bool:
+        """Whether a sample is finished.
+
+        Raises:
+            DataError: something of its name is not it.
+        """
+        entry = manifest.entries.get(name)
+        if self.request.writer.per_file > 1:
+            return entry is not None and is_in_shard(manifest.folder, entry)
+        files = self.request.writer.files(name, self.request.compression)
+        for file in files:
+            path = manifest.folder / file
+            if not path.exists():
+                return False
+            if entry is None:
+                raise DataError(f"{path}: is of no conversion: take it away or {REMEDY}")
+            size = size_and_time(path)[0]
+            then = entry["files"].get(file)
+            if then is None:
+                raise DataError(
+                    f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{name!r} has no size of {file})"
+                )
+            if size != then:
+                raise DataError(
+                    f"{path}: has {size} bytes but had {then} when it was written: delete it and "
+                    "run it again"
+                )
+            then_sum = entry.get("sums", {}).get(file)  # earlier versions noted none
+            if then_sum is not None and file_checksum(path) != then_sum:
+                raise DataError(
+                    f"{path}: is damaged, its checksum is not that of when it was written: delete "
+                    "it and run it again"
+                )
+        return True
+
+    def _check_names(self, manifest: Manifest) -> None:
+        """A sample that is recorded by another name would be appended a second time."""
+        volumes = set(self.source.names)  # not those that are damaged since
+        names = set(self.names)
+        for name, entry in manifest.entries.items():
+            if name not in names and entry.get("source") in volumes:
+                raise DataError(
+                    f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion ({name!r} is "
+                    f"no sample of {entry['source']!r}): {REMEDY}"
+                )
+
+    def _check_sources(self, manifest: Manifest) -> None:
+        for entry in manifest.entries.values():
+            for file in entry["stamps"]:
+                if not os.path.exists(self.root / file):  # False of names that no system takes
+                    raise DataError(
+                        f"{manifest.folder / MANIFEST_FILE}: {entry['name']!r} was made of {file}, "
+                        f"which is not in {self.root}: {REMEDY}"
+                    )
+
+
+def check_fit(request: Request, source: Source) -> None:
+    """Nothing, if the format can hold the samples.
+
+    Raises:
+        DataError: it cannot; named are the format, what does not fit, and the formats that can.
+    """
+    misfit = request.writer.misfit(source)
+    if misfit:
+        writers = {one.name: one.writer for one in registry.formats() if one.writer is not None}
+        others = [name for name, writer in writers.items() if not writer.misfit(source)]
+        raise DataError(
+            f"{source.where(0)}: {request.format} cannot hold {misfit}; {', '.join(others)} can"
+        )
+
+
+def convert(
+    root: Path,
+    out: Path,
+    request: Request,
+    *,
+    channels: Channels | None = None,
+    source_format: str | None = None,
+    allowed: AccessPolicy = STRICT,
+    workers: int = 1,
+    begun: Callable[[int, Sequence[str]], None] = lambda count, notices: None,
+    done: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Convert each volume of the folder ``root``, as `hyperslab.open` takes it, into ``out``.
+
+    A volume that cannot be read is left out, and the others go on. Samples that are there already
+    are kept, if they are of the same source. ``allowed``: what files may do. ``begun`` is told how
+    many volumes there are and what a user should know; ``done`` of each outcome, when it is known.
+    A worker holds a few slabs of a volume; of a gzipped TFRecord, all of it.
+
+    Raises:
+        DataError: ``root`` cannot be read, or the format cannot hold what is in it; ``out`` is in
+            ``root``, is another conversion's or holds files that are not as they were written; it
+            cannot be written. What is finished stays.
+        LayoutError: the extents are no multiple of the sub-volumes' width, or less than the cut.
+        HyperslabError: a worker died, or an extra is not installed.
+    """
+    if workers < 1:
+        raise DataError(f"{workers} workers: need at least 1")
+    _check_apart(root, out)
+    bad: list[DataError] = []
+    source = source_of(root, Grid(), channels, source_format, bad.append, allowed=allowed)
+    plan = Plan(root, source, request)
+    with lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
+        begun(len(source.names) + len(bad), plan.notices())
+        outcomes = [Outcome("failed", str(error)) for error in bad]
+        for outcome in outcomes:
+            done(outcome)
+        with closing(_outcomes(plan, manifest, workers)) as others:
+            for outcome in others:
+                outcomes.append(outcome)
+                done(outcome)
+    return outcomes
+
+
+def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome, None, None]:
+    outcomes, jobs, finished = plan.jobs(manifest)
+    yield from outcomes
+    scratch = manifest.folder / SCRATCH
+    try:
+        with _writing(manifest.folder):
+            make_scratch(scratch)  # of a run that was killed nothing stays
+            names = plan.samples.parameters.names
+            plan.request.writer.begin(manifest.folder, names, finished)
+            shards = _shards(plan, manifest)
+        with closing(each(run, [(job,) for job in jobs], workers)) as results:
+            for result in results:
+                with _writing(manifest.folder):
+                    _finish(plan, manifest, result, shards)
+                if result.reason:
+                    yield Outcome("failed", result.reason)
+                else:
+                    yield Outcome("converted" if result.job.todo else "kept")
+    finally:
+        remove_scratch(scratch)
+
+
+def _shards(plan: Plan, manifest: Manifest) -> Shards | None:
+    """The files that samples share, in formats where they do."""
+    writer = plan.request.writer
+    if writer.per_file == 1:
+        return None
+    entries = manifest.entries.values()
+    return Shards(manifest.folder, entries, writer.per_file, writer.suffix)
+
+
+def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None) -> None:
+    """Note samples, then give their files their names; or put them into shared files first."""
+    made = {name for _, name in result.job.todo}
+    new = [entry for entry in result.entries if entry["name"] in made]
+    if shards is not None:
+        for entry in new:
+            (file,) = entry.pop("files")
+            entry["shard"] = list(shards.append(result.job.scratch / file))
+            entry["sums"] = {entry["shard"][0]: entry["sums"][file]}
+            entry["files"] = {}
+    manifest.add(result.entries)
+    plan.request.writer.finish(manifest.folder, new)
+    for entry in new:
+        for file in entry["files"]:
+            path = manifest.folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(result.job.scratch / file, path)
+    shutil.rmtree(result.job.scratch, ignore_errors=True)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Errors of the system name the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be written: {error.strerror}; finished files are kept, run it again "
+            "to go on"
+        ) from error
+
+
+def _check_apart(root: Path, out: Path) -> None:
+    """One in the other would be read as part of it, the next time."""
+    one = root.resolve()
+    other = out.resolve()
+    if one == other or one in other.parents or other in one.parents:
+        raise DataError(f"{root} and {out}: lie in each other; convert into a folder beside")

@@ -1,0 +1,284 @@
+"""Converts CT scans: from NIfTI to HDF5 on one lattice, or to NIfTI with one size of voxels.
+
+`convert_scans` writes each volume to one HDF5 file; a final name means a finished file. The keys
+are those of LBANN's LiTS files: ``volume`` (1, D, H, W) int16 [HU] and ``segmentation`` (1, D,
+H, W) uint8. The attributes say where each voxel was:
+
+- ``classes``: the names of the labels 0, 1, 2, ...
+- ``affine`` (4, 4): (d, h, w, 1) of this file to (x, y, z, 1) [mm], RAS+
+- ``spacing`` (3,): the size of a voxel along D, H, W [mm]
+- ``source``, ``source_shape`` (3,), ``source_affine`` (4, 4), ``source_orientation``: the NIfTI
+  file's name, shape and affine by its own indices i, j, k, and where these point ("LPS": left,
+  ...)
+- ``source_bytes``, ``label_bytes``: the sizes of the two NIfTI files [B]
+
+`respace_scans` makes a new data set with a `dataset.json`. What a network learns of sizes it
+learns in voxels, so scans of different spacings are brought to one [mm]. Files are plain NIfTI,
+of which each rank reads its box alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.atomic_files import write_bytes
+from hyperslab.errors import DataError
+from hyperslab.formats import optional
+from hyperslab.formats.arrays.writer import SUMMED_LIBVER, read_summed
+from hyperslab.formats.files import STRICT, AccessPolicy, lock_folder
+from hyperslab.formats.nifti import image, resample
+from hyperslab.formats.nifti.image import CtVolume
+from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, write_dataset_json
+from hyperslab.formats.nifti.source import listed_scans
+from hyperslab.formats.storage import default_chunk_side
+from hyperslab.formats.targets import LIVER
+from hyperslab.worker_pool import each
+
+LatticeShape = tuple[int, int, int]
+
+SOURCE_ATTRIBUTES = ("source", "source_bytes", "label_bytes")
+
+
+def as_hu(values: NDArray[np.float32]) -> NDArray[np.int16]:
+    """Rounded, and clipped to what int16 can say."""
+    limits = np.iinfo(np.int16)
+    return np.rint(values).clip(limits.min, limits.max).astype(np.int16)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where there is none.
+
+    Raises:
+        DataError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def write_scan_file(
+    path: Path, pair: Pair, scan: CtVolume, labels: NDArray[np.uint8], shape: LatticeShape
+) -> None:
+    """Write a volume and its labels on a lattice of ``shape`` (D, H, W), all of it or nothing.
+
+    ``scan`` and ``labels`` (D, H, W) are what ``pair`` holds.
+
+    Raises:
+        DataError: the folder cannot be written or the disk is full.
+    """
+    image = _file_image(scan, labels, shape, _source_attributes(pair))
+    try:
+        write_bytes(path, image, concurrent=True)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
+    """Nothing, if ``path`` is the volume of ``pair`` on a lattice of ``shape``.
+
+    Raises:
+        DataError: it is another one, or no readable volume at all.
+    """
+    remedy = "delete it or convert into another folder"
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            arrays = [file[key] for key in ("volume", "segmentation")]
+            shapes = {array.shape[1:] for array in arrays}
+            for array in arrays:
+                read_summed(array)
+            found = {key: file.attrs[key] for key in SOURCE_ATTRIBUTES}
+    except (OSError, KeyError) as error:
+        raise DataError(f"{path} is not a converted volume ({error}): {remedy}") from error
+    if shapes != {shape}:
+        raise DataError(f"{path} was made with size {shapes.pop()}, not {shape}: {remedy}")
+    for key, value in _source_attributes(pair).items():
+        if found[key] != value:
+            raise DataError(
+                f"{path} was made from another file ({key} is {found[key]}, now {value}): {remedy}"
+            )
+
+
+def _source_attributes(pair: Pair) -> dict[str, str | int]:
+    """By what a file is known again; a date would change when it is copied."""
+    sizes = (path.stat().st_size for path in (pair.image, pair.labels))
+    return dict(zip(SOURCE_ATTRIBUTES, (pair.image.name, *sizes), strict=True))
+
+
+def _file_image(
+    scan: CtVolume, labels: NDArray[np.uint8], shape: LatticeShape, source: dict[str, str | int]
+) -> bytes:
+    """The file's bytes, made in memory: what fails later is one plain write."""
+    affine = resample.resampled_affine(scan.affine, scan.values.shape, shape)
+    chunks = (1, *(default_chunk_side(extent) for extent in shape))
+    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
+        volume = as_hu(resample.blurred_linear(scan.values, shape))
+        file.create_dataset("volume", data=volume[None], chunks=chunks, fletcher32=True)
+        segmentation = resample.nearest(labels, shape)
+        file.create_dataset("segmentation", data=segmentation[None], chunks=chunks, fletcher32=True)
+        file.attrs.update(
+            classes=np.array(LIVER, "S"),
+            affine=affine,
+            spacing=resample.spacing(affine),
+            **source,
+            source_shape=scan.stored_shape,
+            source_affine=scan.stored_affine,
+            source_orientation=scan.orientation,
+        )
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    return image
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOutcome:
+    """What became of a pair; ``reason`` names the file and what is wrong with it."""
+
+    pair: Pair
+    state: Literal["converted", "kept", "skipped"]
+    reason: str = ""
+
+
+def convert_scans(
+    pairs: Sequence[Pair],
+    folder: Path,
+    *,
+    shape: LatticeShape,
+    workers: int = 1,
+    done: Callable[[ScanOutcome], None] = lambda outcome: None,
+) -> list[ScanOutcome]:
+    """Convert each pair to ``{name}.hdf5`` in ``folder``, on a lattice of ``shape`` (D, H, W).
+
+    A volume that is not what it should be is skipped and the others go on. Files that are there
+    already are kept. ``done`` is called for each pair, kept ones first, the others as they end. A
+    worker holds one volume at a time.
+
+    Raises:
+        DataError: if ``shape`` or ``workers`` is not positive, if a file in the folder is not the
+            volume that it would be (before anything is converted), if another conversion fills
+            the folder, or if it cannot be written.
+        HyperslabError: if the extra ``medical`` is not installed, or a worker process dies.
+    """
+    optional.nibabel()
+    if min(shape) < 1 or workers < 1:
+        raise DataError(f"size {shape}, {workers} workers: need at least 1")
+    make_folder(folder)
+    outcomes = []
+    with (
+        lock_folder(folder, "conversion"),
+        closing(_each(pairs, folder, shape, workers)) as results,
+    ):
+        for outcome in results:
+            outcomes.append(outcome)
+            done(outcome)
+    return outcomes
+
+
+def _each(
+    pairs: Sequence[Pair], folder: Path, shape: LatticeShape, workers: int
+) -> Generator[ScanOutcome, None, None]:
+    there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
+    for pair in there:
+        check_scan_file(_path(folder, pair), pair, shape)
+    yield from (ScanOutcome(pair, "kept") for pair in there)
+    todo = [pair for pair in pairs if pair not in there]
+    yield from each(_convert, [(pair, folder, shape) for pair in todo], workers)
+
+
+def _convert(pair: Pair, folder: Path, shape: LatticeShape) -> ScanOutcome:
+    if pair.problem:
+        return ScanOutcome(pair, "skipped", pair.problem)
+    try:
+        scan = image.read_volume(pair.image)
+        labels = image.read_labels(pair.labels, scan, len(LIVER))
+    except DataError as error:
+        return ScanOutcome(pair, "skipped", str(error))
+    write_scan_file(_path(folder, pair), pair, scan, labels, shape)
+    return ScanOutcome(pair, "converted")
+
+
+def _path(folder: Path, pair: Pair) -> Path:
+    return folder / f"{pair.name}.hdf5"
+
+
+VoxelSize = tuple[float, float, float]
+"""Its size along D, H and W [mm]."""
+
+
+def respace_scans(
+    path: Path,
+    folder: Path,
+    voxel: VoxelSize,
+    *,
+    allowed: AccessPolicy = STRICT,
+    done: Callable[[ScanOutcome], None] = lambda outcome: None,
+) -> list[ScanOutcome]:
+    """Bring the scans of ``path``, a folder or a list, to about ``voxel`` [mm], into ``folder``.
+
+    A scan keeps its extent, of which a whole number of voxels is made: `blurred_linear` of its
+    values, the nearest of its labels. ``imagesTr``, ``labelsTr`` and a ``dataset.json`` are filled;
+    scans that are there are kept. What is not what it should be is skipped, and the others go on.
+
+    Raises:
+        DataError: a size is not positive, the list is no good, or the folder cannot be written.
+        HyperslabError: the extra ``medical`` is not installed.
+    """
+    if not (np.isfinite(voxel).all() and min(voxel) > 0):
+        raise DataError(f"spacing {voxel}: needs three sizes [mm] above 0")
+    listed = listed_scans(path, allowed)
+    outcomes = []
+    good = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock_folder(folder, "conversion"):
+            for pair in listed.pairs:
+                outcome, made = _respaced(pair, folder, voxel, len(listed.classes))
+                outcomes.append(outcome)
+                good += [] if made is None else [made]
+                done(outcome)
+            names = (listed.classes, listed.channels)
+            if good:
+                write_dataset_json(folder / DATASET_JSON, good, *names, listed.splits)
+    except OSError as error:
+        raise DataError(f"cannot write into {folder}: {error.strerror}") from error
+    return outcomes
+
+
+def _respaced(
+    pair: Pair, folder: Path, voxel: VoxelSize, classes: int
+) -> tuple[ScanOutcome, Pair | None]:
+    made = Pair(
+        pair.name,
+        folder / "imagesTr" / f"{pair.name}.nii",
+        folder / "labelsTr" / f"{pair.name}.nii",
+    )
+    if pair.problem:
+        return ScanOutcome(pair, "skipped", pair.problem), None
+    if made.image.exists() and made.labels.exists():
+        return ScanOutcome(pair, "kept"), made
+    try:
+        scan = image.read_channels(pair.images)
+        labels = image.read_labels(pair.labels, replace(scan, values=scan.values[0]), classes)
+    except DataError as error:
+        return ScanOutcome(pair, "skipped", str(error)), None
+    old = scan.values.shape[1:]
+    sizes = zip(old, scan.spacing, voxel, strict=True)
+    new = tuple(max(1, round(float(n * size / wanted))) for n, size, wanted in sizes)
+    values = np.stack([resample.blurred_linear(channel, new) for channel in scan.values])
+    affine = resample.resampled_affine(scan.affine, old, new)[:, [2, 1, 0, 3]]
+    stored = as_hu(values) if scan.values.dtype == np.int16 else values
+    xyz = stored.transpose(3, 2, 1, 0)
+    for path in (made.image, made.labels):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    mask = resample.nearest(labels, new).transpose(2, 1, 0)
+    image.save_image(made.labels, mask, mask.dtype, affine, None)
+    image.save_image(made.image, xyz if len(stored) > 1 else xyz[..., 0], xyz.dtype, affine, None)
+    return ScanOutcome(pair, "converted"), made

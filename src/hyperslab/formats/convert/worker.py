@@ -1,0 +1,221 @@
+"""Converts one volume in a process of its own: writes its samples and has them read back.
+
+A `Request` says what is asked of a conversion, an `Outcome` what became of a volume.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hyperslab.errors import DataError
+from hyperslab.formats import registry, writer
+from hyperslab.formats.convert.journal import REMEDY
+from hyperslab.formats.convert.verify import verify_written
+from hyperslab.formats.files import file_checksum, recorded_stamps, size_and_time
+from hyperslab.formats.manifest import Entry
+from hyperslab.formats.registry import Format
+from hyperslab.formats.source import Source
+from hyperslab.formats.storage import ChunkSides
+from hyperslab.formats.views import Subvolumes, selected
+from hyperslab.formats.writer import SampleToWrite, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a volume; ``reason`` names the file and what is wrong with it."""
+
+    state: Literal["converted", "kept", "failed"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for.
+
+    ``cut``: into how many parts grids will cut depth, height and width; chunks are made for it.
+    ``width``: of the sub-volumes that are made of each volume. ``redshifts``, ``targets``: those
+    that go along; ``None`` takes all.
+
+    Raises:
+        DataError: something asked for does not exist.
+    """
+
+    format: str
+    cut: tuple[int, ...] | None = None
+    width: int | None = None
+    compression: str = "none"
+    redshifts: tuple[float, ...] | None = None
+    targets: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        known = [one.name for one in registry.formats() if one.writer is not None]
+        if self.format not in known:
+            raise DataError(f"format {self.format!r}: choose from {', '.join(known)}")
+        if self.compression not in self.writer.compressions:
+            has = ", ".join(self.writer.compressions)
+            raise DataError(f"compression of {self.format}: {has}, not {self.compression}")
+        if self.cut is not None and not self.writer.chunked:
+            raise DataError(f"{self.format} files have no chunks; leave out the cut")
+        if self.cut is not None and (len(self.cut) != 3 or min(self.cut) < 1):
+            raise DataError(f"cut {self.cut}: needs three numbers of parts, of at least 1")
+
+    def samples(self, volumes: Source) -> Source:
+        """What is to be written of volumes, as the format will give it back.
+
+        Raises:
+            DataError: a redshift or a parameter is not there.
+            LayoutError: the extents are no multiple of the sub-volumes' width.
+        """
+        source = selected(volumes, self.redshifts, self.targets)
+        if self.width is not None:
+            source = Subvolumes(source, self.width)
+        return self.writer.view(source)
+
+    @property
+    def writer(self) -> Writer:
+        """Of the format."""
+        writer = registry.named(self.format).writer
+        assert writer is not None, "it was looked up when the request was made"
+        return writer
+
+
+Todo = tuple[tuple[int, str], ...]
+Doubtful = tuple[tuple[int, Entry], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One volume of ``root``, a source of its own, and its samples.
+
+    Pickle can send all of it to another process, where the format may not be registered.
+
+    ``todo``: the number of each within the volume, and its name. ``doubtful``: those that are
+    finished, but of a file that does not look as it did. ``scratch``: a folder for this job alone.
+    """
+
+    name: str
+    volume: str
+    root: Path
+    source: Source
+    request: Request
+    format: Format
+    cut: ChunkSides
+    chunk: ChunkSides | None
+    scratch: Path
+    todo: Todo
+    doubtful: Doubtful
+
+    @property
+    def writer(self) -> Writer:
+        """Of the format."""
+        assert self.format.writer is not None
+        return self.format.writer
+
+    @property
+    def compression(self) -> str:
+        return self.request.compression
+
+    @property
+    def out(self) -> Path:
+        return self.scratch.parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What is to be recorded of a job, or why there is nothing."""
+
+    job: Job
+    entries: tuple[Entry, ...] = ()
+    reason: str = ""
+
+
+def run(job: Job) -> Done:
+    """Write and verify what is to be done of a volume; the files are left in ``scratch``.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
+    registry.adopt(job.format)
+    whole = job.source
+    try:
+        source = job.request.samples(whole)
+        before = recorded_stamps(whole.files(0), job.root)
+        entries = [_checked(source, number, entry) for number, entry in job.doubtful]
+        entries += _written(source, job)
+        if recorded_stamps(whole.files(0), job.root) != before:
+            raise DataError(f"{whole.where(0)}: has changed while it was read")
+        return Done(job, tuple(entry | {"stamps": before} for entry in entries))
+    except DataError as error:
+        shutil.rmtree(job.scratch, ignore_errors=True)
+        return Done(job, reason=str(error))
+    except OSError as error:
+        shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
+        raise DataError(
+            f"{job.out}: {job.name} cannot be written as {job.format.name}: "
+            f"{error.strerror or error}; finished files are kept, run it again to go on"
+        ) from error
+    finally:
+        whole.close()
+
+
+def _written(source: Source, job: Job) -> list[Entry]:
+    """Write samples and verify them."""
+    if not job.todo:
+        return []
+    samples = {}
+    job.scratch.mkdir()
+    for number, name in job.todo:
+        extras = source.extras(number)
+        sample = SampleToWrite(source, number, extras, job.chunk, job.compression)
+        for file in job.writer.files(name, job.compression):
+            (job.scratch / file).parent.mkdir(parents=True, exist_ok=True)
+        job.writer.write(job.scratch, name, sample)
+        samples[name] = sample
+    verify_written(job.scratch, job.writer, samples, job.cut)
+    return [_entry(job, name, sample) for name, sample in samples.items()]
+
+
+def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
+    files = job.writer.files(name, job.compression)
+    entry: Entry = {
+        "name": name,
+        "files": {file: size_and_time(job.scratch / file)[0] for file in files},
+        "sums": {file: file_checksum(job.scratch / file) for file in files},
+        "source": job.name,
+        "crc32c": str(sample.tally),
+    }
+    if job.volume != name:
+        entry["volume"] = job.volume
+    if sample.source.classes:
+        entry["labels_crc32c"] = str(sample.label_tally)
+    else:
+        entry["target"] = sample.target.tolist()
+    return entry
+
+
+def _checked(source: Source, number: int, entry: Entry) -> Entry:
+    """The entry, if what is read now is what was read then.
+
+    Raises:
+        DataError: it is not.
+    """
+    step = writer.slab_thickness(source.shape, source.dtype.itemsize)
+    tally = writer.Checksum()
+    label_tally = writer.Checksum()
+    writer.drain(writer.value_slabs(source, number, step, tally))
+    found: Entry = {"crc32c": str(tally)}
+    if source.classes:
+        writer.drain(writer.label_slabs(source, number, step, label_tally))
+        found["labels_crc32c"] = str(label_tally)
+    else:
+        found["target"] = source.target(number).tolist()
+    for key, value in found.items():
+        if entry[key] != value:
+            raise DataError(
+                f"{source.where(number)}: has changed since {entry['name']!r} was made of it "
+                f"({key} was {entry[key]}, now {value}): delete that or {REMEDY}"
+            )
+    return entry

@@ -1,0 +1,341 @@
+"""Lists the files of a data set and guards them: access, changes, damaged gzip, other processes.
+
+`list_files` and `walk_folder` find files, `sift` leaves out those that cannot be read. A
+`FileAccess` says how far they may refer to other files, a `Stamp` notices that one has changed
+since its folder was scanned, and `lock_folder` lets one process fill a folder at a time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import google_crc32c
+
+from hyperslab.atomic_files import try_lock
+from hyperslab.errors import DataError, reason
+from hyperslab.formats.checks import naming
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+Refuse = Callable[[DataError], None]
+"""Told of each file that is left out; where there is none, the first bad file is the error."""
+
+
+def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
+    """The files with one of these suffixes in a folder and below, sorted, hidden ones left out.
+
+    A ``.zarr`` counts as one, and nothing in it.
+
+    Raises:
+        DataError: the folder is missing or holds none, or a name is of no file.
+    """
+    check_folder(folder)
+    files = [file for file in walk_folder(folder) if file.endswith(tuple(suffixes))]
+    for file in files:
+        path = folder / file
+        if path.suffix != ".zarr" and not path.is_file():
+            raise DataError(f"{path}: {_kind_of_entry(path)}; mend it or take it away")
+    if not files:
+        raise DataError(f"{folder}: no file *{' or *'.join(suffixes)} in it or below")
+    return tuple(files)
+
+
+def check_folder(folder: Path) -> None:
+    """Nothing, if there is such a folder.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not folder.is_dir():
+        state = "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder}: {state}; give the folder that holds the data")
+
+
+def walk_folder(folder: Path) -> list[str]:
+    """Relative names of all that is in a folder and below, sorted; not what is hidden or in Zarr.
+
+    Names of folders are among them.
+    """
+    found: list[str] = []
+    for place, folders, files in os.walk(folder):
+        there = Path(place).relative_to(folder)
+        names = [name for name in (*folders, *files) if not name.startswith(".")]
+        found.extend((there / name).as_posix() for name in names)
+        folders[:] = [f for f in folders if not f.startswith(".") and not f.endswith(".zarr")]
+    return sorted(found)
+
+
+def sift(
+    items: Sequence[Item], read: Callable[[Item], Found], refuse: Refuse | None = None
+) -> list[tuple[Item, Found]]:
+    """The items that can be read, each with what was read of it; ``refuse`` is told of the others.
+
+    Raises:
+        DataError: of the first that cannot be read, if there is no ``refuse`` or none can be.
+    """
+    found = []
+    errors = []
+    for item in items:
+        try:
+            found.append((item, read(item)))
+        except DataError as error:
+            if refuse is None:
+                raise
+            refuse(error)
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
+
+
+def _kind_of_entry(path: Path) -> str:
+    """What is under the name of a file that is none."""
+    if path.is_dir():
+        return "is a folder, not an ordinary file"
+    return "is a link to nowhere" if path.is_symlink() else "is no file"
+
+
+ALLOW_OUTSIDE = (
+    "if you trust it, allow it: data.outside_files=true in a recipe, --outside-files, or "
+    "hyperslab.open(..., outside_files=True)"
+)
+
+ALLOW_MISSING = (
+    "if what is not there is meant to be so, allow it: data.missing_chunks=true in a recipe, "
+    "--missing-chunks, or hyperslab.open(..., missing_chunks=True)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """What files may do because the user says so.
+
+    ``outside_files``: take values from files outside of the folder. ``missing_chunks``: lack what
+    is not stored, which is then read as the fill value: many programs leave out chunks of zeros.
+    """
+
+    outside_files: bool = False
+    missing_chunks: bool = False
+
+
+STRICT = AccessPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class FileAccess:
+    """Files may name others that lie in ``folder``, the data path; or as it is ``allowed``.
+
+    What a file says is whoever's who wrote it, and could have any file that this user can read
+    taken for a volume. Links of the file system that lie in the folder itself are followed: they
+    are its owner's, and data sets are often put together of them.
+    """
+
+    folder: Path
+    allowed: AccessPolicy = STRICT
+
+    def check(self, path: Path, what: str, target: Path) -> None:
+        """Nothing, if the file ``path`` may refer to ``target``; ``what`` of it does.
+
+        Raises:
+            DataError: it may not, or there is no such file.
+        """
+        real = Path(os.path.realpath(target))
+        inside = real.is_relative_to(os.path.realpath(self.folder))
+        if not inside and not self.allowed.outside_files:
+            raise DataError(
+                f"{path}: {what} refers to {real}, which is not in the folder {self.folder}\n"
+                f"    {ALLOW_OUTSIDE}"
+            )
+        if not real.is_file():
+            raise DataError(
+                f"{path}: {what} refers to {target}, which is no file, and would be read as "
+                "zeros\n    put it back"
+            )
+
+
+SUMMED_AT_ONCE = 4 << 20
+"""[B]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file is written: its size [B] and the time of that [ns since 1970].
+
+    The number of the file (inode) would tell one more case, a file put in its place with equal size
+    and time, but nodes may number the files of a network's file system differently.
+    """
+
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp:
+        """The file's stamp now. Raises: OSError, there is none."""
+        found = os.stat(path)
+        return cls(found.st_size, found.st_mtime_ns)
+
+    def __str__(self) -> str:
+        second, rest = divmod(self.modified, 10**9)
+        when = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{self.size} bytes of {when}.{rest:09d} UTC"
+
+
+RecordedStamps = dict[str, list[int]]
+"""As JSON has them: of each file, relative to a folder, `size_and_time`."""
+
+
+def recorded_stamps(files: Sequence[Path], root: Path) -> RecordedStamps:
+    """What is recorded of files, relative to ``root``.
+
+    Raises:
+        DataError: one has gone.
+    """
+    found = {}
+    for path in files:
+        with naming(path, "a file"):
+            found[Path(os.path.relpath(path, root)).as_posix()] = size_and_time(path)
+    return found
+
+
+def size_and_time(path: Path) -> list[int]:
+    """The size [B] of a file and when it was written [ns]; of a folder all, and the last one.
+
+    Raises:
+        OSError: it has gone.
+    """
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    states = [file.stat() for file in files]
+    return [sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)]
+
+
+def file_checksum(path: Path, lo: int = 0, hi: int | None = None) -> str:
+    """The CRC32C of the bytes lo to hi of a file; of a folder, of all its files and their names.
+
+    Raises:
+        OSError: it has gone.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        words = [f"{file.relative_to(path).as_posix()} {file_checksum(file)}\n" for file in files]
+        return f"{google_crc32c.value(''.join(words).encode()):08x}"
+    found = 0
+    with path.open("rb") as file:
+        file.seek(lo)
+        left = (os.fstat(file.fileno()).st_size if hi is None else hi) - lo
+        while left > 0 and (piece := file.read(min(left, SUMMED_AT_ONCE))):
+            left = left - len(piece)
+            found = google_crc32c.extend(found, piece)
+    return f"{found:08x}"
+
+
+@contextmanager
+def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
+    """Refuse what is read within if the file is not the one that was scanned.
+
+    It is looked at afterwards, so that a change during the read counts too; and also where the read
+    fails, because a file that has changed explains that.
+
+    Raises:
+        DataError: it has changed or gone; names the file and the sample.
+    """
+    try:
+        yield
+    except Exception as error:
+        check_unchanged(path, sample, then, error)
+        raise
+    check_unchanged(path, sample, then)
+
+
+def check_unchanged(path: Path, sample: str, then: Stamp, cause: Exception | None = None) -> None:
+    """Compare the file with what it was.
+
+    Raises:
+        DataError: it has changed or gone.
+    """
+    try:
+        now = Stamp.of(path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: sample {sample!r} has gone since the folder was scanned "
+            f"({error.strerror})\n    put it back, or open the folder again"
+        ) from error
+    if now != then:
+        raise DataError(
+            f"{path}: sample {sample!r} has changed since the folder was scanned: {then} then, "
+            f"{now} now\n    open the folder again, and leave its files alone while they are in use"
+        ) from cause
+
+
+DEFLATE_RATIO = 1032
+"""What deflate makes smaller at most: 258 bytes in two bits [zlib.net/zlib_tech.html]."""
+
+COUNTS_RATIO = 100
+"""What counts of particles are packed by at most; masks, of mostly one class, by more."""
+
+FREE_OF_DOUBT = 64 << 20
+"""So little may be packed as well as it can be [B]."""
+
+GZIP_PIECE = 1 << 20
+
+
+def check_gzip_size(path: Path, size: int, most: int = DEFLATE_RATIO) -> None:
+    """Nothing, if a gzip file may well hold ``size`` bytes.
+
+    Raises:
+        DataError: it is too small for that.
+    """
+    packed = path.stat().st_size
+    if size > packed * DEFLATE_RATIO or (size > FREE_OF_DOUBT and size > packed * most):
+        raise DataError(
+            f"{path}: has {packed} bytes and says that it unpacks to {size}, which no volume does"
+            "\n    if it is one, unpack it with gunzip first"
+        )
+
+
+@contextmanager
+def open_gzip_to_end(path: Path) -> Iterator[gzip.GzipFile]:
+    """A gzip file of which everything is read, what is left over too: so its sum is compared.
+
+    Raises:
+        DataError: there is much more in it than was read.
+        OSError, EOFError, zlib.error: it is damaged or cut short.
+    """
+    with gzip.open(path) as file:
+        yield file
+        left = 0
+        while piece := file.read(GZIP_PIECE):
+            left = left + len(piece)
+            if left > FREE_OF_DOUBT:
+                raise DataError(f"{path}: unpacks to more than its header says; at least {left} B")
+
+
+@contextmanager
+def lock_folder(folder: Path, what: str) -> Iterator[None]:
+    """Keep others out of a folder meanwhile; the system lets go when the process ends.
+
+    The folder itself is locked: it holds volumes and nothing else.
+
+    Raises:
+        DataError: another process fills it, ``what`` says how; or it cannot be opened.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise DataError(f"cannot open the folder {folder}: {reason(error)}") from error
+    try:
+        if not try_lock(descriptor):
+            raise DataError(
+                f"{folder}: another {what} into it is under way\n"
+                "    wait for its end, or choose another folder"
+            )
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+"""Reads the manifest of a converted folder, which `hyperslab convert` keeps in it.
+
+``conversion.jsonl`` has one JSON object a line: first what was asked for, then one for each
+sample with its ``name``. Parts of one volume, which readers of any format have to keep in one
+split, say of which: ``volume``. A line that was not finished is no line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hyperslab.atomic_files import read_json_lines
+from hyperslab.errors import DataError
+
+MANIFEST_FILE = "conversion.jsonl"
+
+SHARD_NAME = re.compile(r"\d+\.[A-Za-z]\w*")
+"""Of a file that samples share, in the folder itself."""
+
+Entry = dict[str, Any]
+
+
+def read_manifest(folder: Path) -> tuple[Entry | None, list[Entry], int]:
+    """What was asked for, the samples, and the bytes [B] of whole lines.
+
+    Nothing where there is no manifest.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        lines, size = read_json_lines(path)
+        for number, entry in enumerate(lines, 1):
+            _check_line(number, entry, first=number == 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, [], 0
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: is no record of a conversion ({error})") from error
+    return (lines[0] if lines else None), lines[1:], size
+
+
+def _check_line(number: int, entry: Any, *, first: bool) -> None:
+    """Nothing, if a line has what is looked up in it, by the right type.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError(f"line {number} is no object")
+    if first:
+        return
+    if not isinstance(entry.get("name"), str):
+        raise ValueError(f"line {number} has no name")
+    for key, right in _KEYS.items():
+        if key in entry and not right(entry[key]):
+            raise ValueError(f"line {number}: {key!r} is {entry[key]!r:.100}")
+
+
+def _of_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(size, int) for size in value.values())
+
+
+def _of_stamps(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(stamp, list) and len(stamp) == 2 for stamp in value.values()
+    )
+
+
+def _is_shard(value: Any) -> bool:
+    """It is cut where the last sample ends, so its name may lead nowhere else."""
+    if not (isinstance(value, list) and len(value) == 3):
+        return False
+    file, *ends = value
+    named = isinstance(file, str) and SHARD_NAME.fullmatch(file) is not None
+    return named and all(isinstance(end, int) and end >= 0 for end in ends)
+
+
+_KEYS: dict[str, Callable[[Any], bool]] = {
+    "volume": lambda value: isinstance(value, str),
+    "source": lambda value: isinstance(value, str),
+    "crc32c": lambda value: isinstance(value, str),
+    "labels_crc32c": lambda value: isinstance(value, str),
+    "target": lambda value: isinstance(value, list),
+    "files": _of_numbers,
+    "sums": lambda value: isinstance(value, dict),
+    "stamps": _of_stamps,
+    "shard": _is_shard,
+}
+"""What is looked up in the line of a sample, where it has that."""
+
+
+def volumes_of(folder: Path) -> dict[str, str]:
+    """The volume of each sample that is recorded as a part of one.
+
+    Raises:
+        DataError: see `read_manifest`.
+    """
+    _, samples, _ = read_manifest(folder)
+    return {sample["name"]: sample["volume"] for sample in samples if "volume" in sample}

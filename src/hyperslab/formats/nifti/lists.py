@@ -1,0 +1,454 @@
+"""Lists the scans of a data set: by the names of files, by a dataset.json, or by a CSV file.
+
+By their names: LiTS has ``volume-N.nii`` and ``segmentation-N.nii``, in one folder or in
+several; a ``test-volume-N.nii`` has no labels. The Medical Segmentation Decathlon has
+``imagesTr/liver_N.nii.gz`` and the same name in ``labelsTr``; ``imagesTs`` has no labels. Either
+may end in .nii or .nii.gz.
+
+A CSV file has the columns image, label and, if wanted, split::
+
+    # classes: background, liver, tumour
+    image,label,split
+    a/ct.nii.gz,a/mask.nii.gz,train
+    b/ct.nii.gz,b/mask.nii.gz,test
+
+With columns ``image_T1, image_T2, ...`` in place of ``image`` each is a channel. Splits are
+train, validation and test.
+
+A `dataset.json` is the Decathlon's, with ``training`` (``image`` and ``label`` of each scan),
+``labels`` by number and ``modality``; MONAI's lists of this kind may have ``validation`` and
+``testing`` too, and several files for an image. nnU-Net's second version has ``channel_names``,
+``labels`` by name and ``file_ending``; its scans are ``imagesTr/{case}_{channel:04}`` and
+``labelsTr/{case}``, or are listed in ``dataset``. Paths are relative to the list.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hyperslab.atomic_files import write_json
+from hyperslab.errors import DataError, printable
+from hyperslab.formats.checks import ANY, naming
+from hyperslab.formats.files import FileAccess
+from hyperslab.formats.targets import LIVER, MOST_CLASSES
+
+PairKey = tuple[str, int]
+
+PAIR_NAME = re.compile(
+    r"(test-volume|volume|segmentation)-(\d+)\.nii(?:\.gz)?|liver_(\d+)\.nii(?:\.gz)?"
+)
+
+MSD_ROLES = {"imagesTr": "image", "labelsTr": "labels", "imagesTs": "test"}
+LITS_ROLES = {"volume": "image", "segmentation": "labels", "test-volume": "test"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One volume with its labels, or the ``problem`` why there is none.
+
+    ``test``: it was published without labels. ``channels``: the files of the channels after the
+    first, where each has its own.
+    """
+
+    name: str
+    image: Path
+    labels: Path
+    problem: str = ""
+    test: bool = False
+    channels: tuple[Path, ...] = ()
+
+    @property
+    def images(self) -> tuple[Path, ...]:
+        """The files of all channels."""
+        return self.image, *self.channels
+
+
+def find_pairs(folder: Path) -> list[Pair]:
+    """The pairs in a folder and its sub-folders, by number; hidden files are left out.
+
+    Raises:
+        DataError: the folder is missing or holds no file of these names.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is no folder; give the one that holds the NIfTI files")
+    found: dict[PairKey, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(folder.rglob("*.nii*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        role = None if hidden or path.is_dir() else _role(path)
+        if role is not None:
+            key, kind = role
+            found[key][kind].append(path)
+    if not found:
+        raise DataError(
+            f"{folder}: no volume-N.nii[.gz] or imagesTr/liver_N.nii[.gz] in it or below"
+        )
+    return [_pair(found[key]) for key in sorted(found)]
+
+
+def nifti_stem(path: Path) -> str:
+    """The name without .nii or .nii.gz."""
+    return path.name.removesuffix(".gz").removesuffix(".nii")
+
+
+def _role(path: Path) -> tuple[PairKey, str] | None:
+    match = PAIR_NAME.fullmatch(path.name)
+    if match is None:
+        return None
+    if match[1]:
+        role = LITS_ROLES[match[1]]
+        return ("LiTS test" if role == "test" else "LiTS", int(match[2])), role
+    role = MSD_ROLES.get(path.parent.name, "")
+    return (("MSD test" if role == "test" else "MSD", int(match[3])), role) if role else None
+
+
+def _pair(files: dict[str, list[Path]]) -> Pair:
+    images = files["image"] + files["test"]
+    labels = files["labels"]
+    one = (images or labels)[0]
+    for paths in (images, labels):
+        if len(paths) > 1:
+            names = " and ".join(map(str, paths))
+            return Pair(nifti_stem(one), one, one, f"there are {names}; keep one of them")
+    if files["test"]:
+        return Pair(
+            nifti_stem(one), one, one, f"{one}: a test volume, published without labels", True
+        )
+    if not images:
+        return Pair(nifti_stem(one), one, one, f"{one}: labels without a volume")
+    if not labels:
+        return Pair(nifti_stem(one), one, one, f"{one}: has no labels")
+    return Pair(nifti_stem(one), one, labels[0])
+
+
+NIFTI_ENDINGS = (".nii", ".nii.gz")
+
+LARGEST_LIST = 256 * 1024 * 1024
+"""Of a list [B]: millions of scans."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanList:
+    """Scans with their labels, and what is said of all of them.
+
+    ``classes``: the names of the labels 0, 1, 2, ... ``channels``: what the channels are, none
+    where nobody says so. ``splits``: by a pair's name, where the list deals them out.
+    """
+
+    pairs: tuple[Pair, ...]
+    classes: tuple[str, ...] = LIVER
+    channels: tuple[str, ...] = ()
+    splits: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def named_scans(folder: Path) -> ScanList:
+    """Those of a folder without a list, by LiTS's and the Decathlon's names; raises as `find`."""
+    return ScanList(tuple(find_pairs(folder)))
+
+
+def scan_of(
+    where: Path,
+    images: Sequence[str],
+    labels: str,
+    reach: FileAccess,
+    what: str,
+) -> Pair:
+    """The scan of an entry ``what`` of the list ``where``; paths are relative to the list.
+
+    Raises:
+        DataError: a path leaves the folder of the list, or is no NIfTI file that is there.
+    """
+    paths = [where.parent / path for path in (*images, labels)]
+    for path in paths:
+        if not path.name.endswith(NIFTI_ENDINGS):
+            raise DataError(
+                f"{where}: {what} refers to {path}, which is no NIfTI file: its name ends in "
+                f"neither {' nor '.join(NIFTI_ENDINGS)}"
+            )
+        if not path.exists():
+            raise DataError(f"{where}: {what} refers to {path}, which is not there")
+        reach.check(where, what, path)
+    first, *others, segmentation = paths
+    return Pair(nifti_stem(first), first, segmentation, channels=tuple(others))
+
+
+def distinct_names(where: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """The pairs by names that differ: where those of files are alike, with their folders.
+
+    Raises:
+        DataError: a file is listed twice.
+    """
+    count = Counter(pair.name for pair in pairs)
+    renamed = []
+    for pair in pairs:
+        name = pair.name
+        if count[name] > 1 and pair.image.is_relative_to(where.parent):
+            name = (pair.image.relative_to(where.parent).parent / name).as_posix()
+        renamed.append(replace(pair, name=name))
+    again = Counter(pair.name for pair in renamed).most_common(1)
+    if again and again[0][1] > 1:
+        raise DataError(f"{where}: lists {again[0][0]} {again[0][1]} times")
+    return tuple(renamed)
+
+
+def check_class_names(where: Path, classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of the classes, the background's first.
+
+    Raises:
+        DataError: they are not 2 to 256 different names.
+    """
+    if not 2 <= len(classes) <= MOST_CLASSES or len({*classes, ""}) != len(classes) + 1:
+        raise DataError(
+            f"{where}: the names of the classes are {', '.join(classes) or 'missing'}; needs 2 to "
+            f"{MOST_CLASSES} different ones, the background's first"
+        )
+    return tuple(classes)
+
+
+CLASSES_COMMENT = "classes:"
+
+SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
+    ("validation", "val", "valid"), "validation"
+)
+
+
+def read_csv_list(path: Path, reach: FileAccess) -> ScanList:
+    """The scans that the file lists.
+
+    Raises:
+        DataError: it does not name the classes, has no columns image and label, a row lacks one of
+            them or has another split, a path leaves the folder, or a file is not there.
+    """
+    with naming(path, "a list of scans (CSV)", ANY):
+        if path.stat().st_size > LARGEST_LIST:
+            raise DataError(f"{path}: is larger than {LARGEST_LIST} bytes, and no list of scans")
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    notes = [line.lstrip("# ").strip() for line in lines if line.startswith("#")]
+    with naming(path, "a list of scans (CSV)", ANY):
+        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    columns = [key for key in (rows[0] if rows else {}) if key is not None]
+    images = [key for key in columns if key == "image" or key.startswith("image_")]
+    if not images or "label" not in columns:
+        raise DataError(
+            f"{path}: has the columns {', '.join(columns) or '(none)'}; needs image (or one for "
+            "each channel: image_T1, image_T2) and label, and may have split"
+        )
+    pairs = []
+    parts = []
+    for number, row in enumerate(rows, 1):
+        what = f"row {number}"
+        values = [(row.get(key) or "").strip() for key in (*images, "label")]
+        if not all(values) or None in row:
+            raise DataError(f"{path}: {what} has {row}; needs a value in each column")
+        with naming(path, "a list of scans (CSV)", ANY):  # names of any length
+            pairs.append(scan_of(path, values[:-1], values[-1], reach, what))
+        parts.append(_split_in_csv(path, what, row))
+    named = distinct_names(path, pairs)
+    channels = tuple(printable(key.removeprefix("image_")) for key in images) if images[1:] else ()
+    splits = {pair.name: part for pair, part in zip(named, parts, strict=True) if part}
+    if splits and len(splits) < len(named):
+        words = f"{len(splits)} of {len(named)} rows have a split"
+        raise DataError(f"{path}: {words}; give all of them one, or none")
+    return ScanList(named, _classes_in_csv(path, notes), channels, splits)
+
+
+def _split_in_csv(path: Path, what: str, row: dict[str, str]) -> str:
+    word = (row.get("split") or "").strip().lower()
+    if word and word not in SPLIT_WORDS:
+        raise DataError(f"{path}: {what} has the split {word!r}; use train, validation or test")
+    return SPLIT_WORDS.get(word, "")
+
+
+def _classes_in_csv(path: Path, notes: list[str]) -> tuple[str, ...]:
+    for note in notes:
+        if note.lower().startswith(CLASSES_COMMENT):
+            names = [printable(name.strip()) for name in note[len(CLASSES_COMMENT) :].split(",")]
+            return check_class_names(path, names)
+    raise DataError(
+        f"{path}: does not name the classes; put them first, as in: "
+        "# classes: background, liver, tumour"
+    )
+
+
+DATASET_JSON = "dataset.json"
+
+SPLIT_KEYS = {"training": "train", "validation": "validation", "testing": "test"}
+"""Of lists that deal out their scans, the split of each key; the Decathlon has the first alone."""
+
+JsonContent = Mapping[str, Any]
+
+
+def read_dataset_json(path: Path, reach: FileAccess) -> ScanList:
+    """The scans with labels that the file lists.
+
+    Raises:
+        DataError: it is no JSON of one of the two kinds, its labels are not 0, 1, 2, ..., a path
+            leaves the folder, or a file is not there; all errors name the list.
+    """
+    with naming(path, "a list of scans (JSON)", ANY):
+        if path.stat().st_size > LARGEST_LIST:
+            raise DataError(f"{path}: is larger than {LARGEST_LIST} bytes, and no list of scans")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds a {type(content).__name__}, not a JSON object")
+    with naming(path, "a list of scans", ANY):
+        classes = _classes_in_json(path, content)
+        channels = _channels(path, content)
+    splits: dict[str, str] = {}
+    with naming(path, "a list of scans", ANY):
+        if "training" in content:
+            pairs, splits = _scans_of_decathlon(path, content, channels, reach)
+        elif "channel_names" in content or "file_ending" in content:
+            pairs = _scans_of_nnunet(path, content, channels, reach)
+        else:
+            raise DataError(
+                f"{path}: has neither training (Medical Segmentation Decathlon) nor channel_names "
+                "and file_ending (nnU-Net)"
+            )
+    if not pairs:
+        raise DataError(f"{path}: lists no scan with labels")
+    return ScanList(pairs, classes, channels, splits)
+
+
+def write_dataset_json(
+    path: Path,
+    pairs: Sequence[Pair],
+    classes: Sequence[str],
+    channels: Sequence[str] = (),
+    splits: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """List the pairs as the Decathlon does, those to validate and test on as MONAI does.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    keys = {split: key for key, split in SPLIT_KEYS.items()}
+    parts: dict[str, list[dict[str, str]]] = {"training": []}
+    for pair in pairs:
+        key = keys[splits.get(pair.name, "train")]
+        entry = {"image": _below(path, pair.image), "label": _below(path, pair.labels)}
+        parts.setdefault(key, []).append(entry)
+    content = {
+        "name": path.parent.name,
+        "tensorImageSize": "4D" if len(channels) > 1 else "3D",
+        "modality": {str(number): name for number, name in enumerate(channels or ("image",))},
+        "labels": {str(number): name for number, name in enumerate(classes)},
+        "numTraining": len(parts["training"]),
+        "numTest": 0,
+        **parts,
+        "test": [],
+    }
+    try:
+        write_json(path, content)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _below(path: Path, file: Path) -> str:
+    return f"./{file.relative_to(path.parent).as_posix()}"
+
+
+def _classes_in_json(path: Path, content: JsonContent) -> tuple[str, ...]:
+    """The names of 0, 1, 2, ...: from ``{"0": name}`` or ``{name: 0}``."""
+    labels = content.get("labels")
+    if not isinstance(labels, dict) or not labels:
+        raise DataError(f"{path}: has no labels, such as {{'0': 'background', '1': 'liver'}}")
+    by_number: dict[int, str] = {}
+    for key, value in labels.items():
+        number, name = (key, value) if str(key).isdecimal() else (value, key)
+        if isinstance(number, list) or name == "ignore":
+            raise DataError(
+                f"{path}: label {printable(str(name))!r} is {number}: regions of several labels "
+                "and voxels to be ignored are not supported; give every voxel one class"
+            )
+        by_number[int(number)] = printable(str(name))
+    if sorted(by_number) != list(range(len(labels))):
+        raise DataError(
+            f"{path}: its labels are the numbers {sorted(by_number)}; needs 0 to "
+            f"{len(labels) - 1}, each once: renumber them in the files of labels"
+        )
+    return check_class_names(path, [by_number[number] for number in sorted(by_number)])
+
+
+def _channels(path: Path, content: JsonContent) -> tuple[str, ...]:
+    found = content.get("channel_names", content.get("modality"))
+    if isinstance(found, str):  # some lists of one modality
+        return (printable(found),)
+    if not isinstance(found, dict):
+        if found is None:
+            return ()
+        raise DataError(f"{path}: its channels are {found!r}; needs names by number")
+    numbers = sorted(int(key) for key in found)
+    if numbers != list(range(len(numbers))):
+        raise DataError(f"{path}: its channels are the numbers {numbers}; needs 0, 1, 2, ...")
+    return tuple(printable(str(found[str(number)])) for number in numbers)
+
+
+def _scans_of_decathlon(
+    path: Path, content: JsonContent, channels: tuple[str, ...], reach: FileAccess
+) -> tuple[tuple[Pair, ...], dict[str, str]]:
+    """The Decathlon's; with ``validation`` or ``testing`` also the split of each."""
+    pairs: list[Pair] = []
+    parts: list[str] = []
+    for key, split in SPLIT_KEYS.items():
+        for number, entry in enumerate(content.get(key, [])):
+            what = f"{key}[{number}]"
+            if split == "test" and not (isinstance(entry, dict) and "label" in entry):
+                continue  # published without labels
+            if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
+                raise DataError(f"{path}: {what} is {entry!r}; needs image and label")
+            images = entry["image"] if isinstance(entry["image"], list) else [entry["image"]]
+            if len(images) == 1:
+                images = _suffixed(path.parent, str(images[0]), len(channels))
+            pairs.append(scan_of(path, list(map(str, images)), str(entry["label"]), reach, what))
+            parts.append(split)
+    named = distinct_names(path, pairs)
+    if set(parts) == {"train"}:
+        return named, {}
+    return named, {pair.name: part for pair, part in zip(named, parts, strict=True)}
+
+
+def _suffixed(folder: Path, image: str, channels: int) -> list[str]:
+    """The files of an image: nnU-Net's first version lists them without their channels."""
+    if (folder / image).exists():
+        return [image]
+    ending = next((e for e in NIFTI_ENDINGS[::-1] if image.endswith(e)), "")
+    base = image.removesuffix(ending)
+    found = [f"{base}_{channel:04}{ending}" for channel in range(max(1, channels))]
+    return found if (folder / found[0]).exists() else [image]
+
+
+def _scans_of_nnunet(
+    path: Path, content: JsonContent, channels: tuple[str, ...], reach: FileAccess
+) -> tuple[Pair, ...]:
+    """nnU-Net's, listed or by the names in its folders."""
+    if isinstance(listed := content.get("dataset"), dict):
+        pairs = []
+        for case, entry in listed.items():
+            what = f"dataset[{case!r}]"
+            if not isinstance(entry, dict) or not {"images", "label"} <= entry.keys():
+                raise DataError(f"{path}: {what} is {entry!r}; needs images and label")
+            pairs.append(scan_of(path, list(entry["images"]), str(entry["label"]), reach, what))
+        return distinct_names(path, pairs)
+    ending = str(content.get("file_ending", ".nii.gz"))
+    if ending not in NIFTI_ENDINGS:
+        raise DataError(
+            f"{path}: its file_ending is {ending!r}; {' and '.join(NIFTI_ENDINGS)} are read"
+        )
+    folder = path.parent / "labelsTr"
+    labels = sorted(p for p in folder.glob(f"*{ending}") if not p.name.startswith("."))
+    count = max(1, len(channels))
+    pairs = []
+    for file in labels:
+        case = nifti_stem(file)
+        images = [f"imagesTr/{case}_{channel:04}{ending}" for channel in range(count)]
+        pair = scan_of(path, images, f"labelsTr/{file.name}", reach, f"the case {case!r}")
+        pairs.append(Pair(case, pair.image, pair.labels, channels=pair.channels))
+    return tuple(pairs)

@@ -1,1 +1,0 @@
-"""numpy's .npy files, one a sample, with a table of targets."""

@@ -1,1 +1,0 @@
-"""What several formats share: finding, checking, naming and laying out files."""

@@ -1,0 +1,213 @@
+"""Describes targets: numbers with their names and physical units, or a class for every voxel.
+
+`Parameters` leads from the range [-1, 1] that a network is shown back to physical units.
+
+Files with classes have the keys of LBANN's LiTS files: ``volume`` is (C, D, H, W);
+``segmentation`` has the same voxels and 1 or C channels, which are then equal, of any type that
+holds whole numbers. The names of the classes are the attribute ``classes`` of the file; where it
+is missing they are LiTS's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import DataError, printable
+
+Floats = NDArray[np.float64]
+
+COSMOFLOW_NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")
+"""In the order of ``unitPar`` in the public files."""
+
+
+def numbered_names(count: int) -> tuple[str, ...]:
+    """The names of parameters that have none: ``y0``, ``y1``, ..."""
+    return tuple(f"y{i}" for i in range(count))
+
+
+def universe_names(count: int) -> tuple[str, ...]:
+    """The documented names, where the parameters are as many."""
+    return COSMOFLOW_NAMES if count == len(COSMOFLOW_NAMES) else numbered_names(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """P targets; ``physical = centre + scale * unit``, where unit is what the network is shown.
+
+    ``misfit`` is the largest deviation of the files' physical values from that line, as a share
+    of the values' range: 0 where the line is exact.
+    """
+
+    names: tuple[str, ...]
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    misfit: float = 0.0
+
+    @classmethod
+    def normalised(cls, names: Sequence[str]) -> Parameters:
+        """No physical values are known: they are taken to be the targets themselves."""
+        return cls(tuple(names), (0.0,) * len(names), (1.0,) * len(names))
+
+    @classmethod
+    def within(
+        cls, ranges: Mapping[str, tuple[float, float]], unit: Floats, physical: Floats
+    ) -> Parameters:
+        """Drawn within ``ranges``, by name; both (N, P) are there to see how exact that is."""
+        lo, hi = np.array(list(ranges.values())).T
+        centre = (lo + hi) / 2
+        scale = (hi - lo) / 2
+        size = np.maximum(np.maximum(np.abs(lo), np.abs(hi)), np.finfo(float).tiny)
+        off = float((np.abs(physical - centre - scale * unit) / size).max())
+        return cls(tuple(ranges), tuple(centre.tolist()), tuple(scale.tolist()), off)
+
+    @classmethod
+    def fit(cls, names: Sequence[str], unit: Floats, physical: Floats) -> Parameters:
+        """The line through (unit, physical), both (N, P), of a catalogue, parameter by parameter.
+
+        The range of a production run is not published, so it is found and never assumed. A
+        parameter that does not vary is given its constant value: scale 0.
+        """
+        lines = [_fit_line(u, p) for u, p in zip(unit.T, physical.T, strict=True)]
+        centre, scale, misfit = zip(*lines, strict=True)
+        return cls(tuple(names), centre, scale, max(misfit))
+
+    def only(self, indices: Sequence[int]) -> Parameters:
+        """Some of them, in this order."""
+        return Parameters(
+            tuple(self.names[i] for i in indices),
+            tuple(self.centre[i] for i in indices),
+            tuple(self.scale[i] for i in indices),
+            self.misfit,
+        )
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """By name, the physical values at unit = -1 and +1."""
+        return {
+            name: (centre - scale, centre + scale)
+            for name, centre, scale in zip(self.names, self.centre, self.scale, strict=True)
+        }
+
+    def physical(self, unit: NDArray[np.floating]) -> Floats:
+        """Normalised values (..., P) in each parameter's own unit.
+
+        >>> Parameters(("a", "b"), (0.3, 70.0), (0.03, 7.0)).physical(np.array([-1.0, 0.5]))
+        array([ 0.27, 73.5 ])
+        """
+        return np.asarray(self.centre) + np.asarray(self.scale) * unit
+
+
+def range_words(ranges: Mapping[str, tuple[float, float]]) -> str:
+    """Ranges in one line.
+
+    >>> range_words({"Omega_m": (0.25, 0.35), "H_0": (70.0, 70.0)})
+    'Omega_m=0.25..0.35,H_0=70..70'
+    """
+    return ",".join(f"{name}={lo:.12g}..{hi:.12g}" for name, (lo, hi) in ranges.items())
+
+
+def ranges_in(words: str) -> dict[str, tuple[float, float]]:
+    """What `range_words` has written; nothing, if it was not that.
+
+    >>> ranges_in("Omega_m=0.25..0.35,H_0=70..70")
+    {'Omega_m': (0.25, 0.35), 'H_0': (70.0, 70.0)}
+    >>> ranges_in("large")
+    {}
+    """
+    found = {}
+    for word in words.split(","):
+        name, _, bounds = word.partition("=")
+        try:
+            lo, hi = (float(bound) for bound in bounds.split(".."))
+        except ValueError:
+            return {}
+        if not (math.isfinite(lo) and math.isfinite(hi)) or lo > hi:
+            return {}
+        found[name] = (lo, hi)
+    return found
+
+
+def _fit_line(unit: Floats, physical: Floats) -> tuple[float, float, float]:
+    """Least squares: centre, scale, largest relative deviation."""
+    u = unit - unit.mean()
+    p = physical - physical.mean()
+    scale = float(u @ p / (u @ u)) if np.ptp(unit) > 0 else 0.0
+    off = float(np.abs(p - scale * u).max())
+    spread = float(np.ptp(physical))
+    return float(physical.mean() - scale * unit.mean()), scale, off / spread if spread else 0.0
+
+
+SCAN_KEYS = ("volume", "segmentation")
+LIVER = ("background", "liver", "tumour")
+MOST_CLASSES = 256
+"""Classes that uint8 can tell apart."""
+
+
+def check_segmentation(where: str, volume: Any, labels: Any) -> None:
+    """Refuse data sets that do not belong together.
+
+    Raises:
+        DataError: the labels' shape does not fit the volume's, or they are no numbers.
+    """
+    fits = labels.ndim == 4 and labels.shape[0] in (1, volume.shape[0])
+    if not fits or labels.shape[1:] != volume.shape[1:]:
+        raise DataError(
+            f"{where}: 'segmentation' has shape {labels.shape} but 'volume' has {volume.shape}"
+        )
+    if labels.dtype.kind not in "iuf":
+        raise DataError(f"{where}: 'segmentation' is {labels.dtype}; needs numbers")
+
+
+def classes_of(where: str, file: Any) -> tuple[str, ...]:
+    """The names of the classes, background first.
+
+    Raises:
+        DataError: the attribute holds something else than 2 to 256 different names.
+    """
+    if "classes" not in file.attrs:
+        return LIVER
+    raw = np.atleast_1d(file.attrs["classes"]).tolist()
+    text = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw]
+    names = tuple(map(printable, text))
+    if not 2 <= len(names) <= MOST_CLASSES or len({*names, ""}) != len(names) + 1:
+        raise DataError(
+            f"{where}: the attribute 'classes' is {raw}; needs 2 to {MOST_CLASSES} names"
+        )
+    return names
+
+
+def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
+    """The labels (1 or C, d, h, w) of a file as classes (d, h, w).
+
+    Raises:
+        DataError: the channels differ, or a label is no whole number of 0 to 255.
+    """
+    labels = stored[0]
+    with np.errstate(invalid="ignore"):
+        whole = labels.astype(np.uint8)
+    if (whole != labels).any():
+        raise DataError(f"{where}: 'segmentation' holds labels that are no classes")
+    if (stored[1:] != labels).any():
+        raise DataError(f"{where}: the channels of 'segmentation' are not equal")
+    return whole
+
+
+def check_classes(labels: NDArray[Any], classes: tuple[str, ...], where: str) -> None:
+    """Refuse labels without a class before they reach a loss.
+
+    Raises:
+        DataError: there is one, or the labels are not uint8.
+    """
+    if labels.dtype != np.uint8:
+        raise DataError(f"{where}: labels are {labels.dtype}, not uint8")
+    if labels.size and labels.max() >= len(classes):
+        raise DataError(
+            f"{where} holds label {labels.max()} but there are {len(classes)} classes: "
+            f"{', '.join(classes)}"
+        )

@@ -1,0 +1,237 @@
+"""Reads a folder of MLPerf's CosmoFlow TFRecords as a `Source`, without TensorFlow.
+
+A file holds one `tf.train.Example` with ``x``, the bytes of little-endian int16 (D, H, W, C),
+and ``y``, P numbers. It is gzip or plain, by its first bytes and not by its name. Of a plain
+file the pieces of a box are read; its framing is checked, and the sum over the record where the
+box is all of the volume. Gzip has no random access: each rank unpacks the whole sample, once,
+and checks its sum.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
+from hyperslab.errors import DataError
+from hyperslab.formats.checks import naming
+from hyperslab.formats.files import Refuse, Stamp, list_files, sift, unchanged
+from hyperslab.formats.source import Array, ScanOptions, Source
+from hyperslab.formats.storage import Storage
+from hyperslab.formats.storage_order import DHWC
+from hyperslab.formats.targets import Parameters, universe_names
+from hyperslab.formats.tfrecord import records
+from hyperslab.formats.tfrecord.sc18 import DATA_KEY, Sc18Folder
+from hyperslab.geometry import Box
+
+CHANNEL_REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
+"""Of MLPerf's universes, in the order of their channels: those of the public files."""
+
+CHANNELS = len(CHANNEL_REDSHIFTS)
+
+KEPT = 2
+"""Unpacked samples in memory: neighbours in a mini-batch are not asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """N files, each of one record with ``x`` of the shape ``stored``."""
+
+    folder: Path
+    files: tuple[str, ...]
+    stored: tuple[int, ...]  # (D, H, W, C)
+    targets: int
+    stamps: Mapping[str, Stamp]  # by file
+
+
+class TfRecordFolder(Source):
+    """Files of one example each. A target is read with its volume, and then remembered."""
+
+    suffixes = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+    summed_whole = True
+
+    def __init__(self, catalog: Records) -> None:
+        self.catalog = catalog
+        self.names = [_stem(file) for file in catalog.files]
+        self.order = DHWC
+        self.shape = DHWC.volume_shape(catalog.stored)
+        self.dtype = np.dtype("<i2")
+        self.parameters = Parameters.normalised(universe_names(catalog.targets))
+        if self.shape[0] == CHANNELS:
+            self.redshifts = CHANNEL_REDSHIFTS
+        self._targets: dict[int, Array] = {}
+        self._kept: OrderedDict[int, records.Example] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process unpacks for itself."""
+        return TfRecordFolder, (self.catalog,)
+
+    @classmethod
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        shape: tuple[int, ...] | None = None,
+        refuse: Refuse | None = None,
+    ) -> TfRecordFolder:
+        """The folder as the main rank sees it. All ranks call this.
+
+        ``shape`` is the (D, H, W, C) of ``x``, which the files do not tell; without it they are
+        MLPerf's cubes of four channels. The first file is read whole, of the others the framing.
+        With ``refuse`` files that are not what they should be are left out.
+
+        Raises:
+            DataError: the folder is missing or holds no such file; a file is truncated, no
+                TFRecord, of several records, or of another length than the first; the first has
+                no ``x`` or ``y``, or ``x`` is not of the shape.
+        """
+        return cls(from_main(lambda: _scan(Path(path), shape, refuse)))
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]
+        """A folder of MLPerf's, or of SC18's where the first file that can be read is such."""
+        if _is_sc18(folder):
+            return Sc18Folder.open_folder(folder, options)
+        return cls(_scan(folder, None, options.refuse))
+
+    def where(self, sample: int) -> str:
+        return str(self.catalog.folder / self.catalog.files[sample])
+
+    def read(self, sample: int, box: Box) -> Array:
+        """Read one box.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        stored = DHWC.to_file(box)
+        with self._example(sample) as example:
+            # Of less than all of it the sum cannot tell anything.
+            whole = stored == Box.whole(self.catalog.stored)
+            example = example.checked() if whole else example
+            values = example.box("x", self.catalog.stored, stored)
+        return DHWC.to_volume(values)
+
+    def target(self, sample: int) -> Array:
+        """The targets; errors as `read`."""
+        if sample not in self._targets:
+            with self._example(sample):
+                pass
+        return self._targets[sample]
+
+    def storage(self, sample: int) -> Storage:
+        path = Path(self.where(sample))
+        stored = self.catalog.stored
+        with naming(path, "TFRecord"):
+            packed = records.is_gzip(path)
+            size = path.stat().st_size
+        plain = Storage(DHWC, stored, 2, math.prod(stored) * 2, bridged=True)
+        if not packed:
+            return plain
+        return replace(plain, size=size, compression="gzip", packed=True, whole=True)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        return (self.catalog.folder / self.catalog.files[sample],)
+
+    def alone(self, sample: int) -> TfRecordFolder:
+        files = self.catalog.files[sample : sample + 1]
+        return TfRecordFolder(replace(self.catalog, files=files))
+
+    def close(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+    @contextmanager
+    def _example(self, sample: int) -> Iterator[records.Example]:
+        """The example: kept if it was unpacked, else in its open file."""
+        path = Path(self.where(sample))
+        stamp = self.catalog.stamps[self.catalog.files[sample]]
+        with self._lock, unchanged(path, self.names[sample], stamp), naming(path, "TFRecord"):
+            if sample in self._kept:
+                self._kept.move_to_end(sample)
+                yield self._kept[sample]
+                return
+            with records.opened_example(path) as example:
+                self._remember(sample, example)
+                yield example
+
+    def _remember(self, sample: int, example: records.Example) -> None:
+        if sample not in self._targets:
+            self._targets[sample] = _target(example, self.catalog.targets)
+        if example.unpacked:
+            self._kept[sample] = example
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+
+def _is_sc18(folder: Path) -> bool:
+    """Whether the first record that is whole names its volume so."""
+    for file in list_files(folder, TfRecordFolder.suffixes):
+        path = folder / file
+        try:
+            if not records.is_gzip(path):
+                with records.opened_examples(path) as examples:
+                    return DATA_KEY in next(examples).features
+        except (OSError, EOFError, ValueError, DataError):
+            continue  # the scan will say what is wrong with it
+    return False
+
+
+def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Records:
+    files = list_files(folder, TfRecordFolder.suffixes)
+    if len({_stem(file) for file in files}) < len(files):
+        raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
+    about: list[tuple[str, int, tuple[int, ...], int]] = []  # of the first, which is read whole
+    stamps: dict[str, Stamp] = {}
+
+    def length(file: str) -> None:
+        path = folder / file
+        with naming(path, "TFRecord"):
+            stamps[file] = Stamp.of(path)  # a change from now on is noticed
+            found = records.record_length(path)
+            if not about:
+                with records.opened_example(path) as example:
+                    stored = _shape(path, len(example.bytes("x")), shape)
+                    about.append((file, found, stored, len(_target(example, None))))
+        if found != about[0][1]:
+            raise DataError(
+                f"{path}: its record has {found} bytes but that of {about[0][0]} has "
+                f"{about[0][1]}; all files of a data set are stored alike"
+            )
+
+    good = tuple(file for file, _ in sift(files, length, refuse))
+    return Records(folder, good, *about[0][2:], stamps)
+
+
+def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    width = round((size / 2 / CHANNELS) ** (1 / 3))
+    stored = tuple(shape or (width, width, width, CHANNELS))
+    if len(stored) != 4 or min(stored) < 1 or 2 * math.prod(stored) != size:
+        wanted = f"shape={stored}" if shape else f"a cube of {CHANNELS} channels"
+        raise DataError(
+            f"{path}: 'x' has {size} bytes, which are not int16 of {wanted}; open "
+            "TfRecordFolder.scan(path, grid, shape=(D, H, W, C))"
+        )
+    return stored
+
+
+def _target(example: records.Example, count: int | None) -> Array:
+    values = example.floats("y").astype(np.float64)
+    if values.size != (count or values.size or -1) or not np.isfinite(values).all():
+        raise DataError(
+            f"{example.path}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers"
+        )
+    return values
+
+
+def _stem(file: str) -> str:
+    return file.removesuffix(".gz").rpartition(".")[0]

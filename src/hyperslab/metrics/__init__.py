@@ -1,1 +1,0 @@
-"""Metrics: errors of predicted numbers, confusion matrices of predicted classes."""

@@ -1,0 +1,171 @@
+"""Chooses the grid of a recipe that says `grid: auto`, and predicts the profile of a run.
+
+`GridChooser` takes the best grid of a plan and logs what it chose; `write_prediction` writes
+the plan's times by layer beside those that a run's profile measures.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from hyperslab.errors import LayoutError
+from hyperslab.planner.cost import LayerCost
+from hyperslab.planner.grids import words_of
+from hyperslab.planner.job import job_of
+from hyperslab.planner.machine import Machine, load_machine, shipped_machines
+from hyperslab.planner.search import (
+    Candidate,
+    GridPlan,
+    MemoryLimit,
+    PlanBounds,
+    host_limit,
+    least_ranks,
+    make_plan,
+    process_bytes,
+    trace_one,
+)
+from hyperslab.planner.summary import bytes_text, ranks_text, time_text
+from hyperslab.recipe.schema import Recipe
+from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
+
+USUAL_MACHINES = {"cpu": "laptop-2core", "cuda": "lassen-v100"}
+"""The shipped machine that is taken where none is named, by the device."""
+
+log = logging.getLogger("hyperslab")
+
+
+@dataclass(frozen=True, slots=True)
+class GridChooser:
+    """Chooses the grid of a recipe for the ranks that there are.
+
+    ``machine`` is a name or a path as `load_machine` takes it; None: the usual one.
+    """
+
+    machine: str | None = None
+
+    def __call__(self, recipe: Recipe, ranks: int) -> Recipe:
+        """The recipe with the best grid that fits, and perhaps with ``memory: recompute``.
+
+        One process calls it, on the machine where the ranks are or will be; it logs what it chose.
+
+        Raises:
+            LayoutError: nothing fits; says the least that would.
+            DataError: the data cannot be opened.
+            MachineError: there is no such machine.
+        """
+        machine = machine_for(self.machine, planned_device(recipe))
+        here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+        limit = host_limit(here, machine.device)
+        process = process_bytes() if machine.device == "cpu" else 0
+        return choose_grid(recipe, ranks, machine, PlanBounds(limit, process))
+
+
+def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds) -> Recipe:
+    """See `GridChooser`."""
+    job = job_of(recipe)
+    plan = make_plan(job, machine, ranks, bounds)
+    if plan.best is None and recipe.memory == "keep":
+        again = make_plan(job.with_recipe(memory="recompute"), machine, ranks, bounds)
+        if again.best is not None:
+            plan = again
+    if plan.best is None:
+        raise LayoutError(_nothing_fits_words(plan, bounds))
+    log.info("%s", _choice_words(plan, recipe))
+    return recipe.model_copy(update={"grid": plan.best.grid, "memory": plan.job.recipe.memory})
+
+
+def machine_for(name: str | None, device: str) -> Machine:
+    """The one that is named, else the usual one for such a device."""
+    if name is None:
+        usual = USUAL_MACHINES[device]
+        name = usual if usual in shipped_machines() else shipped_machines()[0]
+    return load_machine(name)
+
+
+def planned_device(recipe: Recipe) -> str:
+    """On which kind of device the recipe computes here."""
+    cuda = recipe.device == "cuda" or (recipe.device == "auto" and torch.cuda.is_available())
+    return "cuda" if cuda else "cpu"
+
+
+def _choice_words(plan: GridPlan, recipe: Recipe) -> str:
+    best = plan.best
+    assert best is not None
+    words = (
+        f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(plan.ranks)} by the plan for "
+        f"{plan.machine.name}: {time_text(best.seconds.total)} a step, "
+        f"{bytes_text(best.memory.total)} of {bytes_text(plan.limit.nbytes)} a rank"
+    )
+    if plan.job.recipe.memory != recipe.memory:
+        words += "; activations are recomputed (memory=recompute), or no grid would fit"
+    return words
+
+
+def _nothing_fits_words(plan: GridPlan, bounds: PlanBounds) -> str:
+    smallest = plan.smallest
+    assert smallest is not None
+    least = least_ranks(plan.job, plan.machine, bounds, plan.first)
+    remedy = (
+        f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "
+        f"{bytes_text(least.memory.total)} each"
+        if least is not None
+        else "no number of ranks was found that does: take smaller mini-batches or more memory"
+    )
+    return (
+        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank "
+        f"({plan.limit.reason}); {words_of(smallest.grid)} needs least, "
+        f"{bytes_text(smallest.memory.total)}\n    {remedy}"
+    )
+
+
+def chosen_overrides(recipe: Recipe) -> list[str]:
+    """The overrides that say what was chosen, for the ranks that are started."""
+    axes = ", ".join(f"{axis}: {extent}" for axis, extent in recipe.grid.model_dump().items())
+    return [f"grid={{{axes}}}", f"memory={recipe.memory}"]
+
+
+def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
+    """Write ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written.
+
+    Raises:
+        MachineError: there is no such machine.
+        DataError: the data cannot be opened.
+        UnsupportedOp: the network cannot be traced.
+    """
+    chosen = machine_for(machine, planned_device(recipe))
+    found = trace_one(
+        job_of(recipe), recipe.grid, chosen, PlanBounds(MemoryLimit(chosen.memory, ""))
+    )
+    write_profile(predicted_path(recipe.output), predicted_profile(found, recipe))
+
+
+def predicted_profile(found: Candidate, recipe: Recipe) -> Profile:
+    """Its layers, in the stages of a profile, which knows no BD and BF apart and no overhead."""
+    by_stage: dict[tuple[str, Stage], list[LayerCost]] = defaultdict(list)
+    for layer in found.cost.layers:
+        stage: Stage = "optimizer"
+        if layer.phase != "optimizer":
+            stage = "forward" if layer.phase == "forward" else "backward"
+        by_stage[layer.layer, stage].append(layer)
+    return Profile(
+        kind="predicted",
+        rank=found.cost.rank,
+        ranks=found.grid.size,
+        grid=found.grid.model_dump(),
+        precision=recipe.precision,
+        usual_seconds=found.seconds.total,
+        layers=[
+            LayerTime(
+                layer=layer,
+                stage=stage,
+                compute=sum(part.compute for part in parts),
+                communication=sum(part.waiting for part in parts),
+            )
+            for (layer, stage), parts in by_stage.items()
+        ],
+    )

@@ -1,0 +1,235 @@
+"""Measures messages, sums over ranks, and how much of them travels behind work.
+
+Messages and sums go through the project's own transport; their times are fitted by regressions
+in bytes. The hidden share is (one after the other - as it runs) / (one after the other - work
+alone).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from hyperslab.comm import Grid
+from hyperslab.comm.shared_memory.channels import LARGEST, shared_channels
+from hyperslab.comm.shared_memory.sums import SMALL
+from hyperslab.parallel import parallelize
+from hyperslab.planner.calibrate.timing import Clock
+from hyperslab.planner.machine.links import (
+    LINKS,
+    AllReduceFits,
+    FitResidual,
+    HiddenShares,
+    LinearFit,
+    LinkClass,
+    Placement,
+    PowerFit,
+)
+
+TimedBytes = tuple[int, float]
+"""Bytes and seconds."""
+
+LEAST_SLOPE = 1e-12  # [s/B] of a line that does not rise
+
+
+def fit_line(points: Sequence[TimedBytes], up_to: int | None = None) -> LinearFit:
+    """Latency and bandwidth with the least squares of relative errors."""
+    nbytes = np.array([n for n, _ in points], float)
+    seconds = np.array([s for _, s in points])
+    columns = np.stack([1 / seconds, nbytes / seconds], axis=1)
+    (latency, slope), *_ = np.linalg.lstsq(columns, np.ones(len(points)), rcond=None)
+    if latency < 0:  # then through zero
+        latency = 0.0
+        slope = float(np.sum(nbytes / seconds) / np.sum((nbytes / seconds) ** 2))
+    line = LinearFit(
+        up_to=up_to, latency=float(latency), bandwidth=1 / max(float(slope), LEAST_SLOPE)
+    )
+    return line.model_copy(update={"residual": residual_of(line.seconds, points)})
+
+
+def fit_power(points: Sequence[TimedBytes], up_to: int | None = None) -> PowerFit:
+    """Scale and exponent with the least squares of logarithms."""
+    logs = np.log([[n, s] for n, s in points])
+    exponent, shift = np.polyfit(logs[:, 0], logs[:, 1], 1)
+    power = PowerFit(up_to=up_to, scale=float(np.exp(shift)), exponent=float(exponent))
+    return power.model_copy(update={"residual": residual_of(power.seconds, points)})
+
+
+def residual_of(fit: Callable[[float], float], points: Sequence[TimedBytes]) -> FitResidual:
+    """How far the points are from a fit, as a share of their times."""
+    shares = [abs(fit(nbytes) - seconds) / seconds for nbytes, seconds in points]
+    return FitResidual(median=statistics.median(shares), worst=max(shares))
+
+
+def message_sizes(first: int, last: int, factor: int = 4) -> list[int]:
+    """[B] from ``first`` to ``last``, both included."""
+    found = [first]
+    while found[-1] * factor < last:
+        found.append(found[-1] * factor)
+    return [*found, last] if last > first else found
+
+
+SMALLEST_MESSAGE = 64  # [B]
+LARGEST_MESSAGE = 16 << 20  # [B]
+LARGEST_SUM = 32 << 20  # [B]
+
+
+def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[LinearFit, ...]]:
+    """A message there and one back at once, as halos travel, for each class of link that is there.
+
+    All ranks talk with a partner at once; one for whom there is none waits.
+    """
+    found: dict[LinkClass, tuple[LinearFit, ...]] = {}
+    for name in LINKS:
+        if any(placement.partner(rank, name) is not None for rank in range(clock.grid.size)):
+            found[name] = _measure_link(clock, placement.partner(clock.grid.rank, name))
+    return found
+
+
+def measure_sums(clock: Clock, ranks_per_node: int) -> tuple[AllReduceFits, ...]:
+    """All-reduces over 2, 4, 8 ... ranks of a node, all such groups at once."""
+    grid = clock.grid
+    counts = [n for n in _doubling(ranks_per_node) if grid.size % n == 0]
+    return tuple(_measure_sums(clock, ranks) for ranks in counts)
+
+
+def _measure_link(clock: Clock, partner: int | None) -> tuple[LinearFit, ...]:
+    slot = _largest_shared_message()
+    pieces = []
+    for first, last, up_to in _fit_ranges([slot], LARGEST_MESSAGE):
+        points = [(n, _exchange_seconds(clock, partner, n)) for n in message_sizes(first, last)]
+        pieces.append(fit_line(points, up_to))
+    return tuple(pieces)
+
+
+def _exchange_seconds(clock: Clock, partner: int | None, nbytes: int) -> float:
+    halos = clock.grid.halos
+    mine = torch.ones(nbytes // 4, device=clock.grid.device)
+
+    def exchange() -> None:
+        if partner is not None:
+            buffer = torch.empty_like(mine)
+            halos.exchange([(partner, mine)], [(partner, buffer)], "a measurement").wait()
+
+    return clock.seconds(exchange)
+
+
+def _measure_sums(clock: Clock, ranks: int) -> AllReduceFits:
+    grid = Grid(data=clock.grid.size // ranks, depth=ranks)
+    group = grid.group(("depth",))
+    assert group is not None
+    pieces = []
+    for first, last, up_to in _fit_ranges([SMALL, LARGEST], LARGEST_SUM):
+        points: list[TimedBytes] = []
+        for nbytes in message_sizes(first, last):
+            x = torch.ones(nbytes // 4, device=grid.device)
+            seconds = clock.seconds(
+                partial(group.sum_in_place, x, "a measurement"), before=partial(x.fill_, 1)
+            )
+            points.append((nbytes, seconds))
+        pieces.append(fit_power(points, up_to))
+    return AllReduceFits(ranks=ranks, pieces=tuple(pieces))
+
+
+def _largest_shared_message() -> int | None:
+    """The largest message [B] that goes through shared memory; None where there is none."""
+    shared = shared_channels()
+    return None if shared is None else shared.slot
+
+
+def _fit_ranges(bounds: Sequence[int | None], last: int) -> list[tuple[int, int, int | None]]:
+    """First and last size of each piece of a fit, and the bound that the file says."""
+    inner = [bound for bound in bounds if bound is not None] if _largest_shared_message() else []
+    edges = [SMALLEST_MESSAGE, *inner, last]
+    firsts = [SMALLEST_MESSAGE, *(bound + 4096 for bound in inner)]
+    return list(zip(firsts, edges[1:], [*inner, None], strict=True))
+
+
+def _doubling(most: int) -> list[int]:
+    counts = []
+    n = 2
+    while n < most:
+        counts.append(n)
+        n *= 2
+    return [*counts, most] if most > 1 else []
+
+
+HALO_BYTES = (64 << 10, 256 << 10, 4 << 20)  # [B]
+LAYER_FEATURES = 1024  # of the layers whose gradients are averaged
+LAYER_COUNT = 6
+
+
+def measure_hidden(clock: Clock, placement: Placement) -> HiddenShares:
+    """Both shares, each between 0 and 1; all ranks call this."""
+    return HiddenShares(halos=_hidden_halos(clock, placement), gradients=_hidden_gradients(clock))
+
+
+def hidden_share(apart: float, together: float, work: float) -> float:
+    """Between 0 and 1, from times [s]; 0 where communication takes no time."""
+    if apart <= work:
+        return 0.0
+    return min(max((apart - together) / (apart - work), 0.0), 1.0)
+
+
+def _hidden_halos(clock: Clock, placement: Placement) -> float:
+    """The median over sizes of messages behind a convolution."""
+    halos = clock.grid.halos
+    partner = placement.partner(clock.grid.rank, placement.nearest)
+    x = torch.rand(1, 16, 16, 32, 32, device=clock.grid.device)
+    weight = torch.rand(16, 16, 3, 3, 3, device=clock.grid.device)
+    shares = []
+
+    def work() -> None:
+        torch.conv3d(x, weight, padding=1)
+
+    for nbytes in HALO_BYTES:
+        mine = torch.ones(nbytes // 4, device=clock.grid.device)
+
+        def run(*, behind: bool, mine: torch.Tensor = mine) -> None:
+            if partner is None:
+                return work()
+            ends = [(partner, mine)], [(partner, torch.empty_like(mine))]
+            under_way = halos.exchange(*ends, "a measurement")
+            if behind:
+                work()
+            under_way.wait()
+            if not behind:
+                work()
+
+        apart = clock.seconds(partial(run, behind=False))
+        together = clock.seconds(partial(run, behind=True))
+        shares.append(hidden_share(apart, together, clock.seconds(work)))
+    return statistics.median(shares)
+
+
+def _hidden_gradients(clock: Clock) -> float:
+    """Of a stack of dense layers: their gradients are as many as its flops are few."""
+    grid = Grid(data=clock.grid.size)
+    layers = [nn.Linear(LAYER_FEATURES, LAYER_FEATURES) for _ in range(LAYER_COUNT)]
+    model = parallelize(nn.Sequential(*layers), grid, ordinary_inputs="trust")
+    x = torch.rand(256, LAYER_FEATURES, device=grid.device)
+    group = grid.gradients
+    gradients = torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    def alone() -> None:
+        with model.no_sync():  # type: ignore[operator]
+            step()
+
+    def apart() -> None:
+        alone()
+        group.sum_in_place(gradients, "a measurement")
+
+    def reset() -> None:
+        gradients.fill_(1)
+
+    return hidden_share(
+        clock.seconds(apart, before=reset), clock.seconds(step), clock.seconds(alone)
+    )

@@ -1,0 +1,332 @@
+"""Calibrates a machine: from the ranks of this run to a machine file, or to more calls in one.
+
+In reading order: what this node is; peak speed, memory bandwidth, launch and reads of a rank
+while all ranks work; the operators of recipes on every grid of so many ranks; `calibrate`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import platform
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_all
+from hyperslab.errors import LayoutError, MachineError
+from hyperslab.planner.calibrate.communication import measure_hidden, measure_links, measure_sums
+from hyperslab.planner.calibrate.timing import (
+    Clock,
+    distinct_operators,
+    measure_operators,
+    measure_overhead,
+)
+from hyperslab.planner.grids import grids, refusal
+from hyperslab.planner.job import GridJob, job_of
+from hyperslab.planner.machine import Machine, Setting
+from hyperslab.planner.machine.links import Placement, ReadSpeed
+from hyperslab.planner.machine.schema import current_versions, same_minor
+from hyperslab.planner.trace import LocalOperator, positions, trace_step
+from hyperslab.planner.trace.step import Device
+from hyperslab.recipe.load import load_recipe
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def processor_name() -> str:
+    """Of the GPU, where there is one, or of the CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return (_cpu_fields("model name") or [platform.processor() or platform.machine()])[0]
+
+
+def sockets(device: torch.device) -> int:
+    """Of the CPU; devices of a node that reach each other's memory count as one."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        near = [d for d in range(1, count) if torch.cuda.can_device_access_peer(0, d)]
+        return max(1, count // (1 + len(near)))
+    return max(1, len(set(_cpu_fields("physical id"))))
+
+
+def memory_of_rank(device: torch.device, ranks: int) -> int:
+    """[B] of a GPU, or of the node for each of so many ranks."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+
+
+def _cpu_fields(name: str) -> list[str]:
+    """The values of a field of /proc/cpuinfo, one a core."""
+    if not CPU_INFO.exists():
+        return []
+    pairs = (line.partition(":") for line in CPU_INFO.read_text().splitlines())
+    return [value.strip() for key, _, value in pairs if key.strip() == name]
+
+
+MATRIX_ROWS = 1024  # rows of the matrices of which the product is timed
+TRIAD_BYTES = 64 << 20  # [B] of each of three arrays: more than caches hold
+PEAK_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def peak_flops(clock: Clock) -> dict[str, float]:
+    """[flop/s] of a product of matrices, by dtype."""
+    found = {}
+    for dtype in PEAK_DTYPES:
+        a = torch.rand(MATRIX_ROWS, MATRIX_ROWS, device=clock.grid.device).to(dtype)
+        b = a.t().contiguous()
+        out = torch.empty_like(a)
+        seconds = clock.least.seconds(partial(torch.mm, a, b, out=out))
+        found[str(dtype).removeprefix("torch.")] = 2 * MATRIX_ROWS**3 / seconds
+    return found
+
+
+def memory_bandwidth(clock: Clock) -> float:
+    """[B/s] of a triad, a = b + s c, which reads two arrays and writes one."""
+    b = torch.rand(TRIAD_BYTES // 4, device=clock.grid.device)
+    c = b.clone()
+    a = torch.empty_like(b)
+    return 3 * TRIAD_BYTES / clock.seconds(lambda: torch.add(b, c, alpha=3.0, out=a))
+
+
+def launch_seconds(clock: Clock) -> float:
+    """[s] of an operator on a single element."""
+    x = torch.ones(1, device=clock.grid.device)
+    return clock.seconds(lambda: x.add_(1))
+
+
+FILE_SIZES = (1 << 20, 64 << 20)  # [B] of files: one for the latency, one for the bandwidth
+READ_BYTES = 1 << 20  # [B] of a read
+READ_TRIES = 3
+
+
+def measure_reading(grid: Grid, folder: Path) -> ReadSpeed:
+    """Every rank reads files of its own in ``folder``, past the page cache where that is possible.
+
+    All ranks call this. ``total`` is what all of them get together.
+    """
+    times = []
+    direct = True
+    for size in FILE_SIZES:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".hyperslab-read-") as file:
+            file.write(os.urandom(size))
+            file.flush()
+            os.fsync(file.fileno())
+            tries = []
+            for _ in range(READ_TRIES):
+                grid.barrier()
+                seconds, past = _timed_read(Path(file.name), size)
+                tries.append(max(from_all(seconds)))
+                direct = direct and past
+            times.append(min(tries))
+    small, large = FILE_SIZES
+    bandwidth = (large - small) / max(times[1] - times[0], 1e-9)
+    return ReadSpeed(
+        bandwidth=bandwidth,
+        total=bandwidth * grid.size,
+        latency=max(times[0] - small / bandwidth, 0.0),
+        cached=not all(from_all(direct)),
+    )
+
+
+def _timed_read(path: Path, size: int) -> tuple[float, bool]:
+    """The time [s] of one read, and whether it went past the page cache."""
+    direct = getattr(os, "O_DIRECT", 0)
+    try:
+        file = os.open(path, os.O_RDONLY | direct)
+    except OSError:  # this file system has none
+        direct = 0
+        file = os.open(path, os.O_RDONLY)
+    try:
+        buffer = mmap.mmap(-1, min(READ_BYTES, size))  # O_DIRECT wants whole pages
+        begin = time.perf_counter()
+        while os.readv(file, [buffer]):
+            pass
+        return time.perf_counter() - begin, bool(direct)
+    finally:
+        os.close(file)
+
+
+def operators_of_recipes(
+    recipes: Sequence[Path], overrides: Sequence[str], ranks: int, device: Device
+) -> list[LocalOperator]:
+    """Of a step on each grid of so many ranks, of one rank for each kind of position.
+
+    Grids on which a recipe cannot run are left out.
+
+    Raises:
+        RecipeError: a recipe cannot be read or holds a bad value.
+        DataError: the data of a recipe are not there, and it does not say what they would be.
+        LayoutError: a recipe cannot run on any grid of so many ranks; says why for one.
+    """
+    found: list[LocalOperator] = []
+    for path in recipes:
+        job = job_of(load_recipe(path, overrides))
+        operators = list(_operators_of_job(job, ranks, device))
+        if not operators:
+            reasons = [refusal(grid, job) for grid in grids(ranks)]
+            raise LayoutError(f"{path} runs on no grid of {ranks} ranks\n    {reasons[-1]}")
+        found += operators
+    return found
+
+
+def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[LocalOperator]:
+    workload = job.workload()
+    for grid in grids(ranks):
+        if refusal(grid, job):
+            continue
+        extents = grid.model_dump()
+        try:
+            for rank in positions(extents).values():
+                yield from trace_step(workload, extents, rank, device).operators
+        except LayoutError:  # some layer inside cannot be cut so
+            continue
+
+
+ProgressCallback = Callable[[int, int], None]
+"""Called with the number of operators done and their number."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What to measure: these operators, and reads in this folder.
+
+    ``operators`` may differ between ranks: all ranks measure those of all.
+    ``before`` is what was measured before, to which calls are added.
+    """
+
+    name: str
+    folder: Path
+    operators: Sequence[LocalOperator] = ()
+    before: Machine | None = None
+    budget: float = 0.3  # [s] for each measurement
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The machine, how many calls were measured, and the operators that could not be run."""
+
+    machine: Machine
+    measured: int
+    failed: dict[str, str]
+
+
+def calibrate(grid: Grid, measurement: Measurement, progress: ProgressCallback) -> Calibration:
+    """Measure on all ranks of ``grid`` at once; every rank calls this.
+
+    What the machine before has at this number of ranks stays, calls that it lacks are added.
+
+    Raises:
+        MachineError: the machine before was measured with other versions or on another processor.
+    """
+    clock = Clock(grid, measurement.budget)
+    before = measurement.before
+    together = ranks_of_node()
+    if before is not None:
+        check_same(before, measurement.name)
+    setting = None if before is None else before.at(together)
+    if before is None or setting is None:
+        machine, setting = _measure_all(clock, measurement, together)
+    else:
+        machine = before
+    check_threads(setting, measurement.name)
+    operators = itertools.chain(*from_all(list(measurement.operators)))  # the same on all ranks
+    wanted = distinct_operators(operators, setting.measured)
+    count = 0
+
+    def done() -> None:
+        nonlocal count
+        count += 1
+        progress(count, len(wanted))
+
+    entries, failed = measure_operators(wanted, clock, done)
+    setting = setting.model_copy(update={"operators": (*setting.operators, *entries)})
+    return Calibration(machine.with_setting(setting), len(entries), failed)
+
+
+def check_same(before: Machine, name: str) -> None:
+    """Numbers of two machines must not stand in one file.
+
+    Raises:
+        MachineError: names what differs.
+    """
+    here = current_versions() | {"processor": processor_name()}
+    was = before.versions | {"processor": before.processor}
+    different = [
+        f"{key}: {was.get(key)} there, {here[key]} here"
+        for key in here
+        if not (key in was and (same_minor(was[key], here[key]) or was[key] == here[key]))
+    ]
+    if different:
+        raise MachineError(
+            f"{name} was measured elsewhere or with other versions ({'; '.join(different)})\n"
+            "    write another file"
+        )
+
+
+def check_threads(setting: Setting, name: str) -> None:
+    """A setting has one number of threads.
+
+    Raises:
+        MachineError: this process has another.
+    """
+    if setting.threads != torch.get_num_threads():
+        raise MachineError(
+            f"{name} has {setting.ranks} ranks of {setting.threads} threads, these have "
+            f"{torch.get_num_threads()}\n    set OMP_NUM_THREADS={setting.threads}, or write "
+            "another file"
+        )
+
+
+def ranks_of_node() -> int:
+    """How many ranks there are on the node of the first one; all ranks call this."""
+    names = from_all(socket.gethostname())
+    return names.count(names[0])
+
+
+def _measure_all(clock: Clock, measurement: Measurement, together: int) -> tuple[Machine, Setting]:
+    """What does not depend on a network."""
+    grid = clock.grid
+    before = measurement.before
+    per_socket = max(1, together // sockets(grid.device))
+    placement = Placement(grid.size, together, per_socket)
+    setting = Setting(
+        ranks=together,
+        threads=torch.get_num_threads(),
+        flops=peak_flops(clock),
+        bandwidth=memory_bandwidth(clock),
+        launch=launch_seconds(clock),
+        overhead=measure_overhead(clock),
+    )
+    machine = Machine(
+        name=measurement.name,
+        date=date.today(),
+        versions=current_versions(),
+        processor=processor_name(),
+        device=grid.device.type,
+        ranks_per_node=together,
+        ranks_per_socket=per_socket,
+        memory=memory_of_rank(grid.device, together),
+        settings=(setting,),
+        reading=measure_reading(grid, measurement.folder),
+    )
+    if grid.size > 1:
+        communication = {
+            "links": measure_links(clock, placement),
+            "sums": measure_sums(clock, together),
+            "hidden": measure_hidden(clock, placement),
+        }
+        machine = machine.model_copy(update=communication)
+    if before is not None:
+        machine = before.joined(machine)
+    return machine, setting

@@ -1,0 +1,426 @@
+"""Computes what a traced step costs on a machine: the seconds and the bytes of a rank.
+
+The model is that of Oyama et al. 2020, section III-C, on a simulated clock (`step_cost`), and
+what the paper neglects: small operators, overhead, the optimizer, input. The paper takes for
+granted that work hides all that it can: ``max(Comp, SR)`` of a layer,
+``max(sum(BD + BF), sum(AR))`` of the gradients. Here a machine says which share of that really
+hides (`Lane`).
+
+Waiting for data is what a step needs of the files and what reading ahead cannot hide. Mathuriya
+et al. 2018, equation 1: BW_min = b S / t hides the input of a step of t seconds, with b samples
+of S bytes. Oyama et al. 2020, section III-B: 64 samples of 512^3 voxels at 240 GB/s take at
+least 256 ms without a store.
+
+`rank_memory` says what a rank needs of memory, by what it is for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from hyperslab.comm.shared_memory.channels import shared_bytes
+from hyperslab.planner.machine import Machine, Setting
+from hyperslab.planner.trace.records import Exchange, LocalOperator, Pass, Sum, Trace, Wait
+
+PhaseName = Pass | str
+"""A pass of Oyama et al. 2020, or "optimizer"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """A step's time by cause [s]; they add up to the step.
+
+    ``forward``, ``backward_data`` and ``backward_filter`` are FP, BD and BF of Oyama et al. 2020,
+    section III-C, without the communication in them: the sums over the layers of
+    Comp(D_main) + Comp(D_halo). Operators of the backward pass that are no convolution count as
+    BD, for they hand a gradient on. ``halos`` and ``gradients`` are what of these messages no
+    work hides; of ``statistics`` (batch norm's all-reduce, section III-C) nothing is hidden.
+    ``optimizer``, ``overhead`` (what Python and the rules take between operators) and ``input``
+    (waiting for data) are neglected by the paper.
+    """
+
+    forward: float = 0.0
+    backward_data: float = 0.0
+    backward_filter: float = 0.0
+    halos: float = 0.0
+    statistics: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    overhead: float = 0.0
+    input: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The step [s]."""
+        return sum(dataclasses.astuple(self))
+
+    @property
+    def compute(self) -> float:
+        """Operators alone [s]."""
+        return self.forward + self.backward_data + self.backward_filter + self.optimizer
+
+    def as_dict(self) -> dict[str, float]:
+        """By name [s]."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """One layer in one pass: ``operators`` calls take ``compute`` [s] for ``flops``.
+
+    ``waiting`` [s] is for its halos and statistics; ``overhead`` [s] is Python's.
+    """
+
+    layer: str
+    phase: PhaseName
+    operators: int
+    flops: int
+    compute: float
+    waiting: float
+    overhead: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.waiting + self.overhead
+
+
+@dataclass(slots=True)
+class Lane:
+    """Messages of one kind, one after the other; ``hidden`` of what work could hide is hidden.
+
+    ``hidden`` is (blocking - actual) / (blocking - without communication): 1 gives the paper's
+    maxima, 0 the sums of work and messages.
+    """
+
+    hidden: float
+    free: float = 0.0  # when the lane is [s]
+
+    def send(self, now: float, seconds: float) -> float:
+        """Begin a message of so many seconds as soon as the lane is free; when it arrives [s]."""
+        self.free = max(now, self.free) + seconds
+        return self.free
+
+    def exposed(self, now: float, arrival: float, seconds: float) -> float:
+        """What of a message of ``seconds`` that arrives at ``arrival`` is waited for [s].
+
+        >>> Lane(hidden=1.0).exposed(now=5.0, arrival=4.0, seconds=3.0)
+        0.0
+        >>> Lane(hidden=1.0).exposed(now=5.0, arrival=7.0, seconds=3.0)
+        2.0
+        >>> Lane(hidden=0.0).exposed(now=5.0, arrival=4.0, seconds=3.0)
+        3.0
+        """
+        waited = max(0.0, arrival - now)
+        return waited + (1 - self.hidden) * max(0.0, seconds - waited)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One rank's step: its seconds by cause and by layer.
+
+    ``guessed`` is the share of the operators' time that comes from shapes that the machine did
+    not measure. ``left_out`` names the operators that could not be traced, and how often they
+    were called; ``left_out_share`` is the share of the step that they would take if each took as
+    long as the operators that were traced do on average.
+    """
+
+    rank: int
+    seconds: Breakdown
+    layers: tuple[LayerCost, ...]
+    flops: int
+    guessed: float
+    left_out: dict[str, int]
+    left_out_share: float
+
+
+def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
+    """The step of one of so many ranks, on a simulated clock.
+
+    Oyama et al. 2020, section III-C: Cost = sum FP + max(sum(BD + BF), sum AR), where
+    FP = max(Comp(D_main), sum of 2 SR(D_halo)) + Comp(D_halo) and BD, BF alike; for batch norm
+    the time of its operators and that of its all-reduce. What the trace has between the beginning
+    of an exchange and the wait for it is the work on D_main, what comes after it that on D_halo.
+    With a machine that hides everything and gradients that are ready early this is the paper's
+    sum; else what is exposed is longer, see `Lane`.
+    """
+    walk = _StepClock(machine, machine.setting(ranks), trace.rank)
+    for event in trace.events:
+        walk.take(event)
+    return walk.result(trace)
+
+
+@dataclass(slots=True)
+class _LayerShare:
+    """What one layer has taken in one pass so far."""
+
+    operators: int = 0
+    flops: int = 0
+    compute: float = 0.0
+    waiting: float = 0.0
+    overhead: float = 0.0
+
+
+@dataclass
+class _StepClock:
+    """The clock of a rank, and what was on it."""
+
+    machine: Machine
+    setting: Setting
+    rank: int
+    now: float = 0.0
+    guessed: float = 0.0
+    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    shares: dict[tuple[str, PhaseName], _LayerShare] = field(
+        default_factory=lambda: defaultdict(_LayerShare)
+    )
+
+    def __post_init__(self) -> None:
+        self.halos = Lane(self.machine.hidden.halos)
+        self.gradients = Lane(self.machine.hidden.gradients)
+        self.under_way: dict[int, tuple[float, float]] = {}  # exchange: when it arrives, its time
+        self.reduced = 0.0  # [s] of all gradients' sums
+
+    def take(self, event: LocalOperator | Exchange | Wait | Sum) -> None:
+        """Let an event happen."""
+        if isinstance(event, LocalOperator):
+            self._operator(event)
+        elif isinstance(event, Exchange):
+            self._begin(event)
+        elif isinstance(event, Wait):
+            self._wait(event.exchange)
+        elif event.purpose == "gradients":
+            self._reduce(event)
+        else:
+            self._sum(event)
+
+    def _operator(self, event: LocalOperator) -> None:
+        """Comp of section III-C, for every operator and not for convolutions alone."""
+        if event.stage == "optimizer":
+            self.settle_gradients()
+        found = self.setting.estimate(event)
+        if found.how != "measured":
+            self.guessed += found.seconds
+        for phase, part, flops in self._phases(event):
+            share = self.shares[event.layer, phase]
+            share.compute += part * found.seconds
+            share.flops += flops
+            self.spent[phase] += part * found.seconds
+        share.operators += 1
+        share.overhead += self.setting.overhead.operator
+        self.spent["overhead"] += self.setting.overhead.operator
+        self.now += found.seconds + self.setting.overhead.operator
+
+    def _begin(self, event: Exchange) -> None:
+        seconds = exchange_seconds(event, self.rank, self.machine)
+        self.under_way[id(event)] = (self.halos.send(self.now, seconds), seconds)
+
+    def _wait(self, exchange: Exchange) -> None:
+        arrival, seconds = self.under_way.pop(id(exchange))
+        exposed = self.halos.exposed(self.now, arrival, seconds)
+        self._pass_time("halos", exchange, exposed)
+
+    def _sum(self, event: Sum) -> None:
+        """The all-reduce of a batch norm's per-channel sums (section III-C)."""
+        seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
+        self._pass_time("statistics", event, seconds)
+
+    def _reduce(self, event: Sum) -> None:
+        """AR of section III-C, of one bucket, from when it is full."""
+        seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
+        self.gradients.send(self.now, seconds)
+        self.reduced += seconds
+
+    def settle_gradients(self) -> None:
+        """Before the optimizer: what of sum AR no work of sum(BD + BF) hides (section III-C)."""
+        exposed = self.gradients.exposed(self.now, self.gradients.free, self.reduced)
+        self.spent["gradients"] += exposed
+        self.now += exposed
+        self.reduced = 0.0
+
+    def _pass_time(self, cause: str, event: Exchange | Sum, seconds: float) -> None:
+        phase = "forward" if event.stage == "forward" else "backward-data"
+        self.shares[event.layer, phase].waiting += seconds
+        self.spent[cause] += seconds
+        self.now += seconds
+
+    def result(self, trace: Trace) -> StepCost:
+        """Everything, once all has happened."""
+        self.settle_gradients()
+        self.spent["overhead"] += self.setting.overhead.step
+        seconds = Breakdown(**{name.replace("-", "_"): spent for name, spent in self.spent.items()})
+        layers = tuple(
+            LayerCost(
+                layer, phase, share.operators, share.flops, share.compute, share.waiting,
+                share.overhead,
+            )
+            for (layer, phase), share in self.shares.items()
+        )  # fmt: skip
+        missing = sum(trace.not_traced.values())
+        done = len(trace.operators)
+        return StepCost(
+            trace.rank,
+            seconds,
+            layers,
+            flops=trace.flops(),
+            guessed=min(1.0, self.guessed / seconds.compute) if self.guessed else 0.0,
+            left_out=dict(trace.not_traced),
+            left_out_share=missing / (missing + done) if missing else 0.0,
+        )
+
+    def _phases(self, event: LocalOperator) -> list[tuple[PhaseName, float, int]]:
+        """The passes of an operator: which share of its time each takes, and its flops.
+
+        One that does two is divided as the times of the two alone are.
+        """
+        if event.stage == "optimizer":
+            return [("optimizer", 1.0, event.total_flops)]
+        if not event.flops:
+            phase: Pass = "forward" if event.stage == "forward" else "backward-data"
+            return [(phase, 1.0, 0)]
+        if len(event.flops) == 1:
+            return [(event.flops[0][0], 1.0, event.flops[0][1])]
+        alone = [self.setting.estimate_pass(event, name).seconds for name, _ in event.flops]
+        return [
+            (name, seconds / sum(alone), flops)
+            for (name, flops), seconds in zip(event.flops, alone, strict=True)
+        ]
+
+
+def exchange_seconds(event: Exchange, rank: int, machine: Machine) -> float:
+    """The sum of 2 SR(D_halo) over the cut dims: one SR for each neighbour (section III-C).
+
+    A message to a neighbour and the one from it travel at the same time; the larger one counts.
+    """
+    sent = _by_peer(event.sends)
+    received = _by_peer(event.receives)
+    return sum(
+        machine.send_seconds(max(sent.get(peer, 0), received.get(peer, 0)), rank, peer)
+        for peer in sorted({*sent, *received})
+    )
+
+
+def _by_peer(messages: tuple[tuple[int, int], ...]) -> dict[int, int]:
+    total: dict[int, int] = defaultdict(int)
+    for peer, nbytes in messages:
+        total[peer] += nbytes
+    return total
+
+
+def least_bandwidth(samples: float, sample_bytes: float, step: float) -> float:
+    """BW_min = b S / t [B/s] (Mathuriya et al. 2018, equation 1).
+
+    8 MB each 0.129 s are the paper's 62 MB/s of a node:
+
+    >>> round(least_bandwidth(1, 8e6, 0.129) / 1e6)
+    62
+    """
+    return samples * sample_bytes / step
+
+
+def read_seconds(nbytes: float, bandwidth: float) -> float:
+    """Of so many bytes [B] at a bandwidth [B/s]; equation 1 solved for t.
+
+    64 samples of 512^3 x 4 int16 take 286 ms at 240 GB/s, and 267 ms at 1 GB each. The "at least
+    256 ms" of Oyama et al. 2020, section III-B, are 64 times the 4 ms to which the 4.2 ms of one
+    of them are rounded down.
+
+    >>> 64 * int(1e3 * read_seconds(1e9, 240e9))
+    256
+    >>> round(1e3 * read_seconds(64 * 2**30, 240e9))
+    286
+    """
+    return nbytes / bandwidth
+
+
+def input_wait(reading: float, step: float) -> float:
+    """What of ``reading`` [s] a step of ``step`` [s] does not hide that has it done ahead [s].
+
+    >>> input_wait(0.25, 0.75), input_wait(1.0, 0.75)
+    (0.0, 0.25)
+    """
+    return max(0.0, reading - step)
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """A rank's memory at its highest [B]; on a GPU, that of the device.
+
+    ``activations`` are what autograd keeps but halos, ``halos`` the pieces of other ranks'
+    blocks, and gathered thin maps, that the forward pass receives. ``gradients`` are those of
+    DistributedDataParallel's buckets: they are views of them, so that buckets take nothing more.
+    ``workspace`` is what else lives in the fullest moment: the operands of one operator, gradients
+    of activations, the optimizer's temporaries; on a CPU also a convolution's copy in another
+    order. ``communication`` is this rank's part of the memory that the ranks of a node share,
+    ``ahead`` the mini-batches that are read ahead, ``store`` the boxes that are kept, ``process``
+    what a rank takes that holds no tensor. On a GPU these four are the host's, and none of the
+    device's.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer_state: int = 0
+    activations: int = 0
+    halos: int = 0
+    workspace: int = 0
+    communication: int = 0
+    ahead: int = 0
+    store: int = 0
+    process: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it [B]."""
+        return sum(dataclasses.astuple(self))
+
+    def as_dict(self) -> dict[str, int]:
+        """By name [B]."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What a rank holds beside its step [B], see `RankMemory`."""
+
+    ahead: int = 0
+    store: int = 0
+    process: int = 0
+
+
+def rank_memory(trace: Trace, machine: Machine, ranks: int, host: HostMemory) -> RankMemory:
+    """Of one of so many ranks: what its trace took at its fullest moment, and what lies beside it.
+
+    The paper's Table I counts activations alone; this is what a device has to have.
+    """
+    halos = min(trace.saved, _received_bytes(trace))
+    kept = trace.parameters + trace.gradients + trace.optimizer_state
+    step = RankMemory(
+        parameters=trace.parameters,
+        gradients=trace.gradients,
+        optimizer_state=trace.optimizer_state,
+        activations=trace.saved - halos,
+        halos=halos,
+        workspace=max(0, trace.peak - kept - trace.saved),
+    )
+    if machine.device != "cpu":
+        return step
+    together = min(ranks, machine.ranks_per_node)
+    return dataclasses.replace(
+        step,
+        workspace=max(0, trace.heap - kept - trace.saved),
+        communication=shared_bytes(together) // together,
+        ahead=host.ahead,
+        store=host.store,
+        process=host.process,
+    )
+
+
+def _received_bytes(trace: Trace) -> int:
+    """In the forward pass, from other ranks [B]."""
+    return sum(
+        nbytes
+        for event in trace.events
+        if isinstance(event, Exchange) and event.stage == "forward"
+        for _, nbytes in event.receives
+    )

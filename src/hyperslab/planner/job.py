@@ -1,0 +1,218 @@
+"""Derives from a recipe what it asks of the ranks, whatever the grid: its network, data, batch.
+
+Where the data are not there, they are taken to be what the network's width says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.errors import DataError, RecipeError
+from hyperslab.formats.registry import scanned
+from hyperslab.formats.source import ScanOptions, Source
+from hyperslab.formats.synthetic import SyntheticVolumes
+from hyperslab.formats.views import Subvolumes, joined, padded, selected
+from hyperslab.planner.trace import Workload
+from hyperslab.recipe.schema import CosmoFlowSection, Recipe
+from hyperslab.train.builders import samples_of_split
+from hyperslab.train.network import build_network, check_first_pass
+from hyperslab.train.objective import build_objective
+from hyperslab.train.optimizer import build_optimizer
+from hyperslab.train.step import PRECISIONS
+
+VolumeShape = tuple[int, ...]
+
+ASSUMED_SAMPLES = 128
+"""Of all splits where there are no data: the subset of Oyama et al. 2020, section V-B."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridJob:
+    """A recipe and what its data are.
+
+    ``samples`` are those of the training split, ``shown`` those of an epoch, validation among
+    them; ``voxel_bytes`` [B] are stored for a voxel of a
+    channel, ``target_bytes`` [B] for the class of one, or for all numbers of a sample.
+    ``assumed`` says what was taken for granted where there are no data.
+    """
+
+    recipe: Recipe
+    about: DataCard
+    samples: int
+    shown: int
+    voxel_bytes: int
+    target_bytes: int
+    assumed: str = ""
+
+    @property
+    def batch(self) -> int:
+        """Samples that pass through the network together, on all ranks."""
+        return min(self.recipe.data.batch_size, self.samples)
+
+    @property
+    def accumulated(self) -> int:
+        """Mini-batches of a step."""
+        return self.recipe.optimizer.accumulate
+
+    @property
+    def inputs(self) -> VolumeShape:
+        """(N, C, D, H, W)."""
+        return (self.batch, *self.about.shape)
+
+    def box_bytes(self, extents: VolumeShape) -> int:
+        """What is stored of a sample for a block of D, H, W extents [B], its target included."""
+        voxels = math.prod(extents)
+        targets = voxels * self.target_bytes if self.about.classes else self.target_bytes
+        return voxels * self.about.shape[0] * self.voxel_bytes + targets
+
+    def workload(self) -> Workload:
+        """Its step, to be traced."""
+        recipe = self.recipe
+        classes = self.about.classes
+        numbers = len(self.about.parameters.names)
+        return Workload(
+            partial(_network, recipe, self.about),
+            self.inputs,
+            target=(self.batch, *self.about.shape[1:]) if classes else (self.batch, numbers),
+            target_dtype=torch.int64 if classes else torch.float32,
+            target_channels=not classes,
+            loss=build_objective(recipe, self.about).loss,
+            optimizer=partial(build_optimizer, recipe.optimizer),
+            precision=PRECISIONS[recipe.precision],
+            batch_norm=recipe.statistics,
+            until=recipe.parallelize.until,
+        )
+
+    def with_recipe(self, **changes: object) -> GridJob:
+        """The same for a recipe that is changed in some keys."""
+        return replace(self, recipe=self.recipe.model_copy(update=changes))
+
+
+def _network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    """The recipe's network, whose first forward pass says what does not go with the data."""
+    model = build_network(recipe, about)
+    if recipe.model.segments is None:
+        check_first_pass(model, recipe, about)
+    return model
+
+
+def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
+    """The job of a recipe, for its data or for volumes of ``shape`` (C, D, H, W).
+
+    Where its data are not there, they are taken to be what its network's width says. This process
+    alone looks at them, and does not start to communicate.
+
+    Raises:
+        DataError: there are no data, and neither shape nor width.
+        RecipeError: the shape is none of a volume.
+    """
+    data = recipe.data
+    if shape is not None:
+        return _job(
+            recipe, _made_up_source(recipe, shape), f"volumes of {_product(shape)}, as asked for"
+        )
+    if not data.is_here:
+        shape = _shape_of_network(recipe)
+        where = data.path or data.where
+        words = f"{where} is not here: volumes of {_product(shape)}, as the recipe's width says"
+        return _job(recipe, _made_up_source(recipe, shape), words)
+    source = _source(recipe)
+    source = selected(source, data.redshifts, data.targets)
+    if data.subvolume is not None:
+        source = Subvolumes(source, data.subvolume)
+    source = padded(source, data.multiple)
+    return _job(recipe, source, "")
+
+
+def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
+    if assumed:  # so many volumes as a recipe may count there are not
+        recipe = _with_drawn_splits(recipe)
+    count = len(samples_of_split(recipe, source, "train"))
+    shown = count + len(samples_of_split(recipe, source, "validation"))
+    about = _card(source)
+    target = 1 if source.classes else 8 * len(source.parameters.names)
+    return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
+
+
+def _card(source: Source) -> DataCard:
+    return DataCard(
+        source.shape,
+        source.whole_shape,
+        source.classes,
+        source.parameters,
+        varied=bool(source.shapes),
+    )
+
+
+_DRAWN_SPLITS = {
+    "splits": "drawn",
+    "counts": None,
+    "train": None,
+    "validation": None,
+    "test": None,
+    "fold": None,
+    "folds": None,
+}
+
+
+def _with_drawn_splits(recipe: Recipe) -> Recipe:
+    """The same with splits by fractions."""
+    data = recipe.data.model_copy(update=dict(_DRAWN_SPLITS))
+    return recipe.model_copy(update={"data": data})
+
+
+def _source(recipe: Recipe) -> Source:
+    data = recipe.data
+    origin = data.origin
+    if isinstance(origin, Source):
+        return origin
+    options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
+    folders = data.lists.folders()
+    return joined({folder: scanned(folder, options)[0] for folder in folders})
+
+
+def _made_up_source(recipe: Recipe, shape: VolumeShape) -> Source:
+    if len(shape) != 4 or min(shape) < 1:
+        raise RecipeError(f"--shape {_product(shape)}: give channels, depth, height and width")
+    classes = _classes(recipe)
+    samples = max(ASSUMED_SAMPLES, 2 * recipe.data.batch_size)
+    targets = 4 if recipe.data.targets is None else len(recipe.data.targets)
+    return SyntheticVolumes(shape, samples, targets=targets, classes=classes)
+
+
+def _classes(recipe: Recipe) -> int:
+    """How many classes made-up volumes have: as many as the data, or as the loss is made for."""
+    if recipe.segments is not None:
+        return 3 if recipe.segments else 0
+    if recipe.data.is_here:
+        return len(_source(recipe).classes)
+    try:
+        build_objective(recipe, _card(SyntheticVolumes((1, 8, 8, 8), 1)))
+    except RecipeError:
+        return 3
+    return 0
+
+
+def _shape_of_network(recipe: Recipe) -> VolumeShape:
+    model = recipe.model
+    width = recipe.data.subvolume
+    if width is None and isinstance(model, CosmoFlowSection):
+        width = model.width
+    if width is None:
+        raise DataError(
+            f"{recipe.data.where} is not here, so what is to be planned is not known\n"
+            "    say it: --shape C,D,H,W, such as --shape 4,512,512,512"
+        )
+    if recipe.data.redshifts is not None:
+        return len(recipe.data.redshifts), width, width, width
+    one = recipe.segments or (isinstance(model, CosmoFlowSection) and model.variant == "sc18")
+    return 1 if one else 4, width, width, width
+
+
+def _product(shape: VolumeShape) -> str:
+    return " x ".join(map(str, shape))

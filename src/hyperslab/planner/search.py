@@ -1,0 +1,572 @@
+"""Searches for the best grid: estimates every one roughly, traces the promising ones, ranks them.
+
+In reading order: how much memory a rank may have (`PlanBounds`); `roofline_estimate`, a first
+look at all grids from one traced sample and geometry alone; `evaluate_grid`, what the step of
+one traced grid costs, whether it fits, what binds it; `make_plan`, the ranking; `least_ranks`
+and `suggested_changes`, what else would help.
+
+The roofline estimate is no bound: it takes operators to be as fast for a block as for the whole,
+and halos to be as thick as the kernel says. It only chooses which grids are traced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import resource
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hyperslab.comm.grid import AXES, SPATIAL_AXES
+from hyperslab.data.store import MEMORY_SHARE, free_memory
+from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.planner.cost import (
+    Breakdown,
+    HostMemory,
+    RankMemory,
+    StepCost,
+    input_wait,
+    rank_memory,
+    step_cost,
+)
+from hyperslab.planner.grids import (
+    box_extents,
+    grids,
+    refusal,
+    samples_each,
+    slowest_rank,
+    words_of,
+)
+from hyperslab.planner.job import GridJob, VolumeShape
+from hyperslab.planner.machine import Machine
+from hyperslab.planner.trace import LocalOperator, TensorSpec, Trace, trace_step
+from hyperslab.planner.trace.step import Device
+from hyperslab.recipe.schema import GridSection
+
+PROCESS_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Of one rank [B], and where it comes from."""
+
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBounds:
+    """What a plan keeps to: memory of a rank, what an empty process takes of it [B], the effort."""
+
+    limit: MemoryLimit
+    process: int = 0
+    everything: bool = False
+
+
+def host_limit(ranks: int, device: str) -> MemoryLimit:
+    """What each of so many ranks on this host could have.
+
+    Of a GPU its memory; else its part of what is free (of the machine, and of its control groups)
+    together with what a process takes that is there already, or of the addresses that it may have
+    (RLIMIT_AS), if that is less.
+    """
+    if device == "cuda" and torch.cuda.is_available():
+        return MemoryLimit(torch.cuda.mem_get_info()[1], "the memory of the GPU")
+    own = process_bytes()
+    limits = [
+        MemoryLimit(free_memory() // ranks + own, "a rank's part of the memory that is free here")
+    ]
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if addresses != resource.RLIM_INFINITY:
+        left = max(0, addresses - _status_bytes("VmSize")) + own
+        limits.append(
+            MemoryLimit(left, "what the limit of a process's address space leaves (ulimit -v)")
+        )
+    return min(limits, key=lambda limit: limit.nbytes)
+
+
+def process_bytes() -> int:
+    """What a rank takes that has imported all that training does, and no tensors: this one [B]."""
+    importlib.import_module("torch._dynamo")  # as a process's first optimizer does
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(key: str) -> int:
+    lines = PROCESS_STATUS.read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields[key].split()[0]) * 1024
+
+
+CONVOLUTION = "aten.convolution.default"
+
+
+@dataclass(frozen=True, slots=True)
+class HaloWindow:
+    """A convolution of one sample: its input's map, halo planes on each side, bytes of a voxel."""
+
+    extents: VolumeShape
+    planes: VolumeShape
+    voxel: int
+    seconds: float  # of its forward pass, for the whole map
+
+
+@dataclass(frozen=True)
+class RooflineEstimate:
+    """What one sample takes on one rank, so that any grid's step can be guessed.
+
+    ``maps``: [s] of all operators by the extents of the map on which they work; ``fixed``: [s] of
+    those that see no map, and of the optimizer; ``kept`` [B] of activations for a sample and
+    ``held`` [B] of the rest.
+    """
+
+    job: GridJob
+    machine: Machine
+    maps: dict[VolumeShape, float]
+    windows: tuple[HaloWindow, ...]
+    fixed: float
+    gradients: int
+    kept: int
+    held: int
+
+    def seconds(self, grid: GridSection) -> float:
+        """About how long a step takes [s]: FP and BD + BF of Oyama et al. 2020, section III-C."""
+        samples = samples_each(grid, self.job)
+        work = samples * sum(s * _largest_share(extents, grid) for extents, s in self.maps.items())
+        reduced = self.machine.all_reduce_seconds(self.gradients, grid.size)
+        exposed = sum(self._exposed(window, grid, samples) for window in self.windows)
+        hidden = self.machine.hidden.gradients * min(reduced, work)
+        return self.job.accumulated * (work + exposed) + reduced - hidden + self.fixed
+
+    @property
+    def alone(self) -> float:
+        """Of a step on one rank that is as fast as one of many, without communication [s]."""
+        work = self.job.batch * sum(self.maps.values())
+        return self.job.accumulated * work + self.fixed
+
+    def memory(self, grid: GridSection) -> int:
+        """About how much a rank needs [B]."""
+        share = _largest_share(self.job.about.shape[1:], grid)
+        return self.held + int(samples_each(grid, self.job) * share * self.kept)
+
+    def _exposed(self, window: HaloWindow, grid: GridSection, samples: int) -> float:
+        """Of the halos of a convolution, forward and backward [s]."""
+        sent = 2 * sum(self._messages(window, grid, samples))
+        work = 3 * samples * window.seconds * _largest_share(window.extents, grid)
+        return sent - self.machine.hidden.halos * min(sent, work)
+
+    def _messages(self, window: HaloWindow, grid: GridSection, samples: int) -> Iterator[float]:
+        """2 SR for each axis that cuts; 1 SR where there are two ranks along it [s]."""
+        local = [
+            extent / _parts_along(extent, getattr(grid, axis))
+            for extent, axis in zip(window.extents, SPATIAL_AXES, strict=True)
+        ]
+        for dim, axis in enumerate(SPATIAL_AXES):
+            parts = _parts_along(window.extents[dim], getattr(grid, axis))
+            if parts > 1 and window.planes[dim]:
+                face = math.prod(local) / local[dim] * window.planes[dim]
+                peer = _rank_stride(grid, axis)
+                nbytes = int(samples * face * window.voxel)
+                yield min(2, parts - 1) * self.machine.send_seconds(nbytes, 0, peer)
+
+
+def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEstimate:
+    """Trace one sample on one rank."""
+    work = job.workload()
+    target = None if work.target is None else (1, *work.target[1:])
+    trace = trace_step(
+        replace(work, inputs=(1, *work.inputs[1:]), target=target),
+        {},
+        device=device_of_machine(machine),
+    )
+    setting = machine.setting(ranks)
+    maps: dict[VolumeShape, float] = defaultdict(float)
+    fixed = setting.overhead.step
+    for operator in trace.operators:
+        extents = _map_of(operator)
+        seconds = setting.estimate(operator).seconds + setting.overhead.operator
+        if extents is None or operator.stage == "optimizer":
+            fixed += seconds
+        else:
+            maps[extents] += seconds
+    held = trace.parameters + trace.gradients + trace.optimizer_state
+    windows = tuple(_halo_windows(trace, machine, ranks))
+    kept = max(0, trace.peak - held)
+    return RooflineEstimate(
+        job=job,
+        machine=machine,
+        maps=dict(maps),
+        windows=windows,
+        fixed=fixed,
+        gradients=trace.gradients,
+        kept=kept,
+        held=held,
+    )
+
+
+def device_of_machine(machine: Machine) -> Device:
+    """Of its devices, as a trace takes it."""
+    return "cpu" if machine.device == "cpu" else "cuda"
+
+
+def _halo_windows(trace: Trace, machine: Machine, ranks: int) -> Iterator[HaloWindow]:
+    setting = machine.setting(ranks)
+    for operator in trace.operators:
+        x, weight, *_ = (*operator.call.tensors(), None, None)
+        if operator.call.name == CONVOLUTION and x is not None and weight is not None:
+            planes = tuple((k - 1) // 2 for k in weight.shape[2:])
+            voxel = x.shape[1] * x.dtype.itemsize
+            seconds = setting.estimate(operator).seconds
+            if len(x.shape) == 5:
+                yield HaloWindow(x.shape[2:], planes, voxel, seconds)
+
+
+def _map_of(operator: LocalOperator) -> VolumeShape | None:
+    volumes = [spec for spec in operator.call.tensors() if len(spec.shape) == 5]
+    if not volumes or operator.stage == "optimizer":
+        return None
+    return max(volumes, key=_voxels).shape[2:]
+
+
+def _voxels(spec: TensorSpec) -> int:
+    return math.prod(spec.shape[2:])
+
+
+def _largest_share(extents: VolumeShape, grid: GridSection) -> float:
+    """Of a map, the largest part that a rank has; an axis that is too thin does not cut it."""
+    return math.prod(
+        -(-extent // _parts_along(extent, getattr(grid, axis))) / extent
+        for extent, axis in zip(extents, SPATIAL_AXES, strict=True)
+    )
+
+
+def _parts_along(extent: int, ranks: int) -> int:
+    return ranks if extent >= ranks else 1
+
+
+def _rank_stride(grid: GridSection, axis: str) -> int:
+    """How far apart neighbours along an axis are numbered."""
+    later = AXES[AXES.index(axis) + 1 :]
+    return math.prod(getattr(grid, other) for other in later)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal grid, traced.
+
+    ``seconds`` and ``memory`` are those of its slowest and of its fullest rank, of the ranks that
+    were traced; ``samples`` are those of a step, on all ranks. ``reading`` [s] is what its input
+    would take if nothing were kept (Mathuriya et al. 2018, equation 1).
+    """
+
+    grid: GridSection
+    samples: int
+    seconds: Breakdown
+    memory: RankMemory
+    reading: float
+    cost: StepCost
+    notes: tuple[str, ...] = ()
+
+    @property
+    def throughput(self) -> float:
+        """[samples/s]"""
+        return self.samples / self.seconds.total
+
+    @property
+    def binds(self) -> str:
+        """What takes most of the step, memory left aside."""
+        spent = self.seconds
+        parts = {
+            "compute": spent.compute,
+            "overhead": spent.overhead,
+            "halo": spent.halos,
+            "all-reduce": spent.statistics + spent.gradients,
+            "input": spent.input,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+    def fits(self, limit: int) -> bool:
+        """Whether a rank needs no more than so much memory [B]."""
+        return self.memory.total <= limit
+
+
+def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]:
+    """The steps of the ranks that decide.
+
+    That is the busiest, on the longest way to its neighbours; where the shards of an axis differ,
+    also the first, whose are largest.
+    Raises what `trace_step` does.
+    """
+    work = job.workload()
+    extents = grid.model_dump()
+    even = all(
+        extent % extents[axis] == 0
+        for extent, axis in zip(job.about.shape[1:], SPATIAL_AXES, strict=True)
+    )
+    slowest = slowest_rank(extents, job.inputs, machine)
+    ranks = sorted({slowest} if even else {0, slowest})
+    return [trace_step(work, extents, rank, device_of_machine(machine)) for rank in ranks]
+
+
+def evaluate_grid(
+    job: GridJob, grid: GridSection, machine: Machine, traces: Sequence[Trace], bounds: PlanBounds
+) -> Candidate:
+    """What a step on a grid costs."""
+    costs = [step_cost(trace, machine, grid.size) for trace in traces]
+    slowest = max(costs, key=lambda cost: cost.seconds.total)
+    seconds = _accumulated(slowest.seconds, job.accumulated)
+    host = host_memory(job, grid, bounds)
+    memories = [rank_memory(trace, machine, grid.size, host) for trace in traces]
+    reading = reading_seconds(job, grid, machine)
+    waiting = input_wait(reading, seconds.total) if read_each_step(job) else 0.0
+    return Candidate(
+        grid,
+        job.batch * job.accumulated,
+        replace(seconds, input=waiting),
+        max(memories, key=lambda memory: memory.total),
+        reading,
+        slowest,
+        tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+    )
+
+
+def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> HostMemory:
+    """Of a rank, beside its step: mini-batches in their storage type, and what the store keeps.
+
+    The store keeps what is shown in an epoch, as far as its budget goes: by default half of the
+    memory, which is ``limit`` [B] a rank.
+    """
+    data = job.recipe.data
+    box = job.box_bytes(box_extents(grid, job))
+    batch = samples_each(grid, job) * box
+    depth = min(data.prefetch, data.prefetch_bytes // batch)
+    kept = 0
+    if data.mode != "direct":
+        budget = int(MEMORY_SHARE * bounds.limit.nbytes) if data.budget is None else data.budget
+        kept = min(budget // box, -(-job.shown // grid.data)) * box
+    return HostMemory(ahead=(1 + depth) * batch, store=kept, process=bounds.process)
+
+
+def read_each_step(job: GridJob) -> bool:
+    """Whether files are read in every epoch, and not in the first one alone."""
+    return job.recipe.data.mode == "direct" and job.recipe.data.synthetic is None
+
+
+def reading_seconds(job: GridJob, grid: GridSection, machine: Machine) -> float:
+    """Of a step's input from files, each rank its boxes [s]."""
+    boxes = job.accumulated * samples_each(grid, job) * job.box_bytes(box_extents(grid, job))
+    return machine.read_seconds(boxes, grid.size)
+
+
+def _accumulated(seconds: Breakdown, count: int) -> Breakdown:
+    """Of a step over several mini-batches; gradients travel with the last one."""
+    once = {"gradients", "optimizer"}
+    times = {name: 1 if name in once else count for name in seconds.as_dict()}
+    return Breakdown(**{name: times[name] * spent for name, spent in seconds.as_dict().items()})
+
+
+def efficiency(alone: float, candidate: Candidate) -> float:
+    """The share of all ranks' time that one alone would need for the same samples, ``alone`` [s].
+
+    That one is taken to have the memory, and to be as fast as one of so many.
+    """
+    return alone / (candidate.grid.size * candidate.seconds.total)
+
+
+TRACED = 8
+"""Grids that are traced unless all are asked for: of the fastest by the rough estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class UntracedGrid:
+    """A legal grid that is likely to be slower, with its rough estimates: [s] and [B]."""
+
+    grid: GridSection
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedGrid:
+    """A grid that cannot be, and why."""
+
+    grid: GridSection
+    reason: str
+
+
+@dataclass(frozen=True)
+class GridPlan:
+    """All grids of ``ranks`` ranks: ``traced`` ones by time, those that fit first."""
+
+    job: GridJob
+    machine: Machine
+    ranks: int
+    limit: MemoryLimit
+    traced: tuple[Candidate, ...]
+    untraced: tuple[UntracedGrid, ...]
+    refused: tuple[RefusedGrid, ...]
+    first: RooflineEstimate
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that fits; None where none does."""
+        return next((one for one in self.traced if one.fits(self.limit.nbytes)), None)
+
+    @property
+    def alone(self) -> float:
+        """The step of one rank that has all the samples and the memory for them [s]."""
+        return self.first.alone
+
+    @property
+    def smallest(self) -> Candidate | None:
+        """The one that needs the least memory."""
+        return min(self.traced, key=lambda one: one.memory.total, default=None)
+
+
+def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) -> GridPlan:
+    """Rank the grids of so many ranks.
+
+    1. Every grid is tried for its partition. 2. One sample is traced on one rank, from which the
+    rough time and memory of every grid follow. 3. The `TRACED` grids that seem fastest are traced
+    as they are, of those that seem to fit first; with ``everything`` all. Where none of them fits,
+    those are traced that seem to need least, until one fits or as many have been tried. The result
+    depends on nothing but the arguments: no clock is read. No grid stands for another one, for
+    turning a grid turns blocks, and kernels are not as fast along every dim.
+
+    Raises:
+        LayoutError: no grid of so many ranks can be.
+        UnsupportedOp: the network has an operator that cannot be traced or cut.
+    """
+    refused = []
+    legal = []
+    for grid in grids(ranks):
+        reason = refusal(grid, job)
+        if reason:
+            refused.append(RefusedGrid(grid, reason))
+        else:
+            legal.append(grid)
+    if not legal:
+        raise LayoutError(
+            f"no grid of {ranks} ranks is possible; one of the reasons:\n    {refused[-1].reason}"
+        )
+    first = roofline_estimate(job, machine, ranks)
+    pending = sorted(legal, key=lambda grid: _promise_key(grid, first, bounds))
+    traced: list[Candidate] = []
+    while pending and not _enough(traced, bounds):
+        if len(traced) == TRACED and not bounds.everything:  # none of them fits
+            pending.sort(key=lambda grid: (first.memory(grid), words_of(grid)))
+        grid = pending.pop(0)
+        try:
+            traced.append(trace_one(job, grid, machine, bounds))
+        except (LayoutError, UnsupportedOp) as error:
+            refused.append(RefusedGrid(grid, str(error)))
+    if not traced:
+        raise UnsupportedOp(refused[-1].reason)
+    return GridPlan(
+        job=job,
+        machine=machine,
+        ranks=ranks,
+        limit=bounds.limit,
+        traced=tuple(sorted(traced, key=lambda one: _ranking_key(one, bounds.limit))),
+        untraced=tuple(
+            UntracedGrid(grid, first.seconds(grid), first.memory(grid)) for grid in pending
+        ),
+        refused=tuple(refused),
+        first=first,
+    )
+
+
+def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds) -> Candidate:
+    """One grid alone."""
+    return evaluate_grid(job, grid, machine, trace_grid(job, grid, machine), bounds)
+
+
+def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
+    """Whether no more grids have to be traced."""
+    if bounds.everything or len(traced) < TRACED:
+        return False
+    return len(traced) >= 2 * TRACED or any(one.fits(bounds.limit.nbytes) for one in traced)
+
+
+def _promise_key(
+    grid: GridSection, first: RooflineEstimate, bounds: PlanBounds
+) -> tuple[bool, float, str]:
+    """Lower is better; grids that need clearly too much memory come last."""
+    too_large = bounds.process + first.memory(grid) > 1.2 * bounds.limit.nbytes
+    return too_large, first.seconds(grid), words_of(grid)
+
+
+def _ranking_key(one: Candidate, limit: MemoryLimit) -> tuple[bool, float, str]:
+    return not one.fits(limit.nbytes), one.seconds.total, words_of(one.grid)
+
+
+MOST_RANKS = 4096
+"""Ranks up to which the least number that fits is looked for."""
+
+_MOST_TRACED = 12
+"""Grids that are traced in that search."""
+
+MEMORY_TOLERANCE = 1.03
+"""A grid is traced in that search if its rough memory is at most this many times the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeChange:
+    """What one change of the recipe would do to a grid."""
+
+    override: str
+    before: Candidate
+    after: Candidate
+
+
+def suggested_changes(plan: GridPlan, bounds: PlanBounds) -> list[RecipeChange]:
+    """Recomputation and half precision, on the best grid, or else on that of the least memory."""
+    before = plan.best or plan.smallest
+    if before is None:
+        return []
+    recipe = plan.job.recipe
+    wanted = []
+    if recipe.memory == "keep":
+        wanted.append(("memory=recompute", plan.job.with_recipe(memory="recompute")))
+    if recipe.precision == "float32":
+        wanted.append(("precision=bf16", plan.job.with_recipe(precision="bf16")))
+    return [
+        RecipeChange(override, before, trace_one(job, before.grid, plan.machine, bounds))
+        for override, job in wanted
+    ]
+
+
+def least_ranks(
+    job: GridJob,
+    machine: Machine,
+    bounds: PlanBounds,
+    first: RooflineEstimate,
+    known: Candidate | None = None,
+) -> Candidate | None:
+    """The grid of the fewest ranks that fits; None if none is found up to `MOST_RANKS` ranks.
+
+    In the order of their numbers of ranks, those grids are traced that take least of so many, and
+    of which ``first``, the rough estimate, says that they may fit; it is ``known``, a grid that
+    fits, if there are none of fewer ranks.
+    """
+    room = MEMORY_TOLERANCE * (bounds.limit.nbytes - bounds.process)
+    if room <= first.held:
+        return known
+    ranks = math.floor((first.memory(GridSection()) - first.held) / (room - first.held))
+    tried = 0
+    most = MOST_RANKS if known is None else known.grid.size - 1
+    for count in range(max(1, ranks), most + 1):
+        possible = [grid for grid in grids(count) if not refusal(grid, job)]
+        grid = min(possible, key=first.memory, default=None)
+        if grid is None or first.memory(grid) > room:
+            continue
+        found = trace_one(job, grid, machine, bounds)
+        if found.fits(bounds.limit.nbytes):
+            return found
+        tried += 1
+        if tried == _MOST_TRACED:
+            break
+    return known

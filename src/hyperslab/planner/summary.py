@@ -1,0 +1,323 @@
+"""Presents a plan: as a table and in words for the terminal, as JSON, and as a figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from hyperslab.planner.cost import least_bandwidth
+from hyperslab.planner.grids import box_extents, samples_each, words_of
+from hyperslab.planner.search import (
+    Candidate,
+    GridPlan,
+    RecipeChange,
+    RefusedGrid,
+    efficiency,
+    read_each_step,
+)
+
+PLAN_FORMAT = 1
+
+
+def plan_document(
+    plan: GridPlan, changes: list[RecipeChange], least: Candidate | None
+) -> dict[str, Any]:
+    """Times in s, sizes in B, by plain names; ``grids`` as they are ranked."""
+    best = plan.best
+    return {
+        "format": PLAN_FORMAT,
+        "machine": plan.machine.name,
+        "ranks": plan.ranks,
+        "samples_per_step": plan.job.batch * plan.job.accumulated,
+        "volume": list(plan.job.about.shape),
+        "assumed": plan.job.assumed,
+        "memory_limit": {"bytes": plan.limit.nbytes, "reason": plan.limit.reason},
+        "best": None if best is None else best.grid.model_dump(),
+        "grids": [_candidate_values(plan, one) for one in plan.traced],
+        "not_traced": [
+            {
+                "grid": one.grid.model_dump(),
+                "rough_seconds": one.seconds,
+                "rough_bytes": one.memory,
+            }
+            for one in plan.untraced
+        ],
+        "illegal": [{"grid": one.grid.model_dump(), "reason": one.reason} for one in plan.refused],
+        "changes": [
+            {
+                "override": change.override,
+                "grid": change.before.grid.model_dump(),
+                "step_seconds": change.after.seconds.total,
+                "bytes": change.after.memory.total,
+                "fits": change.after.fits(plan.limit.nbytes),
+            }
+            for change in changes
+        ],
+        "least_ranks": None
+        if least is None
+        else {
+            "ranks": least.grid.size,
+            "grid": least.grid.model_dump(),
+            "bytes": least.memory.total,
+        },
+    }
+
+
+def _candidate_values(plan: GridPlan, one: Candidate) -> dict[str, Any]:
+    return {
+        "grid": one.grid.model_dump(),
+        "fits": one.fits(plan.limit.nbytes),
+        "step_seconds": one.seconds.total,
+        "samples_per_second": one.throughput,
+        "efficiency": efficiency(plan.alone, one),
+        "binds": binds(plan, one),
+        "seconds": one.seconds.as_dict(),
+        "bytes": one.memory.total,
+        "memory": one.memory.as_dict(),
+        "reading_seconds": one.reading,
+        "not_measured": one.cost.guessed,
+        "not_traced": one.cost.left_out,
+        "not_traced_share": one.cost.left_out_share,
+        "notes": list(one.notes),
+    }
+
+
+def binds(plan: GridPlan, one: Candidate) -> str:
+    """What keeps a grid from being better: memory if it does not fit, else what takes longest."""
+    return one.binds if one.fits(plan.limit.nbytes) else "memory"
+
+
+_COLUMNS = ("grid", "step", "samples/s", "efficiency", "memory", "binds", "")
+GRIDS_SHOWN = 12
+"""Grids that the table has."""
+
+
+def ranking_table(plan: GridPlan) -> Table:
+    """The traced grids as they are ranked, the first `GRIDS_SHOWN` of them."""
+    shown = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:
+        words = column in ("grid", "binds", "")
+        shown.add_column(column, justify="left" if words else "right", no_wrap=True)
+    for one in plan.traced[:GRIDS_SHOWN]:
+        fits = one.fits(plan.limit.nbytes)
+        shown.add_row(
+            words_of(one.grid),
+            time_text(one.seconds.total),
+            f"{one.throughput:.3g}",
+            f"{efficiency(plan.alone, one):.0%}",
+            bytes_text(one.memory.total),
+            binds(plan, one),
+            "best" if one is plan.best else "" if fits else "too large",
+        )
+    return shown
+
+
+def plan_opening(plan: GridPlan) -> str:
+    """What is planned, on what."""
+    job = plan.job
+    volume = " x ".join(map(str, job.about.shape))
+    return (
+        f"{ranks_text(plan.ranks)} of {plan.machine.name}: {job.batch * job.accumulated} samples "
+        f"of {volume} a step, {bytes_text(plan.limit.nbytes)} a rank ({plan.limit.reason})"
+    )
+
+
+def plan_remarks(
+    plan: GridPlan, changes: list[RecipeChange], least: Candidate | None
+) -> Iterator[str]:
+    """All that the table does not say, line by line."""
+    if plan.job.assumed:
+        yield f"assumed    {plan.job.assumed}"
+    if plan.job.about.varied:
+        yield "shapes     the volumes differ in shape; times and memory are those of the largest"
+    yield from _doubts(plan)
+    if plan.best is not None:
+        yield from _about(plan, plan.best)
+    else:
+        yield _nothing_fits(plan)
+    if least is not None:
+        yield (
+            f"least      {ranks_text(least.grid.size)}: {words_of(least.grid)}, "
+            f"{bytes_text(least.memory.total)} a rank"
+        )
+    else:
+        yield "least      no number of ranks was found that fits"
+    for change in changes:
+        yield _changed(plan, change)
+    yield from _others(plan)
+
+
+def _doubts(plan: GridPlan) -> Iterator[str]:
+    """What the machine's numbers cannot say."""
+    machine = plan.machine
+    if machine.note:
+        yield f"machine    {machine.name} says of itself: {machine.note}"
+    farthest = machine.link(0, plan.ranks - 1)
+    if plan.ranks > 1 and farthest in machine.missing_links:
+        yield (
+            f"machine    {machine.name} has no numbers of links of the class {farthest!r}, which "
+            f"{plan.ranks} ranks need; those of another class stand in for them"
+        )
+
+
+def _about(plan: GridPlan, best: Candidate) -> Iterator[str]:
+    spent = ", ".join(
+        f"{name.replace('_', '-')} {time_text(seconds)}"
+        for name, seconds in best.seconds.as_dict().items()
+        if seconds >= 0.005 * best.seconds.total
+    )
+    yield f"time       {spent}"
+    held = ", ".join(
+        f"{name.replace('_', ' ')} {bytes_text(count)}"
+        for name, count in best.memory.as_dict().items()
+        if count >= 0.01 * best.memory.total
+    )
+    yield f"memory     {held}"
+    if not read_each_step(plan.job):
+        yield from _input(plan, best)
+    if best.cost.guessed >= 0.005:
+        yield (
+            f"measured   {1 - best.cost.guessed:.0%} of the operators' time; the rest is "
+            f"interpolated or modelled: `hyperslab calibrate` measures more"
+        )
+    if best.cost.left_out:
+        names = ", ".join(f"{name} ({count})" for name, count in best.cost.left_out.items())
+        yield (
+            f"left out   {names}: no meta form, so their costs are not known; about "
+            f"{best.cost.left_out_share:.1%} of the step if they take as long as others do"
+        )
+    yield from (f"note       {note}" for note in best.notes)
+
+
+def _input(plan: GridPlan, best: Candidate) -> Iterator[str]:
+    """BW_min of Mathuriya et al. 2018, equation 1, and what reading takes on the machine."""
+    if plan.job.recipe.data.synthetic is not None:
+        return
+    job = plan.job
+    box = job.box_bytes(box_extents(best.grid, job))
+    samples = samples_each(best.grid, job) * job.accumulated
+    needed = least_bandwidth(samples, box, best.seconds.total)
+    took = f", which take {time_text(best.reading)} here" if best.reading else ""
+    yield (
+        f"input      {bytes_text(samples * box)} a rank and step{took}; {needed / 1e6:.3g} MB/s "
+        "hide it in the first epoch, later ones read nothing that is kept"
+    )
+
+
+def _nothing_fits(plan: GridPlan) -> str:
+    smallest = plan.smallest
+    assert smallest is not None
+    return (
+        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank; "
+        f"{words_of(smallest.grid)} needs least, {bytes_text(smallest.memory.total)}"
+    )
+
+
+def _changed(plan: GridPlan, change: RecipeChange) -> str:
+    fits = "" if change.after.fits(plan.limit.nbytes) else ", still too large"
+    before = change.before
+    after = change.after
+    return (
+        f"{change.override}: on {words_of(before.grid)} the step from "
+        f"{time_text(before.seconds.total)} to {time_text(after.seconds.total)}, memory from "
+        f"{bytes_text(before.memory.total)} to {bytes_text(after.memory.total)}{fits}"
+    )
+
+
+def _others(plan: GridPlan) -> Iterator[str]:
+    hidden = len(plan.traced) - GRIDS_SHOWN
+    if hidden > 0:
+        yield f"and {hidden} more grids that were traced: --json lists them"
+    if plan.untraced:
+        first = plan.untraced[0]
+        yield (
+            f"and {len(plan.untraced)} more grids that seem slower and were not traced (--all "
+            f"traces them), the next {words_of(first.grid)}: roughly {time_text(first.seconds)}"
+        )
+    kinds: dict[str, list[RefusedGrid]] = {}
+    for one in plan.refused:
+        kinds.setdefault(re.sub(r"\d+", "N", one.reason.splitlines()[0]), []).append(one)
+    for alike in kinds.values():
+        reason = alike[0].reason.splitlines()[0]
+        others = f" (and {len(alike) - 1} more like it)" if len(alike) > 1 else ""
+        yield f"illegal    {words_of(alike[0].grid)}: {reason}{others}"
+
+
+def time_text(seconds: float) -> str:
+    """
+    >>> time_text(0.0123), time_text(2.5)
+    ('12.3 ms', '2.5 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def ranks_text(count: int) -> str:
+    """
+    >>> ranks_text(1), ranks_text(8)
+    ('1 rank', '8 ranks')
+    """
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def bytes_text(nbytes: int) -> str:
+    """
+    >>> bytes_text(3 << 29), bytes_text(5 << 20)
+    ('1.50 GiB', '5.00 MiB')
+    """
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.2f} MiB"
+
+
+CAUSE_COLOURS = {
+    "forward": "#2a5d9f",
+    "backward_data": "#5b8fd1",
+    "backward_filter": "#9dbfe8",
+    "optimizer": "#7a6bb0",
+    "overhead": "#b8b8b8",
+    "halos": "#d9730d",
+    "statistics": "#f0b067",
+    "gradients": "#b3362b",
+    "input": "#3d8f5f",
+}
+"""The parts of a step and their colours: work in blues, communication in reds."""
+
+
+def draw_plan(plan: GridPlan, path: Path) -> None:
+    """Write a PNG of the first grids of the table."""
+    shown = plan.traced[:GRIDS_SHOWN]
+    # A second of imports that training, which plans too, does without.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.6 + 0.36 * len(shown)), layout="constrained")
+    FigureCanvasAgg(figure)
+    times, memory = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+    places = np.arange(len(shown))
+    left = np.zeros(len(shown))
+    for cause, color in CAUSE_COLOURS.items():
+        part = 1e3 * np.array([one.seconds.as_dict()[cause] for one in shown])
+        if part.sum() > 1e-3 * sum(one.seconds.total for one in shown):
+            times.barh(places, part, left=left, color=color, label=cause.replace("_", " "))
+        left += part
+    needed = np.array([one.memory.total for one in shown]) / 2**30
+    limit = plan.limit.nbytes / 2**30
+    colors = ["#5b8fd1" if one.fits(plan.limit.nbytes) else "#b3362b" for one in shown]
+    memory.barh(places, needed, color=colors)
+    memory.axvline(limit, color="black", linestyle="--", linewidth=1, label="limit of memory")
+    memory.set(xlabel="memory [GiB]")
+    memory.tick_params(left=False)
+    times.set(xlabel="step [ms]")
+    times.set_yticks(places, [words_of(one.grid) for one in shown])
+    times.invert_yaxis()
+    for axes in (times, memory):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        f"{ranks_text(plan.ranks)} of {plan.machine.name}, "
+        f"{plan.job.batch * plan.job.accumulated} samples a step"
+    )
+    figure.legend(loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=120)

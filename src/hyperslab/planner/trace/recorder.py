@@ -1,0 +1,466 @@
+"""Records every operator of a step instead of running it, by a torch dispatch mode.
+
+In reading order: `Layers` finds the submodule that an operator or a node of the backward pass
+belongs to; calls and tensor specs of operators; meta implementations where torch has none, or
+a wrong one; FLOPs of a call, by pass, from torch's own formulas; `TraceMode` puts them together.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
+
+from hyperslab.errors import UnsupportedOp
+from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
+from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpec, Trace
+from hyperslab.planner.trace.unbacked_memory import UnbackedMemory, scratch_of
+from hyperslab.train.flops import FLOP_FORMULAS
+from hyperslab.train.profile import Stage
+
+
+class Layers:
+    """Follows the calls of a module's submodules.
+
+    Autograd numbers its nodes in the order in which they are made. So the numbers at which the
+    forward pass entered and left submodules tell for every node of the backward pass where it was
+    made.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._numbers: list[int] = []
+        self._names: list[str] = []
+
+    @contextmanager
+    def following(self, module: nn.Module) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, part in module.named_modules():
+                if part is not module:
+                    self._follow(part, name, stack)
+            yield
+
+    def _follow(self, part: nn.Module, name: str, stack: ExitStack) -> None:
+        def enter(*_: Any) -> None:
+            self._stack.append(name)
+            self._mark()
+
+        def leave(*_: Any) -> None:
+            self._stack.pop()
+            self._mark()
+
+        stack.callback(part.register_forward_pre_hook(enter, prepend=True).remove)
+        stack.callback(part.register_forward_hook(leave, always_call=True).remove)
+
+    def _mark(self) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self._numbers.append(torch._C._autograd._get_sequence_nr())
+            self._names.append(self._stack[-1] if self._stack else "")
+
+    @property
+    def current(self) -> str:
+        """The innermost submodule at work, "" outside of all."""
+        if self._stack:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        at = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
+        return self._names[at] if 0 <= at < len(self._names) else ""
+
+
+def call_of(operator: OpOverload, args: Any, kwargs: Any) -> Call:
+    """An operator with the forms of its arguments."""
+    return Call(
+        str(operator),
+        specs_of(args),
+        tuple((name, specs_of(value)) for name, value in kwargs.items()),
+    )
+
+
+def specs_of(value: Any) -> Any:
+    """Tensors as their forms, lists as tuples."""
+    if isinstance(value, torch.Tensor):
+        return spec_of(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(specs_of, value))
+    return value
+
+
+# The methods of `torch.Tensor` itself: those of a `Sharded` speak globally.
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """The form of a tensor's own block."""
+    shape = tuple(torch.Tensor.size(tensor))
+    return TensorSpec(shape, torch.Tensor.stride(tensor), tensor.dtype)
+
+
+def meta_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same form on torch's meta device."""
+    form = spec_of(tensor)
+    return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
+
+
+def zeros_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of the same shape and type."""
+    return torch.zeros(torch.Tensor.size(tensor), dtype=tensor.dtype)
+
+
+def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of all elements [B]."""
+    return sum(spec_of(tensor).nbytes for tensor in tensors)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Wherever they are in nested lists, tuples and dicts."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def shapes_of(tensors: list[torch.Tensor]) -> str:
+    """In words, for errors."""
+    return ", ".join(str(spec_of(tensor).shape) for tensor in tensors)
+
+
+def written_operands(
+    operator: OpOverload, args: Any, kwargs: Any
+) -> list[tuple[frozenset[str], Any]]:
+    """The operands into which an operator writes, by the names that its schema gives them."""
+    names = (argument.name for argument in operator._schema.arguments)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return [
+        (frozenset(argument.alias_info.before_set), given.get(argument.name))
+        for argument in operator._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def aliased_operand(alias: Any, written: list[tuple[frozenset[str], Any]]) -> Any:
+    """The operand that a result is; None: a new tensor."""
+    if alias is None:
+        return None
+    return next((value for names, value in written if names == alias.before_set), None)
+
+
+_aten = torch.ops.aten
+
+
+def _convolution_meta(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    extra: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """Torch's form is contiguous whatever the operands are (2.13)."""
+    y = _aten.convolution(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
+    formats = {memory_format_of(x), memory_format_of(weight)}
+    if formats == {torch.contiguous_format}:
+        return y
+    return torch.empty_like(y, memory_format=CHANNELS_LAST[x.dim()])
+
+
+def _mkldnn_convolution_meta(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    zero = [0] * len(padding)
+    return _convolution_meta(x, weight, bias, stride, padding, dilation, False, zero, groups)
+
+
+def _convolution_transpose_meta(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    extra: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: object,
+) -> torch.Tensor:
+    return _convolution_meta(x, weight, bias, stride, padding, dilation, True, extra, groups)
+
+
+META_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
+    _aten.convolution: _convolution_meta,
+    _aten.mkldnn_convolution: _mkldnn_convolution_meta,
+    torch.ops.mkldnn._convolution_transpose_pointwise: _convolution_transpose_meta,
+    _aten.to_mkldnn: lambda x, *_: torch.empty_like(x),
+}
+
+
+GRADIENT_PASSES: tuple[Pass, Pass] = ("backward-data", "backward-filter")
+
+
+def flops_of(
+    operator: torch._ops.OpOverload, call: Call, result: object, stage: Stage
+) -> tuple[tuple[Pass, int], ...]:
+    """Of each pass that a call does; none for operators that only move or scale elements.
+
+    ``result`` is the form of what it returns.
+    """
+    packet = operator.overloadpacket
+    arguments = [_shapes_in_specs(value) for value in call.arguments]
+    if packet is _aten.convolution_backward:
+        return _convolution_backward_flops(arguments, _shapes_in_specs(result))
+    formula = FLOP_FORMULAS.get(packet)
+    if formula is None:
+        return ()
+    options = {name: _shapes_in_specs(value) for name, value in call.options}
+    count = int(formula(*arguments, **options, out_val=_shapes_in_specs(result)))
+    return (("forward" if stage == "forward" else "backward-data", count),)
+
+
+def _convolution_backward_flops(arguments: list[Any], result: Any) -> tuple[tuple[Pass, int], ...]:
+    formula = flop_registry[_aten.convolution_backward]
+    counts: list[tuple[Pass, int]] = []
+    for which, name in enumerate(GRADIENT_PASSES):
+        if arguments[10][which]:
+            mask = [which == 0, which == 1, False]
+            counts.append((name, int(formula(*arguments[:10], mask, out_val=result))))
+    return tuple(counts)
+
+
+def _shapes_in_specs(value: object) -> Any:
+    """The shapes of tensors, as the formulas take them."""
+    if isinstance(value, TensorSpec):
+        return torch.Size(value.shape)
+    if isinstance(value, tuple) and any(isinstance(v, TensorSpec | tuple) for v in value):
+        return tuple(_shapes_in_specs(v) for v in value)
+    return value
+
+
+MOST_WITH_VALUES = 4096
+"""Elements up to which operators on tensors that have values run: constants, counters, seeds."""
+
+LARGEST_ZEROS = 1 << 28
+"""[B] of operands up to which an operator without a meta form runs on zeros, for its shapes."""
+
+ALLOCATING_OPERATORS = {
+    _aten.empty,
+    _aten.empty_like,
+    _aten.empty_strided,
+    _aten.new_empty,
+    _aten.new_empty_strided,
+}
+"""Operators that only ask for memory."""
+
+FILLING_NAMESPACE = "hyperslab"
+"""The namespace of operators that fill what they write into, and do not read it."""
+
+NO_META_IMPLEMENTATION = ("'Meta' backend", "expects CPU tensor", "no fake impl", "Meta tensors")
+"""What torch says of an operator that it cannot run on its meta device."""
+
+
+@dataclass(slots=True)
+class CallCosts:
+    """What is worked out once for equal calls: the form of the result, and the costs."""
+
+    result: Any
+    read: int
+    written: int
+    traced: bool
+    flops: dict[Stage, Any]
+
+
+class TraceMode(TorchDispatchMode):
+    """Within it torch's operators return tensors without memory, and are recorded.
+
+    Views are made; operators on small tensors with values (the counter of Adam's steps, say) run.
+    While ``trace`` is None nothing is recorded: a network is built so.
+    """
+
+    def __init__(self, nothing: UnbackedMemory, layers: Layers, *, scratch: bool) -> None:
+        """With ``scratch``, what the CPU's convolutions take while they run is counted, too."""
+        super().__init__()
+        self.nothing = nothing
+        self.layers = layers
+        self.scratch = scratch
+        self._for_onednn: torch.Tensor | None = None  # the last one in its format
+        self.trace: Trace | None = None
+        self.optimizing = False
+        self._known: dict[Call, CallCosts] = {}
+        self._overwritten: list[torch.UntypedStorage] = []  # with values, which are wrong now
+
+    @property
+    def stage(self) -> Stage:
+        """What the step is doing."""
+        if self.optimizing:
+            return "optimizer"
+        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if operator.is_view or torch.Tag.inplace_view in operator.tags:
+                return operator(*args, **kwargs)
+            if operator.namespace == "profiler":  # marks that the optimizer's step leaves
+                return operator(*args, **kwargs)
+            if operator.overloadpacket in (_aten._unsafe_view, _aten.set_):
+                return operator(*args, **kwargs)
+            tensors = tensors_in((args, kwargs))
+            if tensors and all(map(self._has_values, tensors)):
+                return self._run(operator, args, kwargs, tensors)
+            if torch.Tag.data_dependent_output in operator.tags:
+                raise UnsupportedOp(_reads_values(operator, tensors, self.layers.current))
+            if operator._schema.is_mutable:
+                return self._write(operator, args, kwargs, tensors)
+            return self._compute(operator, args, kwargs, tensors)
+
+    def _has_values(self, tensor: torch.Tensor) -> bool:
+        if self.nothing.has(tensor):
+            return False
+        address = tensor.untyped_storage()._cdata
+        return all(storage._cdata != address for storage in self._overwritten)
+
+    def _compute(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+        """An operator that returns new tensors."""
+        call = call_of(operator, args, kwargs)
+        known = self._known.get(call)
+        if known is None:
+            known = self._known[call] = self._look_up(operator, args, kwargs, tensors)
+        forms = [v for v in tree_leaves(known.result) if isinstance(v, TensorSpec)]
+        if not tensors and sum(math.prod(form.shape) for form in forms) <= MOST_WITH_VALUES:
+            return self._run(operator, args, kwargs, tensors)
+        self._note(operator, call, known)
+        result = tree_map_only(TensorSpec, self._new, known.result)
+        if self.scratch:
+            self._borrow(operator, call, args, result)
+        return result
+
+    def _borrow(self, operator: OpOverload, call: Call, args: Any, result: Any) -> None:
+        """Take the memory that the operator has while it runs."""
+        if operator.overloadpacket is _aten.to_mkldnn:
+            self._for_onednn = result
+        elif "convolution" in call.name:
+            self.nothing.borrow(scratch_of(call, to_onednn=args[1] is self._for_onednn))
+            self._for_onednn = None
+
+    def _run(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+        """An operator on small tensors with values."""
+        result = operator(*args, **kwargs)
+        if self.trace is not None:
+            forms = tree_map_only(torch.Tensor, spec_of, result)
+            read = total_bytes(tensors)
+            known = CallCosts(forms, read, total_bytes(tensors_in(result)), True, {})
+            self._note(operator, call_of(operator, args, kwargs), known)
+        return result
+
+    def _write(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+        """An operator that writes into its operands; what it would write is nowhere."""
+        call = call_of(operator, args, kwargs)
+        written = written_operands(operator, args, kwargs)
+        for tensor in tensors_in([value for _, value in written]):
+            if not self.nothing.has(tensor):
+                self._overwritten.append(tensor.untyped_storage())
+        known = self._known.get(call)
+        results = [
+            aliased_operand(result.alias_info, written) for result in operator._schema.returns
+        ]
+        if known is None:
+            new = None
+            if any(result is None for result in results):
+                new = self._look_up(operator, args, kwargs, tensors).result
+            nbytes = total_bytes(tensors_in([value for _, value in written]))
+            read = total_bytes(tensors) - (nbytes if operator.namespace == FILLING_NAMESPACE else 0)
+            nbytes += sum(v.nbytes for v in tree_leaves(new) if isinstance(v, TensorSpec))
+            known = self._known[call] = CallCosts(new, read, nbytes, True, {})
+        self._note(operator, call, known)
+        if None in results:
+            made = known.result if len(results) > 1 else [known.result]
+            pairs = zip(results, made, strict=True)
+            results = [
+                tree_map_only(TensorSpec, self._new, form) if found is None else found
+                for found, form in pairs
+            ]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _look_up(
+        self, operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+    ) -> CallCosts:
+        """The form of what an operator returns, by its meta form or else on zeros."""
+        form: Any = META_IMPLEMENTATIONS.get(operator.overloadpacket, operator)
+        traced = True
+        options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
+        try:
+            metas = tree_map_only(torch.Tensor, meta_of, (args, options))
+            result = form(*metas[0], **metas[1])
+        except RuntimeError as error:  # NotImplementedError is one
+            if torch.Tag.dynamic_output_shape in operator.tags:
+                words = _reads_values(operator, tensors, self.layers.current)
+                raise UnsupportedOp(words) from error
+            if not any(words in str(error) for words in NO_META_IMPLEMENTATION):
+                raise
+            traced = False
+            result = _on_zeros(operator, args, kwargs, tensors)
+        forms = tree_map_only(torch.Tensor, spec_of, result)
+        new = [v for v in tree_leaves(forms) if isinstance(v, TensorSpec)]
+        return CallCosts(forms, total_bytes(tensors), sum(v.nbytes for v in new), traced, {})
+
+    def _new(self, form: TensorSpec) -> torch.Tensor:
+        return self.nothing.empty(form.shape, form.strides, form.dtype)
+
+    def _note(self, operator: OpOverload, call: Call, known: CallCosts) -> None:
+        trace = self.trace
+        if trace is None or operator.overloadpacket in ALLOCATING_OPERATORS:
+            return
+        if not known.read and not known.written:  # it asks for a type, say
+            return
+        stage = self.stage
+        if stage not in known.flops:
+            known.flops[stage] = flops_of(operator, call, known.result, stage)
+        if not known.traced:
+            trace.not_traced[call.name] = trace.not_traced.get(call.name, 0) + 1
+        trace.events.append(
+            LocalOperator(
+                call=call,
+                layer=self.layers.current,
+                stage=stage,
+                flops=known.flops[stage],
+                read=known.read,
+                written=known.written,
+            )
+        )
+
+
+def _on_zeros(operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+    taken = total_bytes(tensors)
+    if taken > LARGEST_ZEROS:
+        raise UnsupportedOp(
+            f"{operator} has no meta form, so what it returns for {shapes_of(tensors)} is not "
+            f"known without running it on {taken / 2**30:.1f} GiB\n    register one "
+            "(torch.library.register_fake), or trace smaller volumes"
+        )
+    zeros = tree_map_only(torch.Tensor, zeros_of, (args, kwargs))
+    return operator(*zeros[0], **zeros[1])
+
+
+def _reads_values(operator: OpOverload, tensors: list[torch.Tensor], layer: str) -> str:
+    where = f" in {layer}" if layer else ""
+    return (
+        f"{operator} of {shapes_of(tensors)}{where} reads values, and a step that is traced has "
+        "none\n    what depends on values (.item(), an if on a tensor, nonzero) cannot be planned: "
+        "leave it out of the network that is traced"
+    )

@@ -1,0 +1,317 @@
+"""Makes objects of the targets that a recipe names: found, checked, and only then called.
+
+What a recipe names may come from whoever made the folder that it lies in. So a target has to be
+of the right kind *before* it is called: a class that is derived from the kind's, or a function
+that says by its annotation that it returns one. Any other function has to be named by the user
+himself. Arguments are looked at by the target's signature and its annotations.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from pydantic import ConfigDict, ImportString, PydanticUserError, TypeAdapter, ValidationError
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from hyperslab.errors import RecipeError, reason
+from hyperslab.formats.registry import look_in_current_folder
+from hyperslab.formats.source import Source
+from hyperslab.recipe.section import TargetSection
+
+FLOAT_WORDS = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""YAML 1.1 takes 1e-3 for a text."""
+
+NOT_YET = object()
+"""In place of a value that is not known before the data are."""
+
+
+def positional_names(made: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that can be given by their place."""
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return []
+    return [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
+
+
+def type_hints(made: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function, or of what makes an instance of a class."""
+    try:
+        return typing.get_type_hints(made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
+    except Exception:  # names that are there for type checkers alone, say
+        return {}
+
+
+def check_argument_names(
+    arguments: Mapping[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    where: str,
+    *,
+    open_end: bool,
+) -> None:
+    unknown = [name for name in arguments if name not in parameters]
+    if unknown and not open_end:
+        near = difflib.get_close_matches(unknown[0], parameters, 1)
+        nearest = f"nearest: {near[0]!r}; " if near else ""
+        raise RecipeError(
+            f"{where} takes no argument {unknown[0]!r}\n"
+            f"    {nearest}it takes {', '.join(parameters) or 'none'}"
+        )
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name not in arguments
+    ]
+    if missing:
+        raise RecipeError(f"{where} needs the argument {missing[0]!r}: it is missing")
+
+
+def typed_value(value: Any, hint: Any, default: Any, key: str, name: str) -> Any:
+    """The value as its annotation has it; where there is none, or none that says anything, itself.
+
+    Raises:
+        RecipeError: it is of another type.
+    """
+    if value is NOT_YET or (value is None and default is None):
+        return value
+    if isinstance(value, list) and _mentions_tensor(hint):
+        return torch.tensor(value)
+    if hint in (Any, inspect.Parameter.empty):
+        return float(value) if isinstance(value, str) and FLOAT_WORDS.fullmatch(value) else value
+    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, LRScheduler)):
+        return value
+    try:
+        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    except (PydanticUserError, TypeError, NameError, AttributeError):
+        return value  # an annotation of which pydantic knows nothing
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        words = str(error.errors()[0]["msg"]).replace("Input should", "it should")
+        wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else None
+        raise RecipeError(
+            f"bad value {value!r} for {key!r}: {words} ({name} wants "
+            f"{wanted or str(hint).replace('typing.', '')})"
+        ) from None
+
+
+def _mentions_tensor(hint: Any) -> bool:
+    return hint is torch.Tensor or torch.Tensor in typing.get_args(hint)
+
+
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class RightKind:
+    """What a target has to be: of one of the ``classes``, or called, if it is ``deferred``.
+
+    ``words`` name it in errors. A deferred function is not called for its result now but is the
+    result, with the recipe's arguments filled in.
+    """
+
+    words: str
+    classes: tuple[type, ...]
+    deferred: tuple[type, ...] = ()
+
+
+A_NETWORK = RightKind("a torch.nn.Module", (nn.Module,))
+A_LOSS = RightKind(
+    "a torch.nn.Module or a function that returns a tensor", (nn.Module,), (torch.Tensor,)
+)
+AN_OPTIMIZER = RightKind("a torch.optim.Optimizer", (torch.optim.Optimizer,))
+A_SCHEDULE = RightKind("a torch.optim.lr_scheduler.LRScheduler", (LRScheduler,))
+A_SOURCE = RightKind("a hyperslab.Source", (Source,))
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes the objects that one section of a recipe names.
+
+    ``key``: of the section, for errors. ``given``: positional arguments that are not the recipe's.
+    ``references``: what ``${data.channels}`` and the like stand for. ``trusted``: dotted names that
+    the user has given on the command line himself, which may be any functions.
+    """
+
+    key: str
+    kind: RightKind
+    given: tuple[Any, ...] = ()
+    references: Mapping[str, Any] = field(default_factory=dict)
+    trusted: frozenset[str] = frozenset()
+
+    def __call__(self, section: TargetSection) -> Any:
+        """What the target gives for its arguments.
+
+        Raises:
+            RecipeError: it cannot be imported, is of another kind, lacks an argument, has one of
+                another name or type, or does not take them; one line and the remedy.
+        """
+        assert section.target is not None
+        return self._make(section.target, section.arguments, self.key)
+
+    def check(self, section: TargetSection) -> None:
+        """Find it and look at its arguments; nothing is called. Raises as calling does."""
+        assert section.target is not None
+        made, _ = self._found(section.target, f"{self.key}.target")
+        self._bound(made, section.arguments, self.key, section.target, _known_now)
+
+    def _make(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
+        made, deferred = self._found(name, f"{key}.target")
+        options = self._bound(made, arguments, key, name, self._value)
+        given = () if self._fills_given(made, arguments) else self.given
+        if deferred:
+            return partial(made, **options)
+        try:
+            result = made(*given, **options)
+        except RecipeError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's code
+            raise RecipeError(
+                f"{key}.target {name} does not take its arguments: {_one_line(error)}"
+            ) from error
+        if not isinstance(result, self.kind.classes):
+            raise RecipeError(
+                f"{key}.target {name} gave a {type(result).__qualname__}, not {self.kind.words}"
+            )
+        return result
+
+    def _found(self, name: str, key: str) -> tuple[Callable[..., Any], bool]:
+        """What has the name, and whether it is the result itself."""
+        found = imported(name, key)
+        if isinstance(found, type) and issubclass(found, self.kind.classes):
+            return found, False
+        if isinstance(found, type) or not callable(found):
+            raise RecipeError(f"{key} {name} is {_kind_in_words(found)}, not {self.kind.words}")
+        returned = _return_type(found)
+        if issubclass(returned, self.kind.classes):
+            return found, False
+        if self.kind.deferred and (
+            issubclass(returned, self.kind.deferred) or name in self.trusted
+        ):
+            return found, True
+        if name in self.trusted:
+            return found, False
+        kinds = (*self.kind.classes, *self.kind.deferred)
+        named = kinds[-1].__name__
+        raise RecipeError(
+            f"{key} {name} is a function that does not say that it returns {self.kind.words}, so a "
+            f"recipe may not call it\n    annotate it `-> {named}`, or name it on the command line "
+            f"yourself: {key}={name}"
+        )
+
+    def _fills_given(self, made: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+        """Whether the recipe says itself what would be given, as for `ChainedScheduler`."""
+        return any(name in arguments for name in positional_names(made)[: len(self.given)])
+
+    def _bound(
+        self,
+        made: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        key: str,
+        name: str,
+        value_of: Callable[[Any, str], Any],
+    ) -> dict[str, Any]:
+        """The arguments, each of the type that its annotation asks for."""
+        try:
+            parameters = dict(inspect.signature(made).parameters)
+        except (TypeError, ValueError):  # written in C
+            return {k: value_of(value, f"{key}.{k}") for k, value in arguments.items()}
+        if not self._fills_given(made, arguments):
+            for taken in positional_names(made)[: len(self.given)]:
+                del parameters[taken]
+        open_end = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, 2)}
+        if made is not None and self.kind.deferred and not isinstance(made, type):
+            named = {n: p for i, (n, p) in enumerate(named.items()) if i >= 2 or n in arguments}
+        check_argument_names(arguments, named, f"{key}.target {name}", open_end=open_end)
+        annotations = type_hints(made)
+        found = {}
+        for argument, value in arguments.items():
+            ready = value_of(value, f"{key}.{argument}")
+            parameter = named.get(argument)
+            default = parameter.default if parameter is not None else None
+            found[argument] = typed_value(
+                ready, annotations.get(argument, Any), default, f"{key}.{argument}", name
+            )
+        return found
+
+    def _value(self, value: Any, key: str) -> Any:
+        """With references filled in, and with the objects that are named within it."""
+        if isinstance(value, str) and (match := REFERENCE.fullmatch(value)):
+            if match[1] not in self.references:
+                there = ", ".join(f"${{{name}}}" for name in self.references)
+                raise RecipeError(f"{key}={value} is not known here: there are {there or 'none'}")
+            return self.references[match[1]]
+        if isinstance(value, Mapping):
+            if isinstance(value.get("target"), str):
+                arguments = {k: v for k, v in value.items() if k not in ("target", "arguments")}
+                return self._make(value["target"], {**arguments, **value.get("arguments", {})}, key)
+            return {k: self._value(v, f"{key}.{k}") for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._value(item, f"{key}.{i}") for i, item in enumerate(value)]
+        return value
+
+
+def _known_now(value: Any, key: str) -> Any:
+    text = str(value)
+    return NOT_YET if REFERENCE.search(text) or "'target'" in text else value
+
+
+def imported(name: str, key: str) -> Any:
+    """What a dotted name stands for; looked for in the current folder, too.
+
+    Raises:
+        RecipeError: it cannot be imported.
+    """
+    look_in_current_folder()
+    try:
+        return TypeAdapter(ImportString).validate_python(name)
+    except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's module
+        raise RecipeError(f"{key} {name} cannot be imported: {_why_not(name, error)}") from error
+
+
+def _why_not(name: str, error: BaseException) -> str:
+    module, _, last = name.rpartition(".")
+    try:
+        there = dir(TypeAdapter(ImportString).validate_python(module))
+    except (Exception, SystemExit) as of_module:
+        first = _root(of_module)
+        remedy = "install its package, or run where its file lies (in this folder or PYTHONPATH)"
+        return f"{first if module else 'write package.Class'}\n    {remedy}"
+    near = difflib.get_close_matches(last, there, 1) or [n for n in there if n.lower() == last]
+    nearest = f"\n    nearest: {module}.{near[0]}" if near else ""
+    return f"{module} has no {last!r}{nearest}"
+
+
+def _root(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        return str(error.errors()[0]["msg"]).removeprefix("Invalid python path: ")
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    """Its type and its words, as far as one line goes."""
+    return " ".join(reason(error).split())[:400]
+
+
+def _kind_in_words(found: Any) -> str:
+    return (
+        f"a class of another kind ({found.__mro__[1].__name__})"
+        if isinstance(found, type)
+        else f"a {type(found).__name__}"
+    )
+
+
+def _return_type(function: Callable[..., Any]) -> type:
+    """The class that a function says it returns; `object` where it says nothing."""
+    found = type_hints(function).get("return")
+    return found if isinstance(found, type) else object

@@ -1,1 +1,0 @@
-"""Classes of anybody's that a recipe names: their section, their arguments, how they are made."""

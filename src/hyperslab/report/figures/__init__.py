@@ -1,1 +1,0 @@
-"""The figures: inline SVG, one file for each subject."""

@@ -1,1 +1,0 @@
-"""The page: what it is made of, and the templates that draw it."""

@@ -1,1 +1,0 @@
-"""Training from a program: `hyperslab.fit` and what it returns."""

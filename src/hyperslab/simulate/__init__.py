@@ -1,0 +1,1 @@
+"""Makes data to train on: N-body universes (the extra `universe`) and CT phantoms (`medical`)."""

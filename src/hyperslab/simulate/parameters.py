@@ -1,0 +1,187 @@
+"""Draws the four cosmological parameters of a universe from their ranges.
+
+Three sets of ranges have names, and any others can be given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import DataError
+from hyperslab.formats.targets import range_words
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter, drawn evenly from ``fiducial`` ± ``half_width``.
+
+    >>> PARAMETERS[0].physical(-0.5)
+    0.27
+    """
+
+    name: str
+    fiducial: float
+    half_width: float
+
+    def physical(self, unit: float) -> float:
+        """The value at the position ``unit`` in [-1, 1] of the range."""
+        return self.fiducial + self.half_width * unit
+
+
+PARAMETERS = (
+    Parameter("Omega_m", 0.30, 0.06),
+    Parameter("sigma_8", 0.80, 0.16),
+    Parameter("n_s", 0.96, 0.06),
+    Parameter("H_0", 70.0, 7.0),  # [km/s/Mpc]
+)
+"""In the order of ``unitPar``. The centres are the published generator's; the widths are wider than
+its ±10 % for Omega_m and sigma_8, which a small universe tells, and narrower for n_s."""
+
+FIDUCIAL_H_0 = 70.0
+"""[km/s/Mpc]: sides of universes are given for it."""
+
+OMEGA_B = 0.05
+"""Baryons, in the initial power spectrum only; kept at this value as Omega_m varies."""
+
+NAMES = tuple(p.name for p in PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What is random in one universe: ``unit`` and ``physical`` (4,), ``noise`` (2,) uint32."""
+
+    unit: NDArray[np.float64]
+    physical: NDArray[np.float64]
+    noise: NDArray[np.uint32]
+
+
+def draw_universe(
+    seed: int,
+    index: int,
+    varying: Iterable[str] = NAMES,
+    parameters: Sequence[Parameter] = PARAMETERS,
+) -> Draw:
+    """Universe ``index`` of ``seed``, with its four ``parameters`` within their ranges.
+
+    Those not in ``varying``, or with a range of no width, stay at the fiducial. It depends on
+    nothing else. All four numbers are drawn in any case, so that a universe keeps its sigma_8 and
+    its initial noise whatever else varies, and its place within whatever ranges.
+    """
+    names = frozenset(varying)
+    sequence = np.random.SeedSequence([seed, index])
+    noise = sequence.generate_state(2).astype(np.uint32)
+    unit = np.random.default_rng(sequence).uniform(-1.0, 1.0, len(PARAMETERS))
+    unit = np.where([p.name in names and p.half_width > 0 for p in parameters], unit, 0.0)
+    physical = [p.physical(u) for p, u in zip(parameters, unit, strict=True)]
+    return Draw(unit, np.array(physical), noise)
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The names in the order of ``unitPar``, each once.
+
+    Raises:
+        DataError: for an unknown name, with the nearest known one; for no name at all.
+    """
+    asked = tuple(names)
+    for name in asked:
+        if name not in NAMES:
+            raise DataError(
+                f"unknown parameter {name!r}{_nearest(name)}; known: {', '.join(NAMES)}"
+            )
+    if not asked:
+        raise DataError(f"no parameter varies: name at least one of {', '.join(NAMES)}")
+    return tuple(name for name in NAMES if name in asked)
+
+
+def _nearest(name: str) -> str:
+    lower = {known.lower(): known for known in NAMES}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.3)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""
+
+
+RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "wide": {p.name: (p.physical(-1.0), p.physical(1.0)) for p in PARAMETERS},
+    "public": {p.name: (0.9 * p.fiducial, 1.1 * p.fiducial) for p in PARAMETERS},
+    "sc18": {
+        "Omega_m": (0.25, 0.35),
+        "sigma_8": (0.78, 0.95),
+        "n_s": (0.9, 1.0),
+        "H_0": (70.0, 70.0),
+    },
+}
+"""Wide: ours, which small universes tell apart. Public: the published generator's ±10 %. SC18:
+Mathuriya et al. 2018, section IV-C, where H_0 does not vary; its value is not stated."""
+
+
+def parameters_in(words: str) -> tuple[Parameter, ...]:
+    """The four parameters with the ranges that some words name, with commas.
+
+    A word is one of `RANGES`, the first one only, or NAME=lo..hi; what is not named is as in
+    ``wide``. A range of no width is a constant.
+
+    >>> [p.fiducial for p in parameters_in("sc18,H_0=60..70")]
+    [0.3, 0.865, 0.95, 65.0]
+
+    Raises:
+        DataError: a name is unknown or comes twice, a bound is no number, the lower one is the
+            higher, or the parameters are none of a universe.
+    """
+    found = {p.name: p for p in PARAMETERS}
+    said: set[str] = set()
+    for number, word in enumerate(part.strip() for part in words.split(",")):
+        name, equals, bounds = word.partition("=")
+        if not equals and number == 0 and word in RANGES:
+            if word != "wide":
+                found = {n: _between(n, lo, hi) for n, (lo, hi) in RANGES[word].items()}
+            continue
+        if not equals:
+            first = "" if number == 0 or word not in RANGES else f"; {word!r} can only come first"
+            raise DataError(
+                f"ranges {words!r}: {word!r} is neither {', '.join(RANGES)} nor NAME=lo..hi, such "
+                f"as sigma_8=0.7..0.9{first}"
+            )
+        (known,) = check_names([name.strip()])
+        if known in said:
+            raise DataError(f"ranges {words!r}: {known} comes twice")
+        said.add(known)
+        found[known] = _between(known, *_bounds(words, word, bounds))
+    return tuple(_possible(found[name]) for name in NAMES)
+
+
+def words_of_ranges(parameters: Sequence[Parameter]) -> str:
+    """All ranges, as they are kept in a file."""
+    return range_words({p.name: (p.physical(-1.0), p.physical(1.0)) for p in parameters})
+
+
+def _bounds(words: str, word: str, bounds: str) -> tuple[float, float]:
+    try:
+        lo, hi = (float(bound) for bound in bounds.split(".."))
+    except ValueError:
+        raise DataError(
+            f"ranges {words!r}: {word!r} needs two numbers, such as sigma_8=0.7..0.9"
+        ) from None
+    if not (math.isfinite(lo) and math.isfinite(hi)) or lo > hi:
+        raise DataError(f"ranges {words!r}: {word!r} does not go from a number to a larger one")
+    return lo, hi
+
+
+def _between(name: str, lo: float, hi: float) -> Parameter:
+    return Parameter(name, round((lo + hi) / 2, 12), round((hi - lo) / 2, 12))
+
+
+def _possible(parameter: Parameter) -> Parameter:
+    """The parameter itself; a range that no universe can have is refused before hours of work."""
+    least = {"Omega_m": OMEGA_B, "sigma_8": 0.0, "H_0": 0.0}.get(parameter.name, -math.inf)
+    most = {"Omega_m": 1.0}.get(parameter.name, math.inf)
+    lo = parameter.physical(-1.0)
+    hi = parameter.physical(1.0)
+    if lo <= least or hi > most:
+        words = f"above {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
+        raise DataError(f"{parameter.name} from {lo:g} to {hi:g}: it has to be {words}")
+    return parameter

@@ -1,0 +1,245 @@
+"""Fills a folder with simulated universes: what is missing is made, what is there is checked.
+
+Each is one HDF5 file of the public layout; a final name means a finished file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.atomic_files import write_bytes
+from hyperslab.errors import DataError
+from hyperslab.formats.arrays.writer import SUMMED_LIBVER, read_summed, write_summed
+from hyperslab.formats.files import lock_folder
+from hyperslab.formats.storage import default_chunk_side
+from hyperslab.simulate.nbody import REDSHIFTS, Nbody
+from hyperslab.simulate.parameters import (
+    FIDUCIAL_H_0,
+    NAMES,
+    PARAMETERS,
+    Draw,
+    check_names,
+    draw_universe,
+    parameters_in,
+    words_of_ranges,
+)
+
+Attributes = Mapping[str, int | float | str]
+
+
+def universe_path(folder: Path, index: int) -> Path:
+    return folder / f"univ_ics_{index:06d}.hdf5"
+
+
+def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
+    """The counts in the storage type.
+
+    Raises:
+        DataError: if one does not fit, which would otherwise wrap around silently.
+    """
+    most = int(counts.max())
+    limit = np.iinfo(np.int16).max
+    if most > limit:
+        raise DataError(
+            f"universe {index}: a voxel holds {most} particles and int16 ends at {limit};"
+            " take fewer particles or more voxels"
+        )
+    return counts.astype(np.int16)
+
+
+def write_universe(
+    path: Path,
+    counts: NDArray[np.int16],
+    draw: Draw,
+    redshifts: tuple[float, ...],
+    attributes: Attributes,
+) -> None:
+    """Write ``full`` (S, S, S, 4) and the parameters, under a temporary name until complete.
+
+    Raises:
+        DataError: if the folder cannot be written or the disk is full.
+    """
+    image = _file_image(counts, draw, redshifts, attributes)
+    try:
+        write_bytes(path, image)
+        path.with_name(f"{path.name}.partial").unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_universe(path: Path, attributes: Attributes) -> None:
+    """Nothing, if ``path`` is the universe that these attributes describe.
+
+    Raises:
+        DataError: if it is another one, or no readable universe at all.
+    """
+    remedy = "delete it or simulate into another folder"
+    try:
+        with h5py.File(path, "r") as file:
+            found = dict(file.attrs)
+            shape = file["full"].shape
+            read_summed(file["full"])
+    except (OSError, KeyError) as error:
+        raise DataError(f"{path} is not a simulated universe ({error}): {remedy}") from error
+    found.setdefault("ranges", words_of_ranges(PARAMETERS))  # files did not always say them
+    for name, wanted in attributes.items():
+        if name not in found or found[name] != wanted:
+            raise DataError(
+                f"{path} was made with {name} = {found.get(name)}, not {wanted}: {remedy}"
+            )
+    size = attributes["size"]
+    wanted_shape = (size, size, size, 4)
+    if shape != wanted_shape:
+        raise DataError(f"{path} holds counts of shape {shape}, not {wanted_shape}: {remedy}")
+
+
+def _file_image(
+    counts: NDArray[np.int16], draw: Draw, redshifts: tuple[float, ...], attributes: Attributes
+) -> bytes:
+    """The file's bytes, made in memory: what fails later is one plain write."""
+    side = default_chunk_side(counts.shape[0])
+    chunks = (side, side, side, counts.shape[3])
+    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
+        file.create_dataset("full", data=counts, chunks=chunks, fletcher32=True)
+        write_summed(file, "unitPar", draw.unit)
+        write_summed(file, "physPar", draw.physical)
+        write_summed(file, "namePar", np.array(NAMES, dtype="S"))
+        write_summed(file, "redshifts", np.array(redshifts))
+        file.attrs.update(attributes)
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    return image
+
+
+VOXEL_SIDE = 2.0
+"""The default side of a voxel [Mpc/h]: where small universes tell most about sigma_8."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniverseSettings:
+    """What all universes of a folder share.
+
+    ``size`` voxels and ``particles`` per side; ``box_size`` [Mpc/h] at H_0 = 70; ``parameters``,
+    the names of those that vary, within ``ranges``, see `parameters_in`; ``steps`` of the particle
+    mesh.
+
+    Raises:
+        DataError: if one is out of range, or a parameter's name unknown.
+    """
+
+    size: int
+    box_size: float
+    seed: int
+    parameters: tuple[str, ...]
+    particles: int
+    steps: int
+    ranges: str = "wide"
+
+    def __post_init__(self) -> None:
+        _at_least("size", self.size, 1)
+        _at_least("seed", self.seed, 0)
+        _at_least("particles", self.particles, 2)
+        _at_least("steps", self.steps, 1)
+        if not (math.isfinite(self.box_size) and self.box_size > 0):
+            raise DataError(f"box size must be a length in Mpc/h, not {self.box_size}")
+        object.__setattr__(self, "parameters", check_names(self.parameters))
+        parameters_in(self.ranges)
+
+    def side(self, h_0: float) -> float:
+        """The side [Mpc/h] of a universe: all have the same in Mpc, so it grows with H_0."""
+        return self.box_size * h_0 / FIDUCIAL_H_0
+
+    def attributes(self, index: int) -> Attributes:
+        """What universe ``index`` is made from, all of it: kept in its file."""
+        words = {
+            "parameters": ",".join(self.parameters),
+            "ranges": words_of_ranges(parameters_in(self.ranges)),
+        }
+        return {**asdict(self), **words, "index": index}
+
+
+def make_universes(
+    folder: str | Path,
+    *,
+    count: int,
+    size: int,
+    box_size: float | None = None,
+    seed: int = 0,
+    parameters: Sequence[str] = NAMES,
+    particles: int | None = None,
+    steps: int = 10,
+    ranges: str = "wide",
+    done: Callable[[Path], None] = lambda path: None,
+) -> list[Path]:
+    """Make universes 0 .. count-1 in ``folder`` and return all their paths.
+
+    Those that are there already are kept; ``done`` is called for each, kept ones first. The
+    arguments are those of :class:`Settings`; a voxel is VOXEL wide and there are as many particles
+    as voxels if not said otherwise.
+
+    Raises:
+        DataError: if an argument is out of range, if another simulation fills the folder, or if a
+            file in it is not the universe it would be, or cannot be written.
+        HyperslabError: if the extra ``universe`` is not installed.
+    """
+    _at_least("count", count, 1)
+    _at_least("size", size, 1)
+    settings = UniverseSettings(
+        size=size,
+        box_size=VOXEL_SIDE * size if box_size is None else float(box_size),
+        seed=seed,
+        parameters=tuple(parameters),
+        particles=size if particles is None else particles,
+        steps=steps,
+        ranges=ranges,
+    )
+    made = _made(Path(folder))
+    with lock_folder(made, "simulation"):
+        return _fill(made, settings, count, done)
+
+
+def _fill(
+    folder: Path, settings: UniverseSettings, count: int, done: Callable[[Path], None]
+) -> list[Path]:
+    """Check all that is there before anything is computed, then make the rest."""
+    paths = [universe_path(folder, index) for index in range(count)]
+    kept = [index for index, path in enumerate(paths) if path.exists()]
+    for index in kept:
+        check_universe(paths[index], settings.attributes(index))
+        done(paths[index])
+    if len(kept) == count:
+        return paths
+    nbody = Nbody(size=settings.size, particles=settings.particles, steps=settings.steps)
+    for index in sorted(set(range(count)) - set(kept)):
+        _make(paths[index], settings, index, nbody)
+        done(paths[index])
+    return paths
+
+
+def _make(path: Path, settings: UniverseSettings, index: int, nbody: Nbody) -> None:
+    ranges = parameters_in(settings.ranges)
+    drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
+    h_0 = float(drawn.physical[NAMES.index("H_0")])
+    counts = nbody(drawn.physical, settings.side(h_0), drawn.noise)
+    attributes = settings.attributes(index)
+    write_universe(path, as_int16(counts, index), drawn, REDSHIFTS, attributes)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return folder
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise DataError(f"{name} must be at least {least}, not {value}")

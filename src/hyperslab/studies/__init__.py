@@ -1,0 +1,1 @@
+"""Studies finished and planned runs: reports and comparisons, sweeps, scaling studies."""

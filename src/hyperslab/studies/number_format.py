@@ -1,0 +1,74 @@
+"""Formats numbers, sizes and names as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from hyperslab.train.metrics import ConfidenceInterval
+
+LABELS = {"Omega_m": "Ωₘ", "sigma_8": "σ₈", "n_s": "nₛ", "N_spec": "nₛ", "H_0": "H₀"}
+UNITS = {"H_0": "km/s/Mpc"}
+MINUS = "\N{MINUS SIGN}"
+DASH = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+DIGITS = 3  # significant ones
+SCALES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def label(name: str) -> str:
+    """A parameter's usual symbol; the name itself where none is known."""
+    return LABELS.get(name, name)
+
+
+def number(value: float | None) -> str:
+    """A number to three significant digits; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        mantissa, exponent = f"{value:.{DIGITS - 1}e}".split("e")
+        return f"{mantissa}·10{_superscript(int(exponent))}".replace("-", MINUS)
+    places = DIGITS - 1 - (math.floor(math.log10(abs(value))) if value else 0)
+    return f"{value:.{max(places, 0)}f}".replace("-", MINUS)
+
+
+def interval_words(found: ConfidenceInterval) -> str:
+    """``0.143 (0.08 – 0.25)``: an estimate and its interval."""
+    return f"{number(found.value)} ({number(found.lower)} {DASH} {number(found.upper)})"
+
+
+def duration(seconds: float) -> str:
+    """``75`` as ``1 min 15 s``: the two largest units that matter."""
+    if seconds < 60:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def scale_of(size: float) -> tuple[float, str]:
+    """The unit that suits a size [B]: how many bytes it has, and its name."""
+    power = 0 if size < 1 else min(int(math.log(size, 1024)), len(SCALES) - 1)
+    return 1024.0**power, SCALES[power]
+
+
+def size(value: float) -> str:
+    """A number of bytes, such as ``1.50 GiB``."""
+    scale, unit = scale_of(value)
+    return f"{number(value / scale)} {unit}"
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 epoch``, ``2 epochs``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _superscript(value: int) -> str:
+    return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def times(values: Iterable[object]) -> str:
+    """``2 x 3 x 4``, with the right sign between."""
+    return f" {TIMES} ".join(map(str, values))

@@ -1,0 +1,355 @@
+"""Groups runs into configurations: those that a sweep says, or that differ by their seed alone.
+
+`Scored` is what some network or control predicts of the test volumes, ready to be compared.
+Legend: S seeds, V volumes of the test split, N samples, P parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperslab.documents import read_json
+from hyperslab.errors import DataError
+from hyperslab.recipe.compare import differences
+from hyperslab.studies.run_folder import (
+    TEXT_COLUMNS,
+    Run,
+    check_distinct,
+    folder_names,
+    read_evaluation,
+    read_run,
+    read_table,
+    read_words,
+)
+from hyperslab.train.metrics import (
+    ConfidenceInterval,
+    FloatArray,
+    fit_calibration,
+    means_of_volumes,
+    ratio_interval,
+    volume_indices,
+)
+
+MEAN_CONTROL = "mean"
+"""In place of a parameter's name: the mean of the errors of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPredictions:
+    """The samples of a split: their volumes, and (N, P) normalised truths and predictions."""
+
+    volumes: tuple[str, ...]
+    true: FloatArray
+    predicted: FloatArray
+
+    @property
+    def of_parts(self) -> bool:
+        """Whether volumes have several samples."""
+        return len(set(self.volumes)) < len(self.volumes)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A network, or a control, by seed.
+
+    ``errors`` (S, V, P) are squared, each the mean over the samples of a volume; ``of_mean`` (V, P)
+    those of predicting the mean of the training split. ``volumes`` are in the order of names.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    volumes: tuple[str, ...]
+    seeds: tuple[SplitPredictions, ...]
+    errors: FloatArray
+    of_mean: FloatArray
+
+    @property
+    def true(self) -> FloatArray:
+        """The true values (V, P)."""
+        return means_of_volumes(self.seeds[0].true, self.seeds[0].volumes)
+
+    def error(self, parameter: str) -> FloatArray:
+        """The errors (S, V) of one parameter, or of their `MEAN`."""
+        return self._of(self.errors, parameter)
+
+    def ratio(self, parameter: str) -> ConfidenceInterval:
+        """The error over that of predicting the mean, on the mean over seeds."""
+        return ratio_interval(self.error(parameter), self._of(self.of_mean[None], parameter))
+
+    def ratio_to(self, other: Scored, parameter: str) -> ConfidenceInterval:
+        """The error over that of another."""
+        return ratio_interval(self.error(parameter), other.error(parameter))
+
+    def ratios(self, parameter: str) -> FloatArray:
+        """By seed, the error over that of predicting the mean (S,)."""
+        of_mean = self._of(self.of_mean[None], parameter).mean()
+        return self.error(parameter).mean(1) / of_mean
+
+    @property
+    def typical(self) -> SplitPredictions:
+        """Of the seed with the median error."""
+        order = np.argsort(self.error(MEAN_CONTROL).mean(1))
+        return self.seeds[int(order[(len(order) - 1) // 2])]
+
+    def _of(self, values: FloatArray, parameter: str) -> FloatArray:
+        if parameter == MEAN_CONTROL:
+            return values.mean(-1)
+        chosen: FloatArray = values[..., self.parameters.index(parameter)]
+        return chosen
+
+
+def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | None]:
+    """From the evaluations of several seeds: as they are, and averaged and recalibrated.
+
+    The second is there where volumes have several samples and every evaluation has predictions of
+    the validation split, to which lines are fitted.
+
+    Raises:
+        DataError: an evaluation is missing, broken, of classes, or of other volumes than the first.
+    """
+    found = [_read_predictions(folder) for folder in folders]
+    parameters, mean, _, _ = found[0]
+    for folder, (names, _, _, _) in zip(folders, found, strict=True):
+        if names != parameters:
+            raise DataError(f"{folder} predicts {', '.join(names)}: not what {folders[0]} does")
+    tests = [test for _, _, test, _ in found]
+    for folder, test in zip(folders, tests, strict=True):
+        if set(test.volumes) != set(tests[0].volumes):
+            raise DataError(
+                f"{name}: the test volumes of its runs are not the same: those of {folder} are not "
+                f"those of {folders[0]}"
+            )
+    plain = score(name, parameters, tests, mean)
+    validations = [validation for _, _, _, validation in found if validation is not None]
+    if not tests[0].of_parts or len(validations) < len(tests):
+        return plain, None
+    better = [_recalibrated(*pair) for pair in zip(tests, validations, strict=True)]
+    return plain, score(f"{name}, averaged and recalibrated", parameters, better, mean)
+
+
+def score(
+    name: str, parameters: tuple[str, ...], seeds: Sequence[SplitPredictions], mean: FloatArray
+) -> Scored:
+    """The errors of predictions; ``mean`` (P,) is that of the training split's targets.
+
+    All seeds have the same volumes.
+    """
+    volumes, _ = volume_indices(seeds[0].volumes)
+    errors = []
+    for seed in seeds:
+        errors.append(means_of_volumes((seed.predicted - seed.true) ** 2, seed.volumes))
+    true = means_of_volumes(seeds[0].true, seeds[0].volumes)
+    return Scored(name, parameters, volumes, tuple(seeds), np.stack(errors), (true - mean) ** 2)
+
+
+def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> SplitPredictions:
+    lines = fit_calibration(
+        means_of_volumes(validation.predicted, validation.volumes),
+        means_of_volumes(validation.true, validation.volumes),
+    )
+    names, _ = volume_indices(test.volumes)
+    predicted = lines(means_of_volumes(test.predicted, test.volumes))
+    return SplitPredictions(names, means_of_volumes(test.true, test.volumes), predicted)
+
+
+def _read_predictions(
+    folder: Path,
+) -> tuple[tuple[str, ...], FloatArray, SplitPredictions, SplitPredictions | None]:
+    """Parameters, training mean (P,), test and validation predictions of an evaluation's folder."""
+    evaluation = read_evaluation(folder / "metrics.json")
+    if "parameters" not in evaluation:
+        what = "an evaluation of classes" if evaluation else "not there"
+        raise DataError(
+            f"{folder / 'metrics.json'} is {what}: numbers that were predicted are compared here\n"
+            "    hyperslab evaluate RUN --calibrate"
+        )
+    names = tuple(evaluation["parameters"])
+    mean = np.array([evaluation.get("training_mean", {}).get(name, 0.0) for name in names])
+    test = _read_split(folder / "predictions.csv", names)
+    if test is None:
+        raise DataError(f"{folder / 'predictions.csv'} is not there: hyperslab evaluate writes it")
+    return names, mean, test, _read_split(folder / "validation.csv", names)
+
+
+def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
+    kinds = [[f"{kind}_{name}" for name in names] for kind in ("true", "predicted")]
+    table = read_table(path, ["volume", *kinds[0], *kinds[1]], text=TEXT_COLUMNS)
+    if not table:
+        return None
+    volumes = read_words(path, "volume")
+    true, predicted = (np.stack([table[name] for name in kind], axis=1) for kind in kinds)
+    return SplitPredictions(volumes, true, predicted)
+
+
+UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
+"""Keys of a recipe by which runs of one configuration may differ."""
+
+SAME_TRUTH = 1e-3
+"""How far true values, of -1 to 1, may be apart that are the same."""
+
+LONGEST_NAME = 48
+"""Of a name that says what differs [letters]; longer ones fit into no figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Runs with different seeds; ``averaged``: their sub-volumes together, if they have some."""
+
+    name: str
+    runs: tuple[Run, ...]
+    scored: Scored
+    averaged: Scored | None
+
+    @property
+    def of_parts(self) -> bool:
+        """Whether the network sees parts of volumes."""
+        return self.scored.seeds[0].of_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Configurations and controls over the same test volumes."""
+
+    configurations: tuple[Configuration, ...]
+    controls: tuple[Scored, ...]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.configurations[0].scored.parameters
+
+    @property
+    def rows(self) -> list[Scored]:
+        """Everything that is compared, averages behind what they are averages of."""
+        found: list[Scored] = []
+        for one in self.configurations:
+            found += [one.scored, *([one.averaged] if one.averaged is not None else [])]
+        return [*found, *self.controls]
+
+    @property
+    def reference(self) -> Scored:
+        """The others are compared with it: the best network of those that see whole volumes.
+
+        Of all networks where none does.
+        """
+        whole = [one for one in self.configurations if not one.of_parts]
+        scored = [one.scored for one in whole or self.configurations]
+        return min(scored, key=_error_of)
+
+
+def _error_of(scored: Scored) -> float:
+    """What is not a number is worse than anything."""
+    ratio = float(scored.ratios(MEAN_CONTROL).mean())
+    return ratio if math.isfinite(ratio) else math.inf
+
+
+def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] = ()) -> Comparison:
+    """Read runs, or sweeps of them, and controls.
+
+    A control is a folder with the files of an evaluation, such as `benchmarks/ridge.py` writes.
+
+    Raises:
+        DataError: there is no such run, one is not evaluated, or test volumes are not the same.
+    """
+    found = [_configuration(name, runs) for name, runs in named_runs(paths)]
+    if not found:
+        raise DataError("no run is done yet, so there is nothing to compare")
+    others = tuple(read_scored(name, [path])[0] for name, path in controls)
+    comparison = Comparison(tuple(found), others)
+    names = [one.name for one in comparison.rows]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"two of what is compared are called {twice[0]}; rename the control")
+    first = found[0].scored
+    for other in comparison.rows:
+        if (other.volumes, other.parameters) != (first.volumes, first.parameters):
+            raise DataError(
+                f"{other.name} was measured on other test volumes or parameters than {first.name}: "
+                "nothing can be said of their ratio\n    give them the same data, seed and split"
+            )
+        if not np.allclose(other.true, first.true, rtol=0, atol=SAME_TRUTH, equal_nan=True):
+            raise DataError(
+                f"the true values of {other.name} are not those of {first.name}, though their test "
+                "volumes have the same names: other data, or other data.ranges\n"
+                "    give them the same of both"
+            )
+    return comparison
+
+
+def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
+    """Runs, or sweeps of them, by configuration.
+
+    What is called alike in two sweeps has the names of their folders before it.
+
+    Raises:
+        DataError: there is no such run, one is given twice, or a sweep's table cannot be read.
+    """
+    check_distinct(paths)
+    sweeps = [path for path in paths if (path / "sweep.json").is_file()]
+    grouped = _grouped_by_recipe([read_run(path) for path in paths if path not in sweeps])
+    swept = [_of_sweep(path) for path in sweeps]
+    names = [name for named in (*swept, grouped) for name, _ in named]
+    folders = folder_names(sweeps) if sweeps else []
+    found = [
+        (name if names.count(name) == 1 else f"{folder}: {name}", runs)
+        for folder, named in zip(folders, swept, strict=True)
+        for name, runs in named
+    ]
+    return [*found, *grouped]
+
+
+def _configuration(name: str, runs: Sequence[Run]) -> Configuration:
+    scored, averaged = read_scored(name, [run.path / "evaluation" for run in runs])
+    return Configuration(name, tuple(runs), scored, averaged)
+
+
+def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
+    try:
+        table = read_json(path / "sweep.json")
+        rows = [(str(row["name"]), list(row["paths"])) for row in table["variants"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path / 'sweep.json'} is no table of a sweep: {error!r}") from None
+    return [(name, [read_run(path / run) for run in runs]) for name, runs in rows if runs]
+
+
+def _grouped_by_recipe(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Runs by all of their recipe but what does not matter, called by what differs.
+
+    Runs of one seed are no two draws of chance, and so not of one configuration. Where names would
+    be long, or the same, they are those of the folders.
+    """
+    groups: list[tuple[dict[str, Any], list[Run]]] = []
+    for run in runs:
+        settings = {key: value for key, value in run.recipe.items() if key not in UNCOMPARED}
+        seed = run.setting("seed")
+        fitting = (
+            group
+            for other, group in groups
+            if other == settings and seed not in [one.setting("seed") for one in group]
+        )
+        same = next(fitting, None)
+        if same is None:
+            groups.append((settings, [run]))
+        else:
+            same.append(run)
+    keys: list[str] = []
+    for settings, _ in groups:
+        keys += differences(groups[0][0], settings)
+    names = [_name_by_differences(group[0], list(dict.fromkeys(keys))) for _, group in groups]
+    if len(set(names)) < len(names) or max(map(len, names), default=0) > LONGEST_NAME:
+        names = folder_names([group[0].path for _, group in groups])
+    return [(name, group) for name, (_, group) in zip(names, groups, strict=True)]
+
+
+def _name_by_differences(run: Run, keys: Sequence[str]) -> str:
+    last = [key.rpartition(".")[2] for key in keys]
+    words = [
+        f"{word if last.count(word) == 1 else key}={run.setting(key)}"
+        for key, word in zip(keys, last, strict=True)
+        if run.setting(key) is not None
+    ]
+    return ", ".join(words) or str(run.setting("model.variant") or run.called("model"))

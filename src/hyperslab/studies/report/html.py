@@ -1,0 +1,179 @@
+"""Renders a page: plain values, chapters of blocks, become HTML by the templates beside this file.
+
+The blocks hold no HTML: texts come from a run's files as they are, and everything is escaped by
+Jinja2, the SVG of our own figures excepted. Control characters are written out: what stands in
+a run's files can neither run nor disturb how the page is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hyperslab.errors import printable
+from hyperslab.studies.report.canvas import Picture
+
+FigureSize = Literal["tiny", "small", "medium", "large", "wide"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """A cell of a table: a text, a quiet remark beside or ``below`` it, or a bar behind it.
+
+    A ``share`` of 1 fills the cell with the bar.
+    """
+
+    text: str
+    remark: str = ""
+    below: str = ""
+    share: float | None = None
+
+    @property
+    def percent(self) -> str:
+        """How wide the bar is."""
+        return f"{100 * min(max(self.share or 0.0, 0.0), 1.0):.1f}"
+
+
+TableRow = Sequence[TableCell | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    template: ClassVar = "paragraph.html"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading inside a chapter."""
+
+    template: ClassVar = "heading.html"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something is missing; ``command`` makes it."""
+
+    template: ClassVar = "notice.html"
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FactList:
+    """Names and their values."""
+
+    template: ClassVar = "facts.html"
+    items: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """Colours and what they mean."""
+
+    template: ClassVar = "legend.html"
+    items: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Text that opens on demand."""
+
+    template: ClassVar = "details.html"
+    summary: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures side by side, as many as fit."""
+
+    template: ClassVar = "figures.html"
+    pictures: Sequence[Picture]
+    size: FigureSize = "large"
+
+
+@dataclass(frozen=True, slots=True)
+class CellTable:
+    """A table whose first column names the row."""
+
+    template: ClassVar = "table.html"
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[TableRow]
+
+
+Block = Paragraph | Heading | Notice | FactList | Legend | Details | Figures | CellTable
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """One chapter of the page."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All of its figures, in their order."""
+        found = [block.pictures for block in self.blocks if isinstance(block, Figures)]
+        return [picture for pictures in found for picture in pictures]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A large number at the top of the page."""
+
+    what: str
+    value: str
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The whole document."""
+
+    title: str
+    lede: str
+    chapters: Sequence[Chapter]
+    made: str
+    tiles: Sequence[Tile] = field(default=())
+    kind: str = "report of a run"
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """All of its figures, in their order."""
+        return [picture for chapter in self.chapters for picture in chapter.pictures]
+
+
+def bar_cell(share: float, text: str) -> TableCell:
+    """A number with a bar behind it."""
+    return TableCell(text, share=share)
+
+
+def render_page(page: Page) -> str:
+    """The whole document."""
+    return _environment().get_template("page.html").render(page=page)
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("hyperslab.studies.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_without_control_characters,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _without_control_characters(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return value

@@ -1,0 +1,272 @@
+"""Reads a run's folder back, and says what is there, what is missing and what is broken."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from hyperslab.comm.grid import AXES
+from hyperslab.documents import parse_yaml, read_json, read_text
+from hyperslab.errors import DataError
+from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
+
+Table = dict[str, NDArray[np.float64]]
+"""Columns of a CSV file by name, all equally long."""
+
+NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
+TEXT_COLUMNS = ("sample", "volume")  # columns of an evaluation's CSV files that are no numbers
+NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one training run left in its folder; a piece that is not there yet is empty.
+
+    ``profiles`` are those of some steps, by rank; ``predicted`` is what they were expected to be;
+    ``beside`` is another run, whose timeline is to be shown beside this one's.
+    """
+
+    path: Path
+    recipe: dict[str, Any]
+    steps: Table
+    epochs: Table
+    predictions: Table
+    evaluation: dict[str, Any]
+    profiles: Sequence[Profile] = ()
+    predicted: Profile | None = None
+    beside: Run | None = None
+
+    def setting(self, key: str) -> Any:
+        """A value of the recipe, such as ``"data.path"``; None where it is not set."""
+        value: Any = self.recipe
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def data(self) -> str | None:
+        """Its folder of volumes, or a word where they were made in memory."""
+        path = self.setting("data.path")
+        if source := self.setting("data.target") or self.setting("data.python_class"):
+            return str(source)
+        return "synthetic" if path is None and self.setting("data.synthetic") else path
+
+    @property
+    def segments(self) -> bool:
+        """Whether the network gives every voxel its class; others give numbers."""
+        measured = any(name.startswith("validation_dice_") for name in self.epochs)
+        return measured or bool(self.scores) or self.setting("model.name") == "unet3d"
+
+    def called(self, section: str) -> str | None:
+        """What a section of the recipe names: a short form, or the class of its target."""
+        value = self.setting(section)
+        if not isinstance(value, dict):
+            return value
+        target = value.get("target") or value.get("python_class")
+        return str(target).rpartition(".")[2] if target else value.get("name")
+
+    @property
+    def grid(self) -> dict[str, int]:
+        """Ranks along each axis of the grid."""
+        return {axis: self._whole(f"grid.{axis}") or 1 for axis in AXES}
+
+    @property
+    def started(self) -> datetime.datetime | None:
+        """When the training first began [UTC]: TensorBoard's files have it in their names."""
+        names = [file.name for file in (self.path / "tensorboard").glob("events.out.tfevents.*")]
+        seconds = [
+            int(match[1]) for name in names if (match := re.search(r"tfevents\.(\d+)", name))
+        ]
+        return datetime.datetime.fromtimestamp(min(seconds), datetime.UTC) if seconds else None
+
+    @property
+    def epochs_wanted(self) -> int | None:
+        """How many epochs the recipe asks for."""
+        return self._whole("epochs")
+
+    @property
+    def errors(self) -> dict[str, dict[str, float | None]]:
+        """The errors of each parameter that an evaluation measured; None where not defined."""
+        return _finite_measures(self.evaluation.get("parameters", {}))
+
+    @property
+    def scores(self) -> dict[str, dict[str, float | None]]:
+        """The scores of each class that an evaluation measured, the background's first."""
+        return _finite_measures(self.evaluation.get("classes", {}))
+
+    def _whole(self, key: str) -> int | None:
+        """A number of the recipe that is 1 or more; None where it is not set."""
+        value = self.setting(key)
+        if value is None or (isinstance(value, int) and value >= 1):
+            return value
+        raise DataError(
+            f"{self.path / 'recipe.yaml'}: {key} is {value!r}, which is no number of any"
+        )
+
+
+def folder_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, with as many of those above as tell them apart.
+
+    >>> folder_names([Path("/a/runs/demo"), Path("/b/runs/demo")])
+    ['a/runs/demo', 'b/runs/demo']
+    """
+    parts = [path.resolve().parts for path in paths]
+    names: list[str] = []
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def check_distinct(paths: Sequence[Path]) -> None:
+    """Refuse a run that is given twice: it would be compared with itself.
+
+    Raises:
+        DataError: names it.
+    """
+    found = [path.resolve() for path in paths]
+    for path, place in zip(paths, found, strict=True):
+        if found.count(place) > 1:
+            raise DataError(f"{path} is given twice; a run is compared with others")
+
+
+def _finite_measures(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """What of an evaluation's rows is a number, or None where it is not defined or not finite."""
+    return {
+        name: {
+            key: value if value is None or math.isfinite(value) else None
+            for key, value in row.items()
+            if value is None or isinstance(value, (int, float))
+        }
+        for name, row in rows.items()
+    }
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        DataError: it is not a run's folder, or one of its files is broken; names the file.
+    """
+    path = Path(path)
+    if not (path / "recipe.yaml").is_file():
+        raise DataError(
+            f"{path} is not the folder of a run: it has no recipe.yaml\n"
+            "    `hyperslab train RECIPE` makes one and says where"
+        )
+    evaluation = read_evaluation(path / "evaluation" / "metrics.json")
+    needed = [
+        f"{kind}_{name}"
+        for name in evaluation.get("parameters", ())
+        for kind in ("true", "predicted")
+    ]
+    predicted = predicted_path(path)
+    return Run(
+        path=path,
+        recipe=read_recipe(path / "recipe.yaml"),
+        steps=_latest_rows(read_table(path / "steps.csv", NEEDED_OF_STEPS), "step"),
+        epochs=_latest_rows(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
+        predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=TEXT_COLUMNS),
+        evaluation=evaluation,
+        profiles=read_profiles(path),
+        predicted=read_profile(predicted) if predicted.exists() else None,
+    )
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe as plain nested dictionaries."""
+    try:
+        recipe = parse_yaml(read_text(path))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise DataError(f"{path} holds no recipe: a mapping was expected")
+    return recipe
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """What an evaluation measured; empty where there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        value = read_json(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+    found = value if isinstance(value, dict) else {}
+    rows = found.get("parameters", found.get("classes"))
+    if (
+        not rows
+        or not isinstance(rows, dict)
+        or not all(isinstance(row, dict) for row in rows.values())
+    ):
+        raise DataError(f"{path} holds no errors of parameters and no scores of classes")
+    return dict(value)
+
+
+def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Table:
+    """A CSV file's columns of numbers; empty where there is no such file.
+
+    An empty cell is NaN, and so is an infinite one. A last line without its line end is still being
+    written, and is left out. ``text`` names columns that are not numbers and are left out too.
+
+    Raises:
+        DataError: a column is missing, a row is too short or long, or a cell is no number.
+    """
+    if not path.exists():
+        return {}
+    header, rows = _cells(path, columns)
+    return {
+        name: np.array([_number(row[i], path, line, name) for line, row in enumerate(rows, 2)])
+        for i, name in enumerate(header)
+        if name not in text
+    }
+
+
+def read_words(path: Path, column: str) -> tuple[str, ...]:
+    """The cells of a column of text, of the rows that `read_table` reads; raises as that."""
+    header, rows = _cells(path, [column])
+    return tuple(row[header.index(column)] for row in rows)
+
+
+def _cells(path: Path, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The header and all finished rows, of as many cells."""
+    try:
+        complete = path.read_text().rpartition("\n")[0]
+        header, *rows = list(csv.reader(io.StringIO(complete))) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}") from error
+    if missing := [name for name in columns if name not in header]:
+        raise DataError(f"{path} has no column {', '.join(missing)}; it has: {', '.join(header)}")
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise DataError(f"{path}, line {line}: {len(row)} cells where {len(header)} belong")
+    return header, rows
+
+
+def _number(cell: str, path: Path, line: int, name: str) -> float:
+    try:
+        value = float(cell or "nan")
+        return value if math.isfinite(value) else float("nan")  # no axis ends at infinity
+    except ValueError:
+        raise DataError(f"{path}, line {line}, column {name}: {cell!r} is no number") from None
+
+
+def _latest_rows(table: Table, key: str) -> Table:
+    """One row per key, in order; a resumed run may have written some steps twice."""
+    if not table or not len(table[key]):
+        return {}
+    keys = table[key][::-1]
+    _, first = np.unique(keys, return_index=True)
+    return {name: column[::-1][first] for name, column in table.items()}

@@ -1,0 +1,357 @@
+"""Presents a scaling study: CSV and JSON with every number, a short table, and a figure.
+
+The figure has bars as figures 4 and 7 of Oyama et al. 2020, or lines as figure 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from rich import box
+from rich.console import JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+from hyperslab.atomic_files import created_aside, write_csv, write_json
+from hyperslab.planner.cost import Breakdown
+from hyperslab.studies.number_format import TIMES, number, size
+from hyperslab.studies.scaling.study import MeasuredStep, ScalingKind, Speed, Study, StudyRow
+
+Cell = float | int | str | None
+
+
+def write_tables(study: Study, folder: Path) -> None:
+    """``study.csv`` and ``study.json``: one row a point; what is not there is empty.
+
+    Times are in seconds, throughputs in samples/s, memory in bytes; ``deviation`` is
+    predicted / measured - 1. In the JSON ``remark`` and the facts stand beside them.
+    """
+    rows = table_of_study(study)
+    write_csv(
+        folder / "study.csv",
+        list(rows[0]),
+        [["" if cell is None else _csv(cell) for cell in row.values()] for row in rows],
+    )
+    facts = {
+        "kind": study.kind,
+        "recipe": study.recipe,
+        "machine": study.machine or None,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
+    }
+    write_json(folder / "study.json", {**facts, "rows": rows})
+
+
+def table_of_study(study: Study) -> list[dict[str, Cell]]:
+    """By row, every number by its name; of a point that cannot be, the ranks and why."""
+    speeds = zip(study.rows, study.measured(), study.predicted(), strict=True)
+    rows = [_row_cells(row, measured, predicted) for row, measured, predicted in speeds]
+    nothing = dict.fromkeys(rows[0])
+    rows += [{**nothing, "ranks": one.ranks, "remark": one.reason} for one in study.refused]
+    return sorted(rows, key=lambda cells: int(cells["ranks"] or 0))
+
+
+def short_table(study: Study) -> Table:
+    """What one looks for first, in 80 columns; a prediction stands below its measurement."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
+    for head in ("ranks", "grid", "batch", ""):
+        justify: JustifyMethod = "left" if head in ("grid", "") else "right"
+        table.add_column(head, justify=justify, no_wrap=head != "grid")  # a grid of 3 axes is long
+    for head in ("step\n[s]", "samples\n/s", "speed-\nup", "effi-\nciency", "devi-\nation"):
+        table.add_column(escape(head), justify="right", no_wrap=True)
+    for row, measured, predicted in zip(
+        study.rows, study.measured(), study.predicted(), strict=True
+    ):
+        point = [str(row.point.ranks), row.point.cut, str(row.point.batch_size)]
+        if measured is not None:
+            table.add_row(*point, "measured", *_merits(row.measured_seconds, measured), "")
+            point = [""] * len(point)
+        if predicted is not None:
+            off = "" if row.deviation is None else f"{row.deviation:+.1%}"
+            table.add_row(*point, "predicted", *_merits(row.predicted_seconds, predicted), off)
+    return table
+
+
+def study_remarks(study: Study) -> list[str]:
+    """What a reader of the numbers has to know."""
+    words = [f"left out: {one.reason}" for one in study.refused]
+    words += [_shared(remark, study) for row in study.rows for remark in remarks_on(row)]
+    words = list(dict.fromkeys(words))
+    memory = [row.measured.memory for row in study.rows if row.measured]
+    if memory:
+        words.append(f"a rank held at most {size(max(memory))}")
+    return words
+
+
+def remarks_on(row: StudyRow) -> list[str]:
+    """Why a time of a row means less than it seems."""
+    words = []
+    if row.measured is not None and row.measured.crowded:
+        words.append(f"{row.measured.crowded}: meaningless as a measure of scaling")
+    if row.failure:
+        words.append(f"the training failed: {row.failure}")
+    if row.predicted is not None and not row.predicted.fits:
+        need = f"{size(row.predicted.memory)}, and it has {size(row.predicted.limit)}"
+        words.append(f"does not fit: a rank needs {need}")
+    words += row.predicted.doubts if row.predicted else ()
+    return words
+
+
+def _shared(remark: str, study: Study) -> str:
+    """A remark once, with the ranks of all rows that it is made on."""
+    ranks = [str(row.point.ranks) for row in study.rows if remark in remarks_on(row)]
+    return f"{', '.join(ranks)} rank{'s' * (ranks != ['1'])}: {remark}"
+
+
+def _merits(seconds: float | None, speed: Speed) -> list[str]:
+    merits = [f"{speed.speedup:.2f}{TIMES}", f"{speed.efficiency:.0%}"]
+    return [number(seconds), number(speed.throughput), *merits]
+
+
+def _row_cells(row: StudyRow, measured: Speed | None, predicted: Speed | None) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {"ranks": row.point.ranks, **row.point.grid.model_dump()}
+    cells["batch_size"] = row.point.batch_size
+    cells |= _named("measured", MeasuredStep, row.measured)
+    cells |= _named("measured", Speed, measured)
+    cells["predicted_seconds"] = row.predicted_seconds
+    cells |= _named("predicted", Breakdown, row.predicted and row.predicted.parts)
+    cells |= _named("predicted", Speed, predicted)
+    cells["predicted_memory"] = None if row.predicted is None else row.predicted.memory
+    cells["deviation"] = row.deviation
+    cells["remark"] = "; ".join(remarks_on(row))
+    return cells
+
+
+def _named(
+    what: str, kind: type[MeasuredStep | Breakdown | Speed], values: object
+) -> dict[str, Cell]:
+    """The numbers among the fields of a dataclass, each called by what it is a number of."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name != "crowded"]
+    return {f"{what}_{name}": getattr(values, name, None) for name in names}
+
+
+def _csv(cell: Cell) -> Cell:
+    return f"{cell:.9g}" if isinstance(cell, float) else cell
+
+
+MEASURED_COLOUR = "#0072b2"
+"""The palette of Okabe and Ito (2008), as in the report."""
+
+PREDICTED_COLOUR = "#b84a00"
+
+DAGGER = "\N{DAGGER}"
+
+STEP_PARTS = {
+    "forward": ("#56b4e9", ("forward",)),
+    "backward": ("#e69f00", ("backward_data", "backward_filter")),
+    "waiting for ranks": ("#cc79a7", ("halos", "statistics", "gradients")),
+    "optimizer, overhead, input": ("#bbbbbb", ("optimizer", "overhead", "input")),
+}
+"""What is told apart of a predicted step: its colour, and the parts of its `Breakdown`."""
+
+COMPARABLE = 40
+"""A bar that is shorter than the longest by more than that cannot be seen: lines take its place."""
+
+FIGURE_STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#d9dbd6",
+    "legend.frameon": False,
+    "xtick.minor.size": 0,
+    "hatch.linewidth": 0.6,
+}
+
+
+def draw_study(study: Study, path: Path) -> None:
+    """Write the figure as PNG: whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with mpl.rc_context(FIGURE_STYLE), created_aside(path) as file:
+        figure_of(study).savefig(file, format="png", dpi=150)
+
+
+def figure_of(study: Study) -> Figure:
+    """Bars where they can be compared by eye, else lines."""
+    wide = max(6.4, 1.6 + 0.95 * len(study.rows))
+    figure = Figure(figsize=(wide, 4.6), layout="constrained")
+    axes = figure.subplots()
+    (_bars if _comparable(study) else _lines)(axes, study)
+    axes.set_title(_title(study), loc="left", fontsize=10)
+    handles, _ = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+    return figure
+
+
+def _comparable(study: Study) -> bool:
+    """Whether the times of a strong scaling study are near enough to each other for bars."""
+    seconds = [s for row in study.rows for s in (row.measured_seconds, row.predicted_seconds) if s]
+    return study.kind is ScalingKind.STRONG and max(seconds) <= COMPARABLE * min(seconds)
+
+
+def _title(study: Study) -> str:
+    words = f"{study.kind.capitalize()} scaling of {study.recipe}"
+    first = study.rows[0].point
+    if study.kind is ScalingKind.STRONG:
+        words += f", mini-batch {first.batch_size}"
+    else:
+        each = first.batch_size // first.grid.data
+        words += f", {each} sample{'s' * (each > 1)} a replica"
+    if study.machine:
+        words += f"\npredicted for {study.machine}"
+    if any(row.measured and row.measured.crowded for row in study.rows):
+        words += "\n* more ranks than cores or GPUs: meaningless as a measure of scaling"
+    if any(row.predicted and not row.predicted.fits for row in study.rows):
+        words += f"\n{DAGGER} does not fit into a rank's memory"
+    if study.refused:
+        words += f"\ncannot be: {', '.join(str(one.ranks) for one in study.refused)} ranks"
+    return words
+
+
+def _bars(axes: Axes, study: Study) -> None:
+    """The time of a step, measured beside predicted, which is shaded and shows its parts."""
+    both = any(row.measured for row in study.rows) and any(row.predicted for row in study.rows)
+    width = 0.38 if both else 0.6
+    top = 0.0
+    for place, (row, measured, predicted) in enumerate(
+        zip(study.rows, study.measured(), study.predicted(), strict=True)
+    ):
+        shift = width / 2 if measured and predicted else 0.0
+        if row.measured is not None and measured is not None:
+            _measured_bar(axes, place - shift, width, row, measured)
+            top = max(top, row.measured.upper)
+        if row.predicted is not None and predicted is not None:
+            _predicted_bar(axes, place + shift, width, row.predicted.parts, predicted)
+            top = max(top, row.predicted.seconds)
+    axes.set_xticks(range(len(study.rows)), [_point_label(row) for row in study.rows])
+    axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * top), xlim=(-0.6, len(study.rows) - 0.4))
+    _label_once(axes)
+
+
+def _measured_bar(axes: Axes, at: float, width: float, row: StudyRow, speed: Speed) -> None:
+    found = row.measured
+    assert found is not None
+    spread = [[found.seconds - found.lower], [found.upper - found.seconds]]
+    axes.bar(
+        at,
+        found.seconds,
+        width,
+        color=MEASURED_COLOUR,
+        yerr=spread,
+        error_kw={"ecolor": "#1c1f24", "elinewidth": 0.8, "capsize": 2},
+        label="measured (median, quartiles)",
+    )
+    _annotate(axes, at, found.upper, speed)
+
+
+def _predicted_bar(axes: Axes, at: float, width: float, predicted: Breakdown, speed: Speed) -> None:
+    below = 0.0
+    for name, (color, fields) in STEP_PARTS.items():
+        seconds = sum(getattr(predicted, field) for field in fields)
+        axes.bar(
+            at,
+            seconds,
+            width,
+            bottom=below,
+            color=color,
+            alpha=0.6,
+            hatch="////",
+            edgecolor="white",
+            linewidth=0.5,
+            label=f"predicted: {name}",
+        )
+        below += seconds
+    _annotate(axes, at, below, speed)
+
+
+def _annotate(axes: Axes, at: float, top: float, speed: Speed) -> None:
+    """Throughput [samples/s] and speed-up, as in the paper."""
+    axes.annotate(
+        _speed_words(speed),
+        (at, top),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=7.5,
+    )
+
+
+def _speed_words(speed: Speed) -> str:
+    return f"{number(speed.throughput)}/s\n{number(speed.speedup)}{TIMES}"
+
+
+def _lines(axes: Axes, study: Study) -> None:
+    """Throughput over ranks, both logarithmic; a dotted line is what ideal scaling would be."""
+    ranks = [row.point.ranks for row in study.rows]
+    _line(axes, ranks, study.measured(), above=True)
+    _line(axes, ranks, study.predicted(), above=False)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(ranks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([_point_label(row) for row in study.rows])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(0.14, 0.18)
+    axes.set(ylabel="throughput [samples/s]")
+
+
+def _line(axes: Axes, ranks: Sequence[int], speeds: Sequence[Speed | None], *, above: bool) -> None:
+    """The measured line, with its words above, or the predicted one, with its words below."""
+    points = [(r, s) for r, s in zip(ranks, speeds, strict=True) if s is not None]
+    if not points:
+        return
+    name = "measured" if above else "predicted"
+    color = MEASURED_COLOUR if above else PREDICTED_COLOUR
+    first = points[0][1]
+    ideal = [first.throughput * count / first.base for count in ranks]
+    axes.plot(ranks, ideal, ":", color=color, linewidth=1, label=f"ideal, from the first {name}")
+    found = [speed.throughput for _, speed in points]
+    style = "o-" if above else "s--"
+    places = [count for count, _ in points]
+    axes.plot(places, found, style, color=color, markersize=4, label=name)
+    for count, speed in points:
+        axes.annotate(
+            _speed_words(speed),
+            (count, speed.throughput),
+            xytext=(-6, 5) if above else (6, -5),
+            textcoords="offset points",
+            ha="right" if above else "left",
+            va="bottom" if above else "top",
+            fontsize=7.5,
+            color=color,
+        )
+
+
+def _point_label(row: StudyRow) -> str:
+    star = "*" if row.measured and row.measured.crowded else ""
+    extents = row.point.grid.model_dump()
+    cut = "\n".join(f"{axis} {n}" for axis, n in extents.items() if n > 1)
+    plural = "s" * (row.point.ranks > 1)
+    dagger = DAGGER if row.predicted and not row.predicted.fits else ""
+    return f"{row.point.ranks}{star}{dagger} rank{plural}\n{cut}".rstrip()
+
+
+def _label_once(axes: Axes) -> None:
+    """One entry of the legend for all bars of a kind."""
+    seen: set[str] = set()
+    for container in axes.containers:
+        label = str(container.get_label())
+        if label in seen:
+            container.set_label("_nolegend_")
+        seen.add(label)

@@ -1,0 +1,301 @@
+"""Reads a sweep file: the keys it may have, and every run it asks for, with its recipe."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    ValidationError,
+    field_validator,
+)
+
+from hyperslab.errors import RecipeError
+from hyperslab.recipe.compare import settings_of
+from hyperslab.recipe.load import load_recipe, read_yaml
+from hyperslab.recipe.optimizer import TargetSchedule
+from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.section import Section
+
+SWEPT = ("optimizer.learning_rate", "seed", "output")
+"""Keys of a recipe that a sweep sets itself."""
+
+
+def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values or len(set(values)) < len(values):
+        raise ValueError("give at least one value, and none twice")
+    return values
+
+
+Rates = Annotated[tuple[PositiveFloat, ...], AfterValidator(_different)]
+Seeds = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_different)]
+
+
+class VariantSection(Section):
+    """Keys of the recipe that differ, dotted, with their values.
+
+    ``rates`` and ``seeds`` take the place of the sweep's.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    rates: Rates | None = None
+    seeds: Seeds | None = None
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of the recipe."""
+        return dict(self.model_extra or {})
+
+
+class ChoiceSection(Section):
+    """How the learning rate of a variant is chosen: by the validation loss of shorter runs."""
+
+    epochs: Annotated[float, Field(gt=0, le=1)] = 1 / 3  # share of the recipe's
+    seeds: Seeds | None = None  # None: the variant's first
+
+
+class SweepFile(Section):
+    """One sweep."""
+
+    recipe: Path  # relative to the sweep file
+    variants: dict[str, VariantSection]
+    rates: Rates
+    seeds: Seeds
+    choose: ChoiceSection = ChoiceSection()
+    output: Path | None = None  # the folder of all runs; None: runs/ and the file's name
+
+    @field_validator("variants")
+    @classmethod
+    def _named(cls, variants: dict[str, VariantSection]) -> dict[str, VariantSection]:
+        if not variants:
+            raise ValueError("give at least one variant; one without changes is NAME: {}")
+        for name, variant in variants.items():
+            if not re.fullmatch(r"\w[\w .+=,²³-]*", name):
+                raise ValueError(f"variant {name!r}: a folder is to have this name")
+            for key in variant.keys:
+                if key in SWEPT:
+                    raise ValueError(f"variant {name!r}: {key} is set by the sweep itself")
+        return variants
+
+
+IRRELEVANT_SECTIONS = frozenset({"grid", "memory", "peak"})
+"""Sections on which the result of a run does not depend."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One training: of a variant, at a rate, with a seed; ``chooses``: to choose the rate."""
+
+    variant: str
+    rate: float
+    seed: int
+    chooses: bool
+    recipe: Recipe = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        of = f"{self.variant}, rate {self.rate:g}, seed {self.seed}"
+        return f"{of} (choosing the rate)" if self.chooses else of
+
+    @property
+    def folder(self) -> Path:
+        """Of this run."""
+        return self.recipe.output
+
+
+@dataclass(frozen=True, slots=True)
+class SweepVariant:
+    """A variant: its recipe at no particular rate, and what is to be run of it."""
+
+    name: str
+    recipe: Recipe
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    choosing_seeds: tuple[int, ...]
+
+    @property
+    def choosing_runs(self) -> int:
+        """How many it takes to choose the rate: none where there is one rate only."""
+        return len(self.rates) * len(self.choosing_seeds) if len(self.rates) > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Everything that is to be run, into ``output``; ``share`` of the epochs chooses a rate."""
+
+    output: Path
+    variants: tuple[SweepVariant, ...]
+    share: float
+
+    def choosing(self) -> list[SweepRun]:
+        """The runs that choose the rates, variant by variant."""
+        return [
+            self._run(variant, rate, seed, chooses=True)
+            for variant in self.variants
+            if variant.choosing_runs
+            for rate in variant.rates
+            for seed in variant.choosing_seeds
+        ]
+
+    def final(self, rates: Mapping[str, float]) -> list[SweepRun]:
+        """The runs at the chosen rates: the first seed of all variants first.
+
+        So variants can be compared before all seeds are done. One without a rate has no runs.
+        """
+        most = max(len(variant.seeds) for variant in self.variants)
+        return [
+            self._run(variant, rates[variant.name], variant.seeds[place], chooses=False)
+            for place in range(most)
+            for variant in self.variants
+            if place < len(variant.seeds) and variant.name in rates
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """What the results depend on, as plain values."""
+        return {
+            "choose": {"epochs": self.share},
+            "variants": {
+                variant.name: {
+                    "rates": list(variant.rates),
+                    "seeds": list(variant.seeds),
+                    "choosing_seeds": list(variant.choosing_seeds),
+                    "recipe": settings_of(variant.recipe, but=IRRELEVANT_SECTIONS),
+                }
+                for variant in self.variants
+            },
+        }
+
+    def _run(self, variant: SweepVariant, rate: float, seed: int, *, chooses: bool) -> SweepRun:
+        stage = "choose-" if chooses else ""
+        folder = self.output / variant.name / f"{stage}rate-{rate:g}-seed-{seed}"
+        optimizer = variant.recipe.optimizer.model_copy(update={"learning_rate": rate})
+        recipe = variant.recipe.model_copy(
+            update={"optimizer": optimizer, "seed": seed, "output": folder}
+        )
+        if chooses:
+            recipe = shortened(recipe, self.share)
+        return SweepRun(variant.name, rate, seed, chooses, recipe)
+
+
+def load_sweep(
+    path: str | Path, overrides: Sequence[str] = (), *, output: Path | None = None
+) -> Sweep:
+    """The sweep in a YAML file; ``overrides`` are of the recipe, for all variants.
+
+    Raises:
+        RecipeError: the file, the recipe, a variant or an override is wrong; says where.
+    """
+    path = Path(path)
+    file = _read_sweep_file(path)
+    base = path.parent / file.recipe
+    folder = output or file.output or Path("runs") / path.stem
+    variants = tuple(
+        _variant(name, variant, file, base, overrides, path)
+        for name, variant in file.variants.items()
+    )
+    return Sweep(folder, variants, file.choose.epochs)
+
+
+def shortened(recipe: Recipe, share: float) -> Recipe:
+    """The same training in a share of the epochs: its schedule is as much shorter.
+
+    So the rate has come down when it ends, as it will in the whole training. The test split is not
+    looked at.
+    """
+    epochs = max(1, round(share * recipe.epochs))
+    factor = epochs / recipe.epochs
+    schedule = recipe.optimizer.schedule
+    if schedule is None or isinstance(schedule, TargetSchedule):
+        if share < 1 and isinstance(schedule, TargetSchedule) and not _follows_epochs(schedule):
+            raise RecipeError(
+                f"optimizer.schedule.target {schedule.target}: its numbers are of whole trainings, "
+                f"but rates are chosen in a share of {share:g} of the epochs\n    say them by "
+                "${training.epochs} or ${training.steps}, or choose in whole ones: choose.epochs=1"
+            )
+        return recipe.model_copy(update={"epochs": epochs, "follow_test": False})
+    values = schedule.model_dump()
+    for key in ("epochs", "warmup"):
+        if key in values:
+            values[key] *= factor
+    if "at" in values:
+        values["at"] = {round(epoch * factor): value for epoch, value in values["at"].items()}
+    shorter = type(schedule).model_validate(values)
+    optimizer = recipe.optimizer.model_copy(update={"schedule": shorter})
+    return recipe.model_copy(
+        update={"epochs": epochs, "optimizer": optimizer, "follow_test": False}
+    )
+
+
+def _follows_epochs(schedule: TargetSchedule) -> bool:
+    return "${training." in str(schedule.arguments)
+
+
+def _variant(
+    name: str,
+    variant: VariantSection,
+    file: SweepFile,
+    base: Path,
+    overrides: Sequence[str],
+    path: Path,
+) -> SweepVariant:
+    own = [f"{key}={json.dumps(value)}" for key, value in variant.keys.items()]
+    try:
+        recipe = load_recipe(base, [*overrides, *own])
+    except RecipeError as error:
+        raise RecipeError(f"{path}, variant {name!r}: {error}") from None
+    if not (recipe.data.counts or recipe.data.fractions)[1]:
+        raise RecipeError(f"{path}, variant {name!r}: rates are chosen on a validation split")
+    if recipe.stop_at is not None:
+        raise RecipeError(
+            f"{path}, variant {name!r}: stop_at would end its runs after different epochs, and a "
+            "sweep compares runs of equal epochs: leave it out"
+        )
+    seeds = variant.seeds or file.seeds
+    rates = variant.rates or file.rates
+    if len({f"{rate:g}" for rate in rates}) < len(rates):
+        raise RecipeError(
+            f"{path}, variant {name!r}: two of the rates {', '.join(map(str, rates))} are the same "
+            "to six digits"
+        )
+    return SweepVariant(name, recipe, rates, seeds, file.choose.seeds or seeds[:1])
+
+
+def _read_sweep_file(path: Path) -> SweepFile:
+    values = read_yaml(path, "sweep")
+    try:
+        return SweepFile.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        raise RecipeError(
+            "\n".join(f"{path}: {_sentence(dict(one))}" for one in problems)
+        ) from None
+
+
+def _sentence(problem: dict[str, Any]) -> str:
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "missing":
+        return f"{key!r} is missing; a sweep has {_keys(SweepFile)}"
+    if problem["type"] == "extra_forbidden":
+        section = {"choose": type(SweepFile.model_fields["choose"].default)}
+        kind: type[BaseModel] = section.get(str(problem["loc"][0]), SweepFile)
+        return f"unknown key {key!r}; valid are {_keys(kind)}"
+    words = str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
+    if problem["type"] == "value_error" and key == "variants":
+        return words
+    return f"bad value {problem['input']!r} for {key!r}: {words}"
+
+
+def _keys(section: type[BaseModel]) -> str:
+    return ", ".join(section.model_fields)

@@ -1,1 +1,0 @@
-"""Sweeps: variants of a recipe, each at the best of several learning rates, with several seeds."""

@@ -1,0 +1,255 @@
+"""Builds the data and the network of a recipe; all commands build them alike.
+
+First everything that a recipe names is looked up and checked, before anything is opened or made;
+then the splits of its data are opened, what a checkpoint says of them is collected, and the
+network is made for them and parallelised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from hyperslab import data as volumes
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main
+from hyperslab.data.build import StorePolicy
+from hyperslab.data.splits import Splits, samples_shown
+from hyperslab.data.store import memory_budget
+from hyperslab.errors import RecipeError
+from hyperslab.formats.source import Source
+from hyperslab.parallel import parallelize
+from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.section import TargetSection
+from hyperslab.train.network import (
+    NO_USER_OBJECTS,
+    UserObjects,
+    build_network,
+    check_first_pass,
+    check_network_target,
+    name_of_network,
+)
+from hyperslab.train.objective import check_loss_target
+from hyperslab.train.optimizer import check_optimizer, check_schedule
+
+
+def check_targets(recipe: Recipe) -> None:
+    """Find what the recipe names, and look at its arguments, before anything is opened or made.
+
+    Raises:
+        RecipeError: one cannot be found, is of another kind, or does not take such arguments.
+    """
+    check_network_target(recipe)
+    if "optimizer" not in recipe.handed_in:
+        check_optimizer(recipe.optimizer)
+    if "optimizer.schedule" not in recipe.handed_in:
+        check_schedule(recipe)
+    metrics = {f"metrics.{name}": metric for name, metric in recipe.metrics.items()}
+    for key, section in {"loss": recipe.loss, **metrics}.items():
+        if isinstance(section, TargetSection) and key not in recipe.handed_in:
+            check_loss_target(section, key, recipe.trusted)
+
+
+def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
+    """Refuse to train without what a program has handed in when the run began.
+
+    Raises:
+        RecipeError: names it.
+    """
+    here = {
+        "loss": given.loss,
+        "optimizer": given.optimizer,
+        "optimizer.schedule": given.schedule,
+        **{f"metrics.{name}": metric for name, metric in given.metrics.items()},
+    }
+    missing = [f"{key} ({recipe.handed_in[key]})" for key in recipe.handed_in if not here.get(key)]
+    if recipe.model.name == "python" and given.model is None:
+        missing.insert(0, name_of_network(recipe))
+    if missing:
+        raise RecipeError(
+            f"this run is a program's, which has handed in {', '.join(missing)}\n"
+            f"    go on by the program: hs.fit(..., output={str(recipe.output)!r}, resume=True)"
+        )
+
+
+KEEP_NOTHING = StorePolicy("direct")
+
+
+def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
+    """The samples that training shows, whatever split ``data`` itself is."""
+    return samples_of_split(recipe, data.source, "train")
+
+
+def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
+    """The samples of a split of the recipe's data.
+
+    Raises:
+        DataError: as `samples_shown`.
+    """
+    data = recipe.data
+    return samples_shown(
+        source,
+        split,
+        splits_of_recipe(recipe),
+        fractions=data.fractions,
+        counts=data.counts,
+        folders=data.splits == "folders",
+        seed=data.seed,
+    )
+
+
+def splits_of_recipe(recipe: Recipe) -> Splits | None:
+    """The lists or folds of a recipe; None where splits are drawn or folders.
+
+    Raises:
+        DataError: a path of a list does not exist, or a list cannot be read.
+    """
+    data = recipe.data
+    words = {split: data.lists.relative(split) for split in data.listed}
+    if data.fold is not None and data.folds is not None:
+        return volumes.Folds(data.fold, data.folds, **words)
+    return volumes.Listed(**words) if words else None
+
+
+def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
+    """The SHA-256 of the names of the training split, repeated ones again, and of their seed.
+
+    Of the targets too, where they are not in the volumes' files: a table may change alone.
+    """
+    samples = training_split(recipe, data)
+    names = [data.source.names[sample] for sample in samples]
+    names *= recipe.data.repeat
+    words = [recipe.data.seed, names]
+    if data.source.targets_apart:
+        words.append([np.asarray(data.source.target(sample)).tolist() for sample in samples])
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def open_training(
+    recipe: Recipe, grid: Grid, given: UserObjects = NO_USER_OBJECTS
+) -> Iterator[volumes.Dataset]:
+    """What is shown in every epoch: training, which gets the store's budget first, validation, and
+    test, if it is to be followed.
+
+    Each is opened when it is asked for.
+    """
+    data = recipe.data
+    others = ["validation", *(["test"] if recipe.follow_test else [])]
+    if data.mode == "direct":
+        for split in ("train", *others):
+            yield open_data(recipe, grid, split=split, given=given)
+        return
+    budget = memory_budget(grid) if data.budget is None else data.budget
+    store = StorePolicy(data.mode, budget, data.staging)
+    training = open_data(recipe, grid, split="train", store=store, given=given)
+    yield training
+    budget -= training.store_room
+    for split in others:
+        store = replace(store, budget=budget)
+        opened = open_data(recipe, grid, split=split, store=store, given=given)
+        budget -= opened.store_room
+        yield opened
+
+
+def open_data(
+    recipe: Recipe,
+    grid: Grid,
+    *,
+    split: str,
+    shuffle: bool | None = None,
+    store: StorePolicy = KEEP_NOTHING,
+    given: UserObjects = NO_USER_OBJECTS,
+) -> volumes.Dataset:
+    """One split of the recipe's data; only training itself is shuffled, augmented and repeated.
+
+    Without a ``store`` nothing is kept, as for a single pass.
+    """
+    data = recipe.data
+    trains = split == "train" and shuffle is not False
+    return volumes.open(
+        given.source if given.source is not None else data.origin,
+        grid,
+        batch_size=data.batch_size,
+        split=split,
+        splits=from_main(lambda: splits_of_recipe(recipe)),
+        seed=data.seed,
+        shuffle=shuffle,
+        format=data.format,
+        channels=data.channels,
+        outside_files=data.outside_files,
+        missing_chunks=data.missing_chunks,
+        transform=data.transform,
+        window=data.window,
+        augment=data.augment and trains,
+        redshifts=data.redshifts,
+        targets=data.targets,
+        subvolume=data.subvolume,
+        multiple=data.multiple,
+        driver=data.driver,
+        mapping=data.mapping,
+        store=store,
+        prefetch=volumes.PrefetchPolicy(data.prefetch, data.prefetch_bytes),
+        on_error=data.on_error,
+        fractions=data.fractions,
+        counts=data.counts,
+        folders=data.splits == "folders",
+        repeat=data.repeat if trains else 1,
+    )
+
+
+def data_card(data: volumes.Dataset) -> DataCard:
+    """What a checkpoint says of the data that its network was trained on."""
+    source = data.source
+    return DataCard(
+        shape=data.shape,
+        whole=source.whole_shape,
+        classes=data.classes,
+        parameters=data.parameters,
+        redshifts=source.redshifts,
+        stored_redshifts=source.stored_redshifts,
+        dtype=np.dtype(source.dtype).name,
+        varied=bool(source.shapes),
+        voxel=_voxel_of_all(source),
+        channels=source.channel_names,
+    )
+
+
+def _voxel_of_all(source: Source) -> tuple[float, ...]:
+    """The size of a voxel [mm] where volumes of different shapes have one; else nothing.
+
+    Those of one shape are told by that.
+    """
+    first = source.voxel_size(0) if source.shapes else None
+    if first is None:
+        return ()
+    others = (source.voxel_size(sample) for sample in range(1, len(source.names)))
+    alike = all(size is not None and np.allclose(size, first, rtol=5e-2) for size in others)
+    return first if alike else ()
+
+
+def build_model(
+    recipe: Recipe, about: DataCard, grid: Grid, given: UserObjects = NO_USER_OBJECTS
+) -> torch.nn.Module:
+    """The recipe's network for such data, parallelised; raises what `build_network` does."""
+    model = build_network(recipe, about, given)
+    if given.model is not None and "no_sync" in vars(model):
+        return model  # by `hyperslab.fit`, or by the program itself
+    options = recipe.parallelize
+    parallelize(
+        model,
+        grid,
+        until=options.until,
+        batch_norm=recipe.statistics,
+        kernels=recipe.kernels,
+        ordinary_inputs=options.ordinary_inputs,
+        random_states=options.random_states,
+    )
+    if recipe.model.segments is None:
+        check_first_pass(model, recipe, about)
+    return model

@@ -1,0 +1,733 @@
+"""Evaluates a run: predicts a split that the network never saw, and measures the errors.
+
+In reading order: distances of surfaces in the samples of an evaluation; networks that give every
+voxel its class; networks that predict numbers; targets of other files, scaled by the ranges of
+the training; and `evaluate`, which opens a run's checkpoint and writes ``RUN/evaluation``.
+
+Legend: N samples, C classes, P parameters.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import platform
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from hyperslab.atomic_files import created_aside, write_csv, write_json
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.retention import best_of, folder_of, latest
+from hyperslab.checkpoint.save_load import load, read_extra
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import from_main, start_alike
+from hyperslab.comm.grid import AXES
+from hyperslab.comm.start.last_words import last_words
+from hyperslab.comm.start.variables import read_variables
+from hyperslab.data import Dataset
+from hyperslab.data.store import free_memory
+from hyperslab.errors import DataError, HyperslabError
+from hyperslab.recipe.compare import launch_facts
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import Recipe
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.main_rank import gather_to_main
+from hyperslab.train.builders import (
+    build_model,
+    data_card,
+    open_data,
+    training_digest,
+    training_split,
+)
+from hyperslab.train.metrics import (
+    SURFACE_TOLERANCE,
+    Counts,
+    FloatArray,
+    Predictions,
+    Scores,
+    SurfaceScores,
+    averaged_over_volumes,
+    bytes_to_measure,
+    calibration_of,
+    count_confusion,
+    errors_per_parameter,
+    means_over_parameters,
+    monai_metrics,
+    predicted_classes,
+    recalibrated,
+    scores_of,
+    sum_over_ranks,
+    surface_scores,
+    surface_summary,
+)
+from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
+from hyperslab.train.objective import MeansOfMetrics, build_metrics
+from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
+from hyperslab.train.step import autocast
+
+log = logging.getLogger("hyperslab")
+
+SampleSurfaces = dict[str, dict[str, SurfaceScores]]
+"""By sample, by class; the background has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurfacePolicy:
+    """Whether surfaces are measured, and their ``tolerance`` [mm].
+
+    Raises:
+        DataError: the tolerance is negative.
+    """
+
+    wanted: bool = True
+    tolerance: float = SURFACE_TOLERANCE
+
+    def __post_init__(self) -> None:
+        if not self.tolerance >= 0:
+            raise DataError(f"tolerance {self.tolerance:g} mm: needs to be >= 0")
+
+
+@dataclass
+class Surfaces:
+    """Measures them, sample after sample, on the main rank, which holds both masks of one then.
+
+    ``left_out``: why some or all were not measured.
+    """
+
+    data: Dataset
+    policy: SurfacePolicy
+    found: SampleSurfaces = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """All ranks find the same, as they have the same libraries and files."""
+        self.wanted = self.policy.wanted
+        if not self.wanted:
+            return
+        if from_main(lambda: self.data.source.voxel_size(self.data.schedule.samples[0])) is None:
+            self.left_out.append("the files do not say how large a voxel is")
+            self.wanted = False
+            return
+        try:
+            from_main(check_monai)
+        except HyperslabError as error:
+            self.left_out.append(str(error))
+            self.wanted = False
+
+    def add(self, predicted: Sharded, true: Sharded) -> None:
+        """The samples of the mini-batch last shown, (B, D, H, W) both; every rank calls it.
+
+        Distribution scheme: 1. both masks are collected on the main rank, as bytes, 2. which
+        measures them while the others go on to the next sample.
+        """
+        if not self.wanted:
+            return
+        masks = gather_to_main(predicted)
+        truth = gather_to_main(true.like(true.local.to(torch.uint8), true.partition))
+        if masks is None or truth is None:
+            return
+        for sample, mask, real in zip(self.data.shown, masks, truth, strict=True):
+            self._measure(sample, mask, real)
+
+    def _measure(self, sample: int, predicted: NDArray[Any], true: NDArray[Any]) -> None:
+        name = self.data.source.names[sample]
+        voxel = self.data.source.voxel_size(sample)
+        if voxel is None:
+            self.left_out.append(f"{name}: its file does not say how large a voxel is")
+            return
+        needed = bytes_to_measure(true, predicted)
+        if needed > (free := free_memory()):
+            gib = 1 << 30
+            self.left_out.append(
+                f"{name}: measuring it takes {needed / gib:.1f} GiB, and {free / gib:.1f} are free"
+            )
+            return
+        self.found[name] = {
+            of: surface_scores(true, predicted, label, voxel, self.policy.tolerance)
+            for label, of in enumerate(self.data.classes)
+            if label
+        }
+
+    def result(self) -> tuple[SampleSurfaces, list[str]]:
+        """What was found, and why some was not; the same on every rank, which all call it."""
+        found, left_out = from_main(lambda: (self.found, self.left_out))
+        if self.data.grid.is_main and self.policy.wanted:
+            for words in left_out:
+                log.warning("surface distances are left out: %s", words)
+        return found, left_out
+
+
+def check_monai() -> None:
+    """Nothing, if MONAI is; raises what `monai_metrics` does."""
+    monai_metrics()
+
+
+def surface_summaries(
+    found: SampleSurfaces, classes: tuple[str, ...]
+) -> dict[str, dict[str, float]]:
+    """By class but the background, over all samples that were measured."""
+    return {name: surface_summary([by[name] for by in found.values()]) for name in classes[1:]}
+
+
+Masks = dict[str, NDArray[np.uint8]]
+
+NO_SURFACES = SurfacePolicy(wanted=False)
+
+MASKS_SHOWN = 3
+"""Samples whose masks are kept for the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassEvaluation:
+    """The scores of one checkpoint on one split.
+
+    ``confusions`` (N, C, C) are those of ``samples``. ``masks`` (D, H, W) of some of them are on
+    the main rank only. ``facts`` say how it all came about.
+    """
+
+    classes: tuple[str, ...]
+    samples: tuple[str, ...]
+    confusions: Counts
+    masks: Masks
+    facts: dict[str, Any] = field(default_factory=dict)
+    surfaces: SampleSurfaces = field(default_factory=dict)
+
+    @property
+    def confusion(self) -> Counts:
+        """Of all samples together (C, C): the row is the true class."""
+        total: Counts = self.confusions.sum(0)
+        return total
+
+    @property
+    def scores(self) -> dict[str, Scores]:
+        """By class, those of all voxels together, and ``dice_mean``: see `mean_dice`.
+
+        And, where surfaces were measured, of every class but the background: see `summary`.
+        """
+        means = mean_dice(self.confusions, self.classes)
+        surfaces = surface_summaries(self.surfaces, self.classes) if self.surfaces else {}
+        return {
+            name: {"dice_mean": means[name], **scores, **surfaces.get(name, {})}
+            for name, scores in scores_of(self.confusion, self.classes).items()
+        }
+
+    def write(self, folder: Path) -> None:
+        """``metrics.json``, ``metrics.csv``, ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
+        scores = self.scores
+        classes = self.classes
+        keys = list(dict.fromkeys(key for row in scores.values() for key in row))
+        rows = (
+            [name, *(row.get(key, float("nan")) for key in keys)] for name, row in scores.items()
+        )
+        write_csv(folder / "metrics.csv", ["class", *keys], rows)
+        rows = ([n, *row] for n, row in zip(classes, self.confusion.tolist(), strict=True))
+        write_csv(folder / "confusion.csv", ["true \\ predicted", *classes], rows)
+        write_csv(folder / "samples.csv", *self._by_sample())
+        arrays: dict[str, Any] = {f"mask_{i}": mask for i, mask in enumerate(self.masks.values())}
+        if len({mask.shape for mask in self.masks.values()}) == 1:
+            arrays = {"masks": np.stack(list(self.masks.values()))}
+        with created_aside(folder / "masks.npz") as file:
+            np.savez_compressed(file, samples=np.array(list(self.masks)), **arrays)
+        content = {"classes": scores, "confusion": self.confusion.tolist(), **self.facts}
+        write_json(folder / "metrics.json", content)
+
+    def _by_sample(self) -> tuple[list[str], list[list[object]]]:
+        kinds = ("dice", "iou", "precision", "recall")
+        head = ["sample", *(f"{kind}_{name}" for name in self.classes for kind in kinds)]
+        if self.surfaces:
+            of = ("presence", "hausdorff_95_mm", "average_surface_distance_mm", "surface_dice")
+            head += [f"{kind}_{name}" for name in self.classes[1:] for kind in of]
+        rows: list[list[object]] = []
+        for sample, confusion in zip(self.samples, self.confusions, strict=True):
+            scores = scores_of(confusion, self.classes).values()
+            cells = [score[kind] for score in scores for kind in kinds]
+            rows.append([sample, *cells, *self._surfaces_of(sample)])
+        return head, rows
+
+    def _surfaces_of(self, sample: str) -> list[object]:
+        """The cells of a sample, empty where nothing was measured."""
+        if not self.surfaces:
+            return []
+        found = self.surfaces.get(sample, {})
+        each = (found.get(name) for name in self.classes[1:])
+        return [cell for one in each for cell in ([None] * 4 if one is None else astuple(one))]
+
+
+def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
+    """By class, the mean of the samples' own Dice, over the samples that have such voxels.
+
+    NaN where none has. Every sample counts alike here, a large organ no more than a small one.
+    """
+    of_samples = [scores_of(confusion, classes) for confusion in confusions]
+    there = confusions.sum(2) > 0
+    return {
+        name: float(np.mean(values)) if values else float("nan")
+        for i, name in enumerate(classes)
+        for values in [[s[name]["dice"] for s, t in zip(of_samples, there[:, i], strict=True) if t]]
+    }
+
+
+@torch.no_grad()
+def evaluate_segmentation(
+    model: torch.nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    policy: SurfacePolicy = NO_SURFACES,
+    metrics: MeansOfMetrics | None = None,
+    windows: WindowPolicy | None = None,
+) -> ClassEvaluation:
+    """Predict every sample once; the counts are the same on every rank. ``metrics`` see them, too.
+
+    With ``windows`` in windows that overlap.
+
+    Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
+    in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where
+    surfaces are to be measured all of them, one after the other.
+    """
+    model.eval()
+    predicting = model if windows is None else WindowedModel(model, windows)
+    surfaces = Surfaces(data, policy)
+    grid = data.grid
+    size = len(data.classes)
+    names: list[str] = []
+    counts: list[torch.Tensor] = []
+    masks: list[NDArray[np.uint8]] = []
+    for x, y in data.epoch(0):
+        stored = data.source.unpadded(data.shown[0])
+        added = stored != tuple(x.shape[2:])  # what was added counts for nothing
+        inside = (slice(None), *(slice(extent) for extent in stored))
+        if added and windows is not None:
+            x = cast(Sharded, x[slice(None), *inside])
+        with autocast(grid.device, recipe.precision):
+            prediction = predicting(x)
+        if added:
+            prediction = cast(Sharded, prediction[slice(None), *inside])
+            y = cast(Sharded, y[inside])
+        if metrics is not None:
+            metrics.add(prediction, y)
+        predicted = predicted_classes(prediction)
+        counts.append(count_confusion(predicted, y, size))
+        surfaces.add(predicted, y)
+        if len(names) < MASKS_SHOWN:
+            whole = gather_to_main(predicted)
+            masks += [] if whole is None else list(whole)
+        names += data.shown_names
+    confusions = sum_over_ranks(torch.cat(counts), grid).cpu().numpy()
+    shown = dict(zip(names, masks[:MASKS_SHOWN], strict=False))
+    found, left_out = surfaces.result()
+    facts: dict[str, Any] = {}
+    if policy.wanted:
+        facts["surfaces"] = {
+            "tolerance_mm": policy.tolerance,
+            "samples": len(found),
+            "left_out": left_out,
+        }
+    if windows is not None:
+        facts["windows"] = windows.facts
+    if data.source.channel_names:
+        facts["channels"] = list(data.source.channel_names)
+    return ClassEvaluation(data.classes, tuple(names), confusions, shown, facts, found)
+
+
+VALIDATION_FILE = "validation.csv"
+"""In an evaluation's folder: predictions of the validation split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The errors of one checkpoint on one split; ``facts`` say how they came about.
+
+    ``validation`` are the predictions of the validation split, where lines were fitted to them.
+    """
+
+    predictions: Predictions
+    errors: dict[str, dict[str, float]]
+    facts: dict[str, Any]
+    validation: Predictions | None = None
+
+    def write(self, folder: Path) -> None:
+        """``predictions.csv``, ``metrics.csv``, ``metrics.json``: each is there whole or not.
+
+        And ``validation.csv``, if there is something to write.
+        """
+        write_predictions(folder / "predictions.csv", self.predictions)
+        (folder / VALIDATION_FILE).unlink(missing_ok=True)  # of another checkpoint
+        if self.validation is not None:
+            write_predictions(folder / VALIDATION_FILE, self.validation)
+        keys = list(self.errors[self.predictions.names[0]])
+        errors = ([name, *row.values()] for name, row in self.errors.items())
+        write_csv(folder / "metrics.csv", ["parameter", *keys], errors)
+        write_json(folder / "metrics.json", {"parameters": self.errors, **self.facts})
+
+
+def write_predictions(path: Path, p: Predictions) -> None:
+    """One row a sample, with the volume that it is a part of."""
+    columns = [p.true, p.predicted, p.true_physical, p.predicted_physical]
+    values = np.stack(columns, axis=-1).reshape(len(p.samples), -1)
+    kinds = ("true", "predicted", "true_phys", "predicted_phys")
+    head = ["sample", "volume", *(f"{kind}_{name}" for name in p.names for kind in kinds)]
+    rows = zip(p.samples, p.volumes, values.tolist(), strict=True)
+    write_csv(path, head, ([sample, volume, *row] for sample, volume, row in rows))
+
+
+def evaluate_regression(
+    model: torch.nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    validation: Dataset | None = None,
+    metrics: MeansOfMetrics | None = None,
+) -> Evaluation:
+    """Predict every sample once; every rank gets the same.
+
+    With ``validation``, the validation split, a line for each parameter is fitted to its volumes
+    and recalibrates the predictions for the volumes of ``data``. ``metrics`` see all of ``data``.
+    """
+    mean = training_mean(data, recipe)
+    predictions = _predictions_of_split(model, data, recipe, mean, metrics)
+    errors = errors_per_parameter(predictions)
+    facts: dict[str, Any] = {
+        "mean": means_over_parameters(errors),
+        "training_mean": dict(zip(data.targets, mean.tolist(), strict=True)),
+    }
+    whole = averaged_over_volumes(predictions)
+    if len(whole.samples) < len(predictions.samples):
+        facts["averaged"] = {"volumes": len(whole.samples), **_errors_and_means(whole)}
+    if validation is None:
+        return Evaluation(predictions, errors, facts)
+    seen = _predictions_of_split(model, validation, recipe, mean)
+    lines = calibration_of(seen)
+    better = recalibrated(whole, lines, data.parameters.physical)
+    facts["recalibrated"] = {
+        "volumes": len(whole.samples),
+        **_errors_and_means(better),
+        "slope": dict(zip(data.targets, lines.slope.tolist(), strict=True)),
+        "intercept": dict(zip(data.targets, lines.intercept.tolist(), strict=True)),
+    }
+    return Evaluation(predictions, errors, facts, seen)
+
+
+def _predictions_of_split(
+    model: torch.nn.Module,
+    data: Dataset,
+    recipe: Recipe,
+    mean: FloatArray,
+    metrics: MeansOfMetrics | None = None,
+) -> Predictions:
+    names, true, predicted = predict_parameters(
+        model, data, precision=recipe.precision, metrics=metrics
+    )
+    source = data.source
+    volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
+    return Predictions(
+        names=data.targets,
+        samples=names,
+        true=true,
+        predicted=predicted,
+        true_physical=data.parameters.physical(true),
+        predicted_physical=data.parameters.physical(predicted),
+        training_mean=mean,
+        volumes=tuple(volumes[name] for name in names),
+        training_mean_physical=data.parameters.physical(mean),
+    )
+
+
+def _errors_and_means(p: Predictions) -> dict[str, Any]:
+    errors = errors_per_parameter(p)
+    return {"parameters": errors, "mean": means_over_parameters(errors)}
+
+
+@torch.no_grad()
+def predict_parameters(
+    model: torch.nn.Module,
+    data: Dataset,
+    *,
+    precision: str = "float32",
+    metrics: MeansOfMetrics | None = None,
+) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
+    """Names, true and predicted normalised parameters, both (N, P) float64, as epoch 0 shows them.
+
+    Every rank gets those of all samples.
+    """
+    model.eval()
+    names: list[str] = []
+    true: list[torch.Tensor] = []
+    predicted: list[torch.Tensor] = []
+    for x, y in data.epoch(0):
+        with autocast(data.grid.device, precision):
+            prediction = model(x)
+            if metrics is not None:
+                metrics.add(prediction, y)
+        true.append(y.full().double().cpu())
+        predicted.append(prediction.full().double().cpu())
+        names += data.shown_names
+    return tuple(names), torch.cat(true).numpy(), torch.cat(predicted).numpy()
+
+
+def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
+    """The mean (P,) of the normalised targets over the training split."""
+    source = data.source
+    chosen = training_split(recipe, data)
+    return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
+
+
+def data_card_of(checkpoint: Path, *, trust_pickle: bool = False) -> DataCard | None:
+    """What a checkpoint's network was trained on; None where it does not say so.
+
+    Raises:
+        CheckpointError: it is corrupt.
+    """
+    extra = read_extra(checkpoint, trust_pickle=trust_pickle)
+    return DataCard.from_state(extra["about"]) if "about" in extra else None
+
+
+def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -> Recipe:
+    """The recipe with the ranges of the training, where the data have others; else itself.
+
+    Targets of tables and keys are scaled by the least and the greatest of all samples, unless a
+    recipe says otherwise: of other samples these are other numbers.
+
+    Raises:
+        DataError: the targets are not those of the training.
+    """
+    if about is None or not data.source.targets_apart:
+        return recipe
+    trained, found = about.parameters, data.parameters
+    if trained.names != found.names:
+        raise DataError(
+            f"{recipe.data.where} has the targets {', '.join(found.names)} but the network was "
+            f"trained on {', '.join(trained.names)}\n    data.columns names the columns of a "
+            "table, data.targets chooses some of them"
+        )
+    alike = np.allclose(trained.centre, found.centre, rtol=1e-12, atol=0)
+    if alike and np.allclose(trained.scale, found.scale, rtol=1e-12, atol=0):
+        return recipe
+    ranges = {**(recipe.data.ranges or {}), **trained.ranges}
+    section = recipe.data.model_copy(update={"ranges": ranges})
+    return recipe.model_copy(update={"data": section})
+
+
+ALL_SURFACES = SurfacePolicy()
+
+UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    checkpoint: str = "best",
+    split: str = "test",
+    overrides: Sequence[str] = (),
+    calibrate: bool = False,
+    surfaces: SurfacePolicy = ALL_SURFACES,
+    windows: WindowPolicy | None = None,
+    given: UserObjects = NO_USER_OBJECTS,
+) -> Evaluation | ClassEvaluation:
+    """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
+
+    Every rank calls it alike and gets the same numbers, which do not depend on the grid. The
+    network predicts without dropout and augmentation, in the recipe's precision.
+
+    Args:
+        run: the folder of a training run.
+        checkpoint: "best" (of the lowest validation loss), "latest", the name of one of the
+            run's checkpoints, or a path.
+        split: "test", "validation", "train" or "all".
+        overrides: see `recipe_for`.
+        calibrate: predict the validation split, too, and recalibrate the predictions for whole
+            volumes by lines that are fitted to it; see `evaluate_regression`.
+        surfaces: of classes, whether their distances are measured where the files say how large a
+            voxel is, on one rank that then holds the masks of a sample.
+        windows: of classes, predict volumes in windows that overlap, each cut over all ranks.
+        given: the network and the source of a run that a program has trained.
+
+    Raises:
+        DataError: not a run's folder, no such checkpoint, nothing to calibrate or no other split
+            to do so, or the results cannot be written.
+        CheckpointError: the checkpoint is corrupt or of another network.
+        RecipeError: an override is bad.
+        LayoutError: the grid does not match the ranks.
+    """
+    run = Path(run)
+    recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth")
+    options: dict[str, object] = {
+        "checkpoint": checkpoint,
+        "split": split,
+        "calibrate": calibrate,
+        **({} if windows is None else windows.facts),
+    }
+    facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
+    started = start_alike(recipe.device, recipe.timeout, facts)
+    try:
+        with last_words():
+            grid = Grid(**recipe.grid.model_dump())
+            path = find_checkpoint(run, checkpoint)
+            result = _measure_split(
+                recipe,
+                grid,
+                path,
+                split,
+                given,
+                calibrate=calibrate,
+                surfaces=surfaces,
+                windows=windows,
+            )
+            folder = run / "evaluation"
+            from_main(
+                lambda: _write_evaluation(result, folder),
+                failing=f"cannot write into {folder}",
+                error=DataError,
+            )
+    finally:
+        if started:
+            dist.destroy_process_group()
+    return result
+
+
+def recipe_for(
+    run: Path, overrides: Sequence[str], *, ranks: int | None = None, axis: str = "data"
+) -> Recipe:
+    """The run's recipe for this many ranks, by default those of the environment.
+
+    Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
+    name are not cut. Without them the grid is the recipe's where it has as many places as there
+    are ranks, and else cuts along ``axis`` alone: the mini-batch.
+    """
+    if not (run / "recipe.yaml").is_file():
+        raise DataError(
+            f"{run} is not the folder of a run: it has no recipe.yaml\n"
+            "    `hyperslab train RECIPE` makes one and says where"
+        )
+    if any(override.startswith("grid") for override in overrides):
+        return load_recipe(run / "recipe.yaml", [*UNCUT, *overrides])
+    recipe = load_recipe(run / "recipe.yaml", overrides)
+    if (size := ranks or _started_ranks()) == recipe.grid.size:
+        return recipe
+    return load_recipe(run / "recipe.yaml", [*UNCUT, f"grid.{axis}={size}", *overrides])
+
+
+def find_checkpoint(run: Path, which: str) -> Path:
+    """The folder that "best", "latest", a name or a path means; every rank calls it.
+
+    Raises:
+        DataError: there is none.
+    """
+    folder = folder_of(run)
+    if which in ("latest", "best"):
+        found = latest(run) if which == "latest" else best_of(run)
+    else:
+        candidates = (folder / which, Path(which))
+        found = next((path.resolve() for path in candidates if path.is_dir()), None)
+    if found is None:
+        there = sorted(path.name for path in folder.glob("[!.]*"))
+        raise DataError(
+            f"{run} has no checkpoint {which!r}; "
+            + (f"it has: {', '.join(there)}" if there else "it has none: train it first")
+        )
+    return found
+
+
+def _measure_split(
+    recipe: Recipe,
+    grid: Grid,
+    path: Path,
+    split: str,
+    given: UserObjects,
+    *,
+    calibrate: bool,
+    surfaces: SurfacePolicy,
+    windows: WindowPolicy | None,
+) -> Evaluation | ClassEvaluation:
+    """Predict and compare; every rank gets the same."""
+    if calibrate and split in ("validation", "all"):
+        raise DataError(
+            f"calibration fits lines to the validation split, so the {split} split says nothing "
+            "about them\n    measure the test split"
+        )
+    with ExitStack() as stack:
+        recipe, data = _opened_as_trained(recipe, grid, path, split, given, stack)
+        if calibrate and data.classes:
+            raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
+        if windows is not None and not data.classes:
+            raise DataError(WINDOWS_NEED_CLASSES)
+        model = build_model(recipe, data_card(data), grid, given)
+        state = load(path, model, trust_pickle=recipe.checkpoint.trust_pickle)
+        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
+            log.warning(
+                "%s was trained on another split or other files: the %s split of %s may hold "
+                "samples that it has seen",
+                path,
+                split,
+                recipe.data.where,
+            )
+        begin = time.perf_counter()
+        metrics = MeansOfMetrics(grid, build_metrics(recipe, data_card(data), given))
+        result: Evaluation | ClassEvaluation
+        if data.classes:
+            result = evaluate_segmentation(model, data, recipe, surfaces, metrics, windows)
+        else:
+            seen = None
+            if calibrate:
+                seen = open_data(recipe, grid, split="validation", shuffle=False, given=given)
+                stack.enter_context(seen)
+            result = evaluate_regression(model, data, recipe, seen, metrics)
+        result.facts.update(
+            samples=len(data),
+            split=split,
+            checkpoint=path.name,
+            epochs=state.get("position", {}).get("epoch"),
+            weights=sum(p.numel() for p in model.parameters()),
+            grid=grid.extents,
+            precision=recipe.precision,
+            **({"metrics": metrics.result()} if metrics.metrics else {}),
+            seconds=time.perf_counter() - begin,
+            **_environment(grid),
+        )
+    return result
+
+
+def _opened_as_trained(
+    recipe: Recipe, grid: Grid, path: Path, split: str, given: UserObjects, stack: ExitStack
+) -> tuple[Recipe, Dataset]:
+    """The split, and the recipe that opens it with the ranges of targets of the checkpoint."""
+    data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
+    about = data_card_of(path, trust_pickle=recipe.checkpoint.trust_pickle)
+    ranged = with_trained_ranges(recipe, data, about)
+    if ranged is not recipe:
+        data = stack.enter_context(open_data(ranged, grid, split=split, shuffle=False, given=given))
+    return ranged, data
+
+
+def _write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    result.write(folder)
+
+
+def _environment(grid: Grid) -> dict[str, Any]:
+    cuda = grid.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(grid.device) if cuda else "CPU",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "hyperslab": version("hyperslab"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _started_ranks() -> int:
+    if dist.is_initialized():
+        return dist.get_world_size()
+    place = read_variables(os.environ)
+    return 1 if place is None else place.size

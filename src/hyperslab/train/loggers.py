@@ -1,0 +1,320 @@
+"""Sends the numbers of a run to TensorBoard, Weights & Biases and MLflow, beside its CSV files.
+
+A logger is a `ScalarLog`: one class and one line of `open_loggers`. Whatever it raises switches
+it off with one warning, and the run goes on; those that talk to a service work on a thread of
+their own, so that no step waits for them. Services are configured by their own environment
+variables (WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) and know a
+resumed run by a name that its folder keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.utils.tensorboard import SummaryWriter
+
+from hyperslab.atomic_files import write_text
+from hyperslab.errors import RecipeError
+from hyperslab.optional_libraries import importing
+
+log = logging.getLogger("hyperslab")
+
+
+class ScalarLog(Protocol):
+    """Takes numbers by name; whatever it raises switches it off."""
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers of a step, counted from 1."""
+
+    def flush(self) -> None:
+        """At the end of an epoch."""
+
+    def close(self) -> None:
+        """At the end of the run, or of this part of it."""
+
+
+class GuardedLog:
+    """A logger that may fail: then one warning is logged, and the run goes on without it."""
+
+    def __init__(self, name: str, guarded: ScalarLog) -> None:
+        self.name = name
+        self._log: ScalarLog | None = guarded
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        if self._log is not None:
+            with self._guarding():
+                self._log.add(values, step)
+
+    def flush(self) -> None:
+        if self._log is not None:
+            with self._guarding():
+                self._log.flush()
+
+    def close(self) -> None:
+        if self._log is not None:
+            with self._guarding():
+                self._log.close()
+
+    @contextmanager
+    def _guarding(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a logger raises
+            self._log = None
+            warn_of(self.name, error)
+
+
+def warn_of(name: str, error: Exception) -> None:
+    """Say once why a logger gets nothing more."""
+    words = next(iter(str(error).strip().splitlines()), "") or "no reason given"
+    log.warning(
+        "logger %s failed and is off from here on (%s: %s); steps.csv and epochs.csv go on",
+        *(name, type(error).__name__, words),
+    )
+
+
+CLOSING = 20.0
+"""How long [s] the end of a run waits for what has not been sent yet."""
+
+LONGEST_QUEUE = 100_000
+"""Steps that may wait to be sent; more only come together where one hangs."""
+
+
+LoggerCall = Callable[[ScalarLog], None]
+
+
+class BackgroundLog:
+    """Opens a logger by ``open_log`` on a thread of its own, and hands on what comes, in order.
+
+    If it fails, or cannot keep up, one warning is logged and the rest is dropped.
+    """
+
+    def __init__(self, name: str, open_log: Callable[[], ScalarLog]) -> None:
+        self.name = name
+        self._waiting: queue.SimpleQueue[LoggerCall | None] = queue.SimpleQueue()
+        self._off = False
+        self._thread = threading.Thread(
+            target=self._run, args=(open_log,), name=f"logger {name}", daemon=True
+        )
+        self._thread.start()
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        if self._waiting.qsize() >= LONGEST_QUEUE:
+            self._off = True
+            raise RuntimeError(f"{LONGEST_QUEUE} steps wait to be sent")
+        if not self._off:
+            kept = dict(values)
+            self._waiting.put(lambda opened: opened.add(kept, step))
+
+    def flush(self) -> None:
+        self._waiting.put(lambda opened: opened.flush())
+
+    def close(self) -> None:
+        """Wait for what is left, but not for ever."""
+        self._waiting.put(None)
+        self._thread.join(CLOSING)
+        if self._thread.is_alive():
+            self._off = True
+            raise TimeoutError(f"it did not take all that it was sent within {CLOSING:g} s")
+
+    def _run(self, open_log: Callable[[], ScalarLog]) -> None:
+        try:
+            opened = open_log()
+            while (work := self._waiting.get()) is not None and not self._off:
+                work(opened)
+            opened.close()
+        except Exception as error:
+            if not self._off:
+                warn_of(self.name, error)
+            self._off = True
+
+
+IDENTITIES = "loggers.json"
+
+
+def run_identity(run: Path, service: str, *, new: bool, make: Callable[[], str]) -> str:
+    """The name in the run's folder; a ``new`` run, or one that has none, gets one by ``make``."""
+    path = run / IDENTITIES
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        known = {}
+    if not isinstance(known, dict):
+        known = {}
+    if new or not isinstance(known.get(service), str):
+        known[service] = make()
+        write_text(path, json.dumps(known))
+    return str(known[service])
+
+
+class TensorboardLog:
+    """Writes into ``run / "tensorboard"``; what is there of later steps is hidden."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.board.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        self.board.flush()
+
+    def close(self) -> None:
+        self.board.close()
+
+
+WANDB_PROJECT = "hyperslab"
+"""Where WANDB_PROJECT names none."""
+
+
+class WandbLog:
+    """One run there for each run's folder: a run that is resumed goes on in it."""
+
+    def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            dir=str(run),
+            project=os.environ.get("WANDB_PROJECT", WANDB_PROJECT),
+            name=run.name,
+            id=run_identity(run, "wandb", new=step == 0, make=lambda: secrets.token_hex(4)),
+            resume="allow",
+            config=dict(settings),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def flush(self) -> None:
+        """It sends by itself."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def check_wandb() -> None:
+    """
+    Raises:
+        RecipeError: the library is not installed.
+    """
+    with importing("wandb", "loggers: wandb", RecipeError):
+        import wandb  # noqa: F401
+
+
+MLFLOW_EXPERIMENT = "hyperslab"
+"""Where MLFLOW_EXPERIMENT_NAME names none."""
+
+MLFLOW_BATCH = 500
+"""Numbers that are sent at once; MLflow takes a thousand."""
+
+MLFLOW_LONGEST_SETTING = 500
+"""Characters of a setting."""
+
+
+class MlflowLog:
+    """One run there for each run's folder: a run that is resumed goes on in it."""
+
+    def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        self._metric = Metric
+        self._client = MlflowClient()
+        self._waiting: list[Any] = []
+
+        def begin() -> str:
+            experiment = self._experiment()
+            begun: str = self._client.create_run(experiment, run_name=run.name).info.run_id
+            for name, value in _flat_settings(settings).items():
+                self._client.log_param(begun, name, value[:MLFLOW_LONGEST_SETTING])
+            return begun
+
+        self.id = run_identity(run, "mlflow", new=step == 0, make=begin)
+        self._client.update_run(self.id, status="RUNNING")
+
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", MLFLOW_EXPERIMENT)
+        found = self._client.get_experiment_by_name(name)
+        made: str = found.experiment_id if found else self._client.create_experiment(name)
+        return made
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        self._waiting += [self._metric(name, value, now, step) for name, value in values.items()]
+        if len(self._waiting) >= MLFLOW_BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        self._client.log_batch(self.id, metrics=self._waiting)
+        self._waiting = []
+
+    def close(self) -> None:
+        self.flush()
+        self._client.set_terminated(self.id)
+
+
+def check_mlflow() -> None:
+    """
+    Raises:
+        RecipeError: the library is not installed.
+    """
+    with importing("mlflow", "loggers: mlflow", RecipeError):
+        import mlflow  # noqa: F401
+
+
+def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat_settings(value, f"{key}{name}.")
+        else:
+            found[f"{key}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+LIBRARY_CHECKS = {"wandb": check_wandb, "mlflow": check_mlflow}
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """
+    Raises:
+        RecipeError: the library of one is not installed.
+    """
+    for name in names:
+        if name in LIBRARY_CHECKS:
+            LIBRARY_CHECKS[name]()
+
+
+def open_loggers(
+    names: Sequence[str], run: Path, settings: Mapping[str, Any], step: int
+) -> list[GuardedLog]:
+    """Those of a run that goes on after ``step`` steps; its CSV files are written anyway.
+
+    ``settings``, nested dictionaries of what JSON can say, are shown beside the numbers.
+    """
+    return [
+        GuardedLog(name, _open_logger(name, run, settings, step))
+        for name in dict.fromkeys(names)
+        if name != "csv"
+    ]
+
+
+def _open_logger(name: str, run: Path, settings: Mapping[str, Any], step: int) -> ScalarLog:
+    match name:
+        case "wandb":
+            return BackgroundLog(name, lambda: WandbLog(run, settings, step))
+        case "mlflow":
+            return BackgroundLog(name, lambda: MlflowLog(run, settings, step))
+    return TensorboardLog(run, step)

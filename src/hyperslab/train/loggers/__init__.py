@@ -1,1 +1,0 @@
-"""Where the numbers of a run go besides its CSV files: TensorBoard, Weights & Biases, MLflow."""

@@ -1,0 +1,170 @@
+"""Writes MLPerf's log of a CosmoFlow run: lines ``:::MLLOG {...}`` in ``RUN/mlperf.log``.
+
+The training tells `RunEvents` what happens; `MlperfLog` writes it down by MLPerf's own package.
+Keys and their places are those of the HPC benchmark: mlperf_logging's rules hpc_3.0.0, and the
+reference implementation [mlcommons/hpc, cosmoflow]. Epochs are counted from 1. Time runs from
+before the data are opened to the end of the last validation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperslab.comm import Grid
+from hyperslab.errors import HyperslabError
+from hyperslab.models.cosmoflow_variants import variant_of
+from hyperslab.optional_libraries import how_to_install
+from hyperslab.recipe.optimizer import MlperfSection, StepSchedule
+from hyperslab.recipe.schema import CosmoFlowSection, Recipe
+
+
+class RunEvents:
+    """Told on the main rank when something begins or ends; by itself it does nothing with it."""
+
+    def data_opened(self, train: int, validation: int) -> None:
+        """So many samples to train on in an epoch, and to validate on."""
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Epochs are counted from 0."""
+
+    def validation_begins(self, epoch: int) -> None: ...
+
+    def validation_ends(self, epoch: int, measured: Mapping[str, float | None]) -> None: ...
+
+    def epoch_ends(self, epoch: int) -> None: ...
+
+    def run_ends(self, *, success: bool) -> None:
+        """Success: the goal of the recipe was reached, or it had none and all epochs are done."""
+
+
+MLPERF_LOG = "mlperf.log"
+BENCHMARK = "cosmoflow"
+
+
+class MlperfLog(RunEvents):
+    """Writes the log of a run; made when the ranks have found each other, before anything is read.
+
+    A run that goes on adds to its log: what is to be there once is, and the pause counts.
+    """
+
+    def __init__(self, recipe: Recipe, grid: Grid) -> None:
+        """On the main rank only.
+
+        Raises:
+            HyperslabError: the extra ``mlperf`` is not installed.
+            OSError: the file cannot be written.
+        """
+        assert recipe.mlperf is not None
+        library = import_mllog()
+        self.keys = library.constants
+        path = recipe.output / MLPERF_LOG
+        self.goes_on = path.exists() and path.stat().st_size > 0
+        self._handler = logging.FileHandler(path)
+        self._handler.setFormatter(logging.Formatter("%(message)s"))
+        own = logging.Logger("hyperslab.mlperf", logging.INFO)  # of this log alone
+        own.addHandler(self._handler)
+        self.log = library.MLLogger(
+            own, default_stack_offset=1, root_dir=str(Path(__file__).parent)
+        )
+        if not self.goes_on:
+            self._open(recipe, recipe.mlperf, grid)
+
+    def _open(self, recipe: Recipe, about: MlperfSection, grid: Grid) -> None:
+        keys = self.keys
+        self.log.event(keys.CACHE_CLEAR, True)
+        self.log.start(keys.INIT_START)
+        self.log.event(keys.SUBMISSION_BENCHMARK, BENCHMARK)
+        self.log.event(keys.SUBMISSION_ORG, about.org)
+        self.log.event(keys.SUBMISSION_DIVISION, about.division)
+        self.log.event(keys.SUBMISSION_STATUS, about.status)
+        self.log.event(keys.SUBMISSION_PLATFORM, about.platform)
+        for key, value in _hyper_parameters(recipe, grid).items():
+            self.log.event(key, value)
+        self.log.end(keys.INIT_STOP)
+        self.log.start(keys.RUN_START)
+
+    def data_opened(self, train: int, validation: int) -> None:
+        if not self.goes_on:
+            self.log.event(self.keys.TRAIN_SAMPLES, train)
+            self.log.event(self.keys.EVAL_SAMPLES, validation)
+
+    def epoch_begins(self, epoch: int) -> None:
+        self.log.start(self.keys.EPOCH_START, metadata=_epoch_metadata(epoch))
+
+    def validation_begins(self, epoch: int) -> None:
+        self.log.start(self.keys.EVAL_START, metadata=_epoch_metadata(epoch))
+
+    def validation_ends(self, epoch: int, measured: Mapping[str, float | None]) -> None:
+        self.log.end(self.keys.EVAL_STOP, metadata=_epoch_metadata(epoch))
+        self.log.event(
+            "eval_error", measured.get("validation_mae"), metadata=_epoch_metadata(epoch)
+        )
+
+    def epoch_ends(self, epoch: int) -> None:
+        self.log.end(self.keys.EPOCH_STOP, metadata=_epoch_metadata(epoch))
+
+    def run_ends(self, *, success: bool) -> None:
+        self.log.end(self.keys.RUN_STOP, metadata={"status": "success" if success else "aborted"})
+
+    def close(self) -> None:
+        """Nothing is written after that."""
+        self._handler.close()
+
+
+def import_mllog() -> Any:
+    """MLPerf's module ``mllog``, of which nothing is configured: it would be so for all.
+
+    Raises:
+        HyperslabError: the extra ``mlperf`` is not installed.
+    """
+    try:
+        return importlib.import_module("mlperf_logging.mllog.mllog")
+    except ImportError as error:
+        raise HyperslabError(
+            f"MLPerf's log needs its package ({error}): {how_to_install('mlperf')}\n"
+            "    or train without: mlperf=null"
+        ) from error
+
+
+def _epoch_metadata(epoch: int) -> dict[str, int]:
+    return {"epoch_num": epoch + 1}
+
+
+def _hyper_parameters(recipe: Recipe, grid: Grid) -> dict[str, Any]:
+    """The hyper-parameters by MLPerf's keys.
+
+    As in the reference the base rate is that after warm-up, and the one factor of the decay is the
+    first one.
+    """
+    optimizer = recipe.optimizer
+    schedule = optimizer.schedule
+    steps = schedule.at if isinstance(schedule, StepSchedule) else {}
+    on_nodes = int(os.environ.get("LOCAL_WORLD_SIZE", str(grid.size)))
+    devices = torch.cuda.device_count() if grid.device.type == "cuda" else 0
+    found = {
+        "number_of_nodes": -(-grid.size // on_nodes),
+        "accelerators_per_node": devices,
+        "global_batch_size": recipe.data.batch_size * optimizer.accumulate,
+        "gradient_accumulation_steps": optimizer.accumulate,
+        "seed": recipe.seed,
+        "opt_name": optimizer.name,
+        "opt_base_learning_rate": optimizer.learning_rate,
+        "opt_learning_rate_warmup_epochs": getattr(schedule, "warmup", 0),
+        "opt_learning_rate_warmup_factor": 1.0,
+        "opt_learning_rate_decay_boundary_epochs": sorted(steps),
+        "opt_learning_rate_decay_factor": max(steps.values(), default=1.0),
+    }
+    if isinstance(recipe.model, CosmoFlowSection):
+        found["dropout"] = _dropout(recipe.model)
+    return found
+
+
+def _dropout(model: CosmoFlowSection) -> float:
+    return variant_of(model.variant, 128).dropout if model.dropout is None else model.dropout

@@ -1,1 +1,0 @@
-"""The lines by which an MLPerf benchmark is judged, written by MLPerf's own package."""

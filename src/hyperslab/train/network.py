@@ -1,0 +1,430 @@
+"""Makes the network of a recipe, ours or anybody's, and checks that it goes with the data.
+
+In reading order: `UserObjects`, what a program hands in in place of what a recipe would name;
+networks made from a recipe's target or made anew by their class; ours, by ``model.name``; and
+the check of a network that is not ours when it runs for the first time.
+
+Legend: N samples, C channels, (D, H, W) voxels of a mini-batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.lr_scheduler import LRScheduler
+
+from hyperslab import models
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.comm.agreement import LOST
+from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason
+from hyperslab.formats.source import Source
+from hyperslab.parallel.recompute import recompute_stages
+from hyperslab.recipe.instantiate import A_NETWORK, Maker, imported
+from hyperslab.recipe.schema import (
+    CosmoFlowSection,
+    PythonModel,
+    Recipe,
+    TargetModel,
+    UNet3DSection,
+)
+from hyperslab.recipe.section import TargetSection, choose
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class UserObjects:
+    """Objects of a program; where there is none the recipe says what is taken.
+
+    ``optimizer`` and ``schedule`` are those of ``model``.
+    """
+
+    model: torch.nn.Module | None = None
+    source: Source | None = None
+    loss: LossFunction | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    schedule: LRScheduler | None = None
+    metrics: Mapping[str, LossFunction] = field(default_factory=dict)
+
+
+NO_USER_OBJECTS = UserObjects()
+
+
+PLAIN_SETTINGS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
+
+
+def references_to_data(about: DataCard) -> dict[str, Any]:
+    """What a recipe's ``${...}`` may stand for."""
+    return {
+        "data.channels": about.shape[0],
+        "data.extents": list(about.shape[1:]),
+        "data.outputs": outputs_of(about),
+    }
+
+
+def outputs_of(about: DataCard) -> int:
+    """How many channels a network's output has: one a class, or one a parameter."""
+    return len(about.classes) or len(about.parameters.names)
+
+
+def network_from_target(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    """The network that a recipe names; raises what `Maker` does."""
+    assert isinstance(recipe.model, TargetModel)
+    references = references_to_data(about)
+    maker = Maker("model", A_NETWORK, references=references, trusted=recipe.trusted)
+    model: torch.nn.Module = maker(recipe.model)
+    return model
+
+
+def rebuilt_network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    """The network that a program has trained, made anew by its class alone.
+
+    Raises:
+        RecipeError: its class cannot be imported or needs arguments, or what it makes is another
+            network; says how to hand it in.
+    """
+    config = recipe.model
+    assert isinstance(config, PythonModel)
+    section = TargetSection(target=config.python_class)
+    maker = Maker("model", A_NETWORK)
+    try:
+        maker.check(section)
+        with torch.random.fork_rng(devices=[]):
+            model: torch.nn.Module = maker(section)
+    except RecipeError as error:
+        raise RecipeError(_cannot_rebuild(recipe, str(error).splitlines()[0])) from error
+    if digest_of_network(model) != config.digest:
+        words = f"{config.python_class}() is built otherwise than the network that was trained"
+        raise RecipeError(_cannot_rebuild(recipe, words))
+    return model
+
+
+def _cannot_rebuild(recipe: Recipe, why: str) -> str:
+    assert isinstance(recipe.model, PythonModel)
+    name = recipe.model.python_class.rpartition(".")[2]
+    return (
+        f"the network of {recipe.output} came from a program and cannot be made anew: {why}\n"
+        f"    hand it in: hs.TrainedRun({str(recipe.output)!r}, model={name}(...)).evaluate(), or "
+        '.predict(...); or let fit make it from {"target": ..., ...} (docs/own-networks.md)'
+    )
+
+
+def check_network_target(recipe: Recipe) -> None:
+    """Look at a network's target and its arguments, and make nothing; raises as `Maker` does."""
+    if isinstance(recipe.model, TargetModel):
+        Maker("model", A_NETWORK, trusted=recipe.trusted).check(recipe.model)
+
+
+def name_of_network(recipe: Recipe) -> str:
+    """By which errors call the network."""
+    config = recipe.model
+    if isinstance(config, TargetModel):
+        return f"model.target {config.target}"
+    if isinstance(config, PythonModel):
+        return f"the network {config.python_class}"
+    return f"model.name={config.name}"
+
+
+def class_name(kind: type) -> str:
+    """The dotted name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_importable(kind: type) -> bool:
+    """Whether its name leads back to it, in another process, too."""
+    if kind.__module__ == "__main__" or "<" in kind.__qualname__:
+        return False
+    try:
+        return imported(class_name(kind), "model") is kind
+    except RecipeError:
+        return False
+
+
+def digest_of_network(model: torch.nn.Module) -> str:
+    """The SHA-256 of how a network is built: the classes of its parts, and all plain settings.
+
+    Of two networks of one class with other strides, activations or probabilities of dropout it
+    differs, also where their weights have the same names and shapes.
+    """
+    text = hashlib.sha256()
+    for line in _described(model):
+        text.update(f"{line}\n".encode())
+    return text.hexdigest()
+
+
+def _described(model: torch.nn.Module) -> Iterator[str]:
+    for name, part in model.named_modules():
+        yield f"{name}: {type(part).__qualname__}"
+        for key, value in sorted(vars(part).items()):
+            if not key.startswith("_") and key not in ("training", "forward", "no_sync"):
+                yield f"{name}.{key} = {_plainly(value)}"
+        for key, weight in (*part._parameters.items(), *part._buffers.items()):
+            form = None if weight is None else (tuple(weight.shape), weight.dtype)
+            yield f"{name}.{key}: {form}"
+
+
+def _plainly(value: Any) -> str:
+    if isinstance(value, PLAIN_SETTINGS):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plainly, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k!r}: {_plainly(v)}' for k, v in value.items())}}}"
+    named = getattr(value, "__qualname__", None)
+    return f"{type(value).__qualname__} {named}" if named else type(value).__qualname__
+
+
+def build_network(
+    recipe: Recipe, about: DataCard, given: UserObjects = NO_USER_OBJECTS
+) -> torch.nn.Module:
+    """The recipe's network for such data; its weights come from torch's generator.
+
+    Raises:
+        RecipeError: the network is for another kind of data, or for volumes of another size; or of
+            a target what `Maker` raises.
+    """
+    config = recipe.model
+    if config.segments not in (None, bool(about.classes)):
+        raise RecipeError(mismatch_message(recipe, about))
+    if given.model is not None:
+        return given.model
+    model = choose(MODELS, config.name, "model.name")(recipe, about)
+    if recipe.memory == "recompute":
+        recompute_stages(model)
+    return model
+
+
+def mismatch_message(recipe: Recipe, about: DataCard) -> str:
+    """The words for data that network or loss are not made for."""
+    found = "a class for every voxel" if about.classes else "parameters and no classes"
+    remedy = (
+        "model.name=unet3d and loss=dice_cross_entropy"
+        if about.classes
+        else "model.name=cosmoflow and loss=mse"
+    )
+    if recipe.data.synthetic is not None:
+        remedy += f", or data.synthetic.{'targets=4' if about.classes else 'classes=3'}"
+    return (
+        f"{recipe.data.where} holds volumes with {found}, for which "
+        f"{_network_and_loss(recipe)} are not made\n    use {remedy}"
+    )
+
+
+def _network_and_loss(recipe: Recipe) -> str:
+    loss = recipe.loss if isinstance(recipe.loss, str) else recipe.loss.target
+    if recipe.model.segments is None:
+        return f"loss={loss} is"
+    return f"model.name={recipe.model.name} and loss={loss}"
+
+
+def _unet3d(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    config = recipe.model
+    assert isinstance(config, UNet3DSection)
+    channels, *extents = about.shape
+    if min(extents) >> config.levels == 0:
+        raise RecipeError(
+            f"model.levels={config.levels} needs volumes of at least {1 << config.levels} voxels "
+            f"along each side, but they have {extents}"
+        )
+    return models.UNet3D(
+        channels, len(about.classes), channels=config.channels, levels=config.levels
+    )
+
+
+def _cosmoflow(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+    config = recipe.model
+    assert isinstance(config, CosmoFlowSection)
+    channels, *extents = about.shape
+    width = config.width or extents[0]
+    if extents != [width] * 3:
+        raise RecipeError(
+            f"{recipe.data.where} holds volumes of {extents} voxels but the model takes "
+            f"{[width] * 3}\n    set model.width or data.subvolume"
+        )
+    try:
+        return models.CosmoFlow(
+            width,
+            variant=config.variant,
+            in_channels=channels,
+            outputs=len(about.parameters.names),
+            batch_norm=config.batch_norm,
+            dropout=config.dropout,
+        )
+    except ValueError as error:
+        raise RecipeError(f"model.width, model.variant: {error}") from None
+
+
+MODELS: dict[str, Callable[[Recipe, DataCard], torch.nn.Module]] = {
+    "cosmoflow": _cosmoflow,
+    "unet3d": _unet3d,
+    "target": network_from_target,
+    "python": rebuilt_network,
+}
+"""By ``model.name``; each takes the recipe and what the data are."""
+
+
+MULTIPLES = (2, 4, 8, 16, 32, 64)
+"""Of extents that a network may ask for: it halves them once, twice, ..."""
+
+
+def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:
+    """Let the first forward pass say in one line what does not go with the data.
+
+    Where volumes differ in shape, the first one of each shape.
+
+    Raises, from that pass:
+        RecipeError: the network fails on its input, or its output is not what the data need.
+    """
+    plain = model.forward
+    forward = type(model).forward
+    name = name_of_network(recipe)
+    seen: set[tuple[int, ...]] = set()
+
+    def first(*args: Any, **options: Any) -> Any:
+        shape = tuple(args[0].shape)
+        if shape in seen:
+            return plain(*args, **options)
+        if not about.varied:
+            model.forward = plain
+        try:
+            prediction = _run_clearly(lambda: plain(*args, **options), name, shape)
+            check_output(prediction, shape, about, name)
+        except (RecipeError, LayoutError) as error:
+            with _buffers_kept(model):
+                fitting = multiple_that_fits(lambda x: forward(model, x), shape, about)
+            if fitting is None:
+                raise
+            raise RecipeError(
+                f"{_failure_message(error, name, shape)}\n    {_pad_remedy(fitting)}"
+            ) from error
+        seen.add(shape)
+        return prediction
+
+    model.forward = first
+
+
+def _run_clearly(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> Any:
+    try:
+        return run()
+    except (HyperslabError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever is wrong in somebody else's code
+        if LOST.search(str(error)):
+            raise
+        words = " ".join(reason(error).split())[:400]
+        raise RecipeError(
+            f"{name} fails on the data's mini-batch of shape {list(shape)}: {words}"
+        ) from error
+
+
+def _failure_message(error: HyperslabError, name: str, shape: tuple[int, ...]) -> str:
+    first = str(error).splitlines()[0]
+    if isinstance(error, RecipeError):
+        return first
+    return f"{name} fails on the data's mini-batch of shape {list(shape)}: {first}"
+
+
+def _pad_remedy(multiple: int) -> str:
+    return (
+        f"it takes volumes whose extents are multiples of {multiple}: set data.multiple: "
+        f"{multiple}, which adds background after the last voxels"
+    )
+
+
+def wanted_output(shape: tuple[int, ...], about: DataCard) -> tuple[int, ...]:
+    """Of the network for a mini-batch of this shape (N, C, D, H, W)."""
+    count = outputs_of(about)
+    return (shape[0], count, *shape[2:]) if about.classes else (shape[0], count)
+
+
+def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str) -> None:
+    """Compare a network's output with what data of this shape (N, C, D, H, W) need.
+
+    Raises:
+        RecipeError: names the dim that differs.
+    """
+    if not isinstance(output, torch.Tensor):
+        raise RecipeError(
+            f"{name} gives a {type(output).__name__}, not one tensor\n"
+            "    take a form of the network that gives the prediction alone"
+        )
+    count = outputs_of(about)
+    wanted = wanted_output(shape, about)
+    found = tuple(output.shape)
+    if found == wanted:
+        return
+    what = f"one channel for each of {count} classes, and the volume's voxels"
+    if not about.classes:
+        what = f"{count} numbers for each sample: {', '.join(about.parameters.names)}"
+    differs = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
+    where = "" if len(found) != len(wanted) or differs is None else f" (dim {differs} differs)"
+    raise RecipeError(
+        f"{name} gives {list(found)} for a mini-batch of shape {list(shape)}, but the data need "
+        f"{list(wanted)}{where}: {what}\n    ${{data.outputs}} stands for {count} in a recipe"
+    )
+
+
+def multiple_that_fits(
+    forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard
+) -> int | None:
+    """The least of `MULTIPLES` such that extents rounded up to it suit a network; else None.
+
+    Nothing is computed: the network runs on tensors without values. None as well where the shape
+    (N, C, D, H, W) itself suits it, so that something else must be wrong. A multiple is tried on
+    odd numbers of it, as a larger one would hide behind an even number.
+    """
+    if _network_suits(forward, shape, about):
+        return None
+    for multiple in MULTIPLES:
+        odd = tuple(-(-extent // multiple) // 2 * 2 + 1 for extent in shape[2:])
+        if _network_suits(forward, (*shape[:2], *(multiple * times for times in odd)), about):
+            return multiple
+    return None
+
+
+def _network_suits(
+    forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard
+) -> bool:
+    try:
+        with (
+            _fake_tensor_errors_silenced(),
+            torch.no_grad(),
+            FakeTensorMode(allow_non_fake_inputs=True),
+        ):
+            output = forward(torch.empty(shape))
+    except Exception:  # whatever is wrong in somebody else's code
+        return False
+    return isinstance(output, torch.Tensor) and tuple(output.shape) == wanted_output(shape, about)
+
+
+@contextmanager
+def _buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put buffers back afterwards: counters of batches run even on tensors without values."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+@contextmanager
+def _fake_tensor_errors_silenced() -> Iterator[None]:
+    """Torch logs what fails on tensors without values, and warns; both is expected here."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before

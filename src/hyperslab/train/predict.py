@@ -1,0 +1,486 @@
+"""Predicts whole volumes with a trained network, each of them cut over all ranks.
+
+In reading order: `TrainedNetwork` predicts from each rank's box of a volume, whole or in sliding
+windows; the `Journal` notes in a file that survives a stop which inputs are done (one line that
+says by which network, then one line for each input); `ResultFolder` fills a folder with masks or
+a table of parameters; `predict` does so for a run and a grid.
+
+A window may be larger than one device has room for; only the main rank's host memory holds the
+classes' scores of a whole volume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from hyperslab.atomic_files import append_whole, json_lines, read_json_lines, write_bytes, write_csv
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.save_load import load, read_extra
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import all_or_raise, from_main, start_alike
+from hyperslab.comm.start.last_words import last_words
+from hyperslab.data import Source, Subvolumes
+from hyperslab.data.assemble import check_values
+from hyperslab.data.transforms import MeanScale, Transform, decode, transform_of
+from hyperslab.errors import DataError, LayoutError, RecipeError
+from hyperslab.formats.arrays.layouts import lbann_of
+from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
+from hyperslab.formats.source import ScanOptions
+from hyperslab.formats.views import fill_as, rounded_up
+from hyperslab.geometry import Box
+from hyperslab.recipe.compare import launch_facts
+from hyperslab.recipe.schema import Recipe
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.main_rank import gather_to_main
+from hyperslab.train.builders import build_model
+from hyperslab.train.evaluate import find_checkpoint, recipe_for
+from hyperslab.train.input_volumes import (
+    ARRAY_SUFFIXES,
+    KEYED_SUFFIXES,
+    InputFile,
+    InputVolume,
+    KeyedVolume,
+    MappedVolume,
+    NiftiVolume,
+    check_file_kind,
+    list_inputs,
+    partition_of_volume,
+    read_block,
+)
+from hyperslab.train.metrics import predicted_classes
+from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
+from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, BlendedScores, WindowPolicy
+from hyperslab.train.step import autocast
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedNetwork:
+    """A run's network; the run's data need not be there any more."""
+
+    recipe: Recipe
+    about: DataCard
+    model: torch.nn.Module
+    grid: Grid
+    checkpoint: Path
+    transform: Transform
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, checkpoint: Path, grid: Grid, given: UserObjects = NO_USER_OBJECTS
+    ) -> TrainedNetwork:
+        """Every rank calls it.
+
+        Raises:
+            CheckpointError: the checkpoint is corrupt or of another network.
+            DataError: it does not say what the network was trained on.
+        """
+        trust = recipe.checkpoint.trust_pickle
+        extra = read_extra(checkpoint, trust_pickle=trust)
+        if "about" not in extra:
+            raise DataError(
+                f"the checkpoint {checkpoint} does not say what its network was trained on; "
+                "`hyperslab train` writes ones that do"
+            )
+        about = DataCard.from_state(extra["about"])
+        model = build_model(recipe, about, grid, given)
+        load(checkpoint, model, trust_pickle=trust)
+        transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
+        return cls(recipe, about, model.eval(), grid, checkpoint, transform)
+
+    @torch.no_grad()
+    def __call__(self, block: NDArray[Any], shape: tuple[int, ...], where: str) -> Sharded:
+        """The prediction of one volume (C, D, H, W), of which ``block`` is this rank's box.
+
+        Nothing is gathered: each layer holds what its rank's box needs. ``where`` names the volume.
+
+        Raises:
+            DataError: on every rank: values that cannot be right, or the network does not take
+                extents like those of the volume.
+            LayoutError: the volume is too small for the grid or the network.
+        """
+        all_or_raise(
+            lambda: check_values(block, self.transform, where),
+            failing=where,
+            error=DataError,
+        )
+        values = torch.from_numpy(block).to(self.grid.device)
+        x = decode(values, self.transform, torch.float32, shape, self.grid)
+        x = Sharded.from_local(x, partition_of_volume(shape, self.grid), self.grid)
+        try:
+            with autocast(self.grid.device, self.recipe.precision):
+                prediction: Sharded = self.model(x)
+        except RecipeError as error:  # of this volume, whatever those of the training were
+            raise DataError(f"{where}: {error}") from error
+        return prediction
+
+
+def check_windows_suit(network: TrainedNetwork) -> None:
+    """Refuse a network to which windows are not what it was trained on.
+
+    Raises:
+        DataError: it predicts numbers, or each volume is divided by its mean.
+    """
+    if not network.about.classes:
+        raise DataError(WINDOWS_NEED_CLASSES)
+    if isinstance(network.transform, MeanScale):
+        raise DataError(
+            f"data.transform={network.transform.name} divides by the mean of a whole volume, "
+            "which a window has not\n"
+            "    predict whole volumes: leave --window out"
+        )
+
+
+def predict_windows(
+    network: TrainedNetwork, volume: InputVolume, policy: WindowPolicy, where: str
+) -> NDArray[np.uint8] | None:
+    """The classes (D, H, W) of a volume on the main rank, None on the others; every rank calls it.
+
+    Distribution scheme: 1. for each window every rank gets its box of it, 2. the network predicts
+    it, 3. the main rank collects the scores, weighs them and adds them to those of the others.
+
+    Raises:
+        DataError: on every rank: values that cannot be right, or the extra ``medical`` is missing.
+        LayoutError: a window is too small for the grid or the network.
+    """
+    channels, *extents = volume.shape
+    blended = BlendedScores(tuple(extents), policy)
+    for box in blended.boxes:
+        wanted = Box((0, *box.lo), (channels, *box.hi))
+        blended.add(box, network(volume.block(network.grid, wanted), wanted.shape, where))
+    scores = blended.result()
+    return None if scores is None else scores.argmax(0).numpy().astype(np.uint8)
+
+
+JOURNAL = "predictions.jsonl"
+
+JournalRow = dict[str, Any]
+
+
+class Journal:
+    """The inputs that a network has predicted into ``folder``; on the main rank only.
+
+    What another network or another way of reading has left there is not taken for done.
+    """
+
+    def __init__(self, folder: Path, by: JournalRow) -> None:
+        """``by`` says what the results depend on besides the inputs.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        self.path = folder / JOURNAL
+        first, *rows = _journal_lines(self.path) or [{}]
+        named = [row for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
+        self.rows: dict[str, JournalRow] = (
+            {row["name"]: row for row in named} if first == by else {}
+        )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(self.path, json_lines([by, *self.rows.values()]))
+        except OSError as error:
+            raise DataError(f"cannot write into {folder}: {error.strerror}") from error
+
+    def done(self, entry: InputFile) -> bool:
+        """Whether this very file is done."""
+        row = self.rows.get(entry.name)
+        if row is None or not all(path.exists() for path in entry.paths):
+            return False
+        return all(row.get(key) == value for key, value in _state_of_input(entry).items())
+
+    def add(self, entry: InputFile, **result: Any) -> None:
+        """Note that an input is done, with its result where that is not a file."""
+        row = {"name": entry.name, **_state_of_input(entry), **result}
+        self.rows[entry.name] = row
+        append_whole(self.path, json_lines([row]))
+
+
+def checkpoint_digest(checkpoint: Path) -> str:
+    """Tells one checkpoint from another: of the checksums of its files."""
+    return hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()
+
+
+def _state_of_input(entry: InputFile) -> JournalRow:
+    size, modified = _bytes_and_change(entry.path)
+    path = str(entry.path.absolute())
+    found: JournalRow = {"path": path, "bytes": size, "modified": modified}
+    others = [list(_bytes_and_change(file)) for file in entry.channels if file.exists()]
+    if others:
+        found["channels"] = others
+    return found
+
+
+def _bytes_and_change(path: Path) -> tuple[int, int]:
+    """Bytes and last change [ns]; of a Zarr group over all of its files."""
+    files = [path, *(path.rglob("*") if path.is_dir() else ())]
+    found = [file.stat() for file in files]
+    return sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
+
+
+def _journal_lines(path: Path) -> list[JournalRow]:
+    """The whole lines; a foreign file has none."""
+    try:
+        return read_json_lines(path)[0]
+    except (OSError, ValueError):
+        return []
+
+
+PARAMETERS_FILE = "parameters.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutcome:
+    """What became of an input; ``reason`` says why it failed."""
+
+    input: InputFile
+    state: Literal["predicted", "kept", "failed"]
+    reason: str = ""
+
+
+class ResultFolder:
+    """One run's network and the folder that it fills."""
+
+    def __init__(
+        self,
+        network: TrainedNetwork,
+        folder: Path,
+        *,
+        native: bool,
+        windows: WindowPolicy | None = None,
+    ) -> None:
+        """Every rank makes one; only the main rank keeps the journal.
+
+        With ``windows`` volumes are predicted in parts, see `predict_windows`.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        self.network = network
+        self.folder = folder
+        self.native = native
+        self.windows = windows
+        self.fill = fill_as(network.transform.lowest, np.dtype(network.about.dtype))
+        self.grid = network.grid
+        self.about = network.about
+        self.journal: Journal | None = None
+        from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
+
+    def _open(self) -> None:
+        of = self.network
+        by = {
+            "checkpoint": checkpoint_digest(of.checkpoint),
+            "native": self.native,
+            "precision": of.recipe.precision,
+            "transform": of.transform.name,
+            **({} if self.windows is None else self.windows.facts),
+        }
+        self.journal = Journal(self.folder, json.loads(json.dumps(by)))
+
+    def predict(self, entry: InputFile) -> InputOutcome:
+        """One input; every rank calls it and gets the same outcome."""
+        try:
+            if from_main(lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError):
+                return InputOutcome(entry, "kept")
+            if self.about.classes:
+                self._classes(entry)
+            else:
+                self._numbers(entry)
+        except (DataError, LayoutError) as error:
+            return InputOutcome(entry, "failed", str(error))
+        return InputOutcome(entry, "predicted")
+
+    def _is_done(self, entry: InputFile) -> bool:
+        assert self.journal is not None
+        there = not self.about.classes or (self.folder / entry.mask).exists()
+        return there and self.journal.done(entry)
+
+    def _classes(self, entry: InputFile) -> None:
+        volume = self._open_volume(entry)
+        if self.windows is None:
+            mask = self._whole(volume, str(entry.path))
+        else:
+            mask = predict_windows(self.network, volume, self.windows, str(entry.path))
+        path = self.folder / entry.mask
+
+        def write() -> None:
+            assert mask is not None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            volume.write(mask, path)
+            self._note(entry)
+
+        from_main(write, failing=f"cannot write {path}", error=DataError)
+
+    def _whole(self, volume: InputVolume, where: str) -> NDArray[np.uint8] | None:
+        """The mask (D, H, W) of a volume in one piece, on the main rank."""
+        multiple = self.network.recipe.data.multiple or 1
+        box = Box.whole(rounded_up(volume.shape, multiple))
+        logits = self.network(volume.block(self.grid, box), box.shape, where)
+        mask = gather_to_main(predicted_classes(logits))
+        if mask is None:
+            return None
+        depth, height, width = volume.shape[1:]
+        return mask[0, :depth, :height, :width]
+
+    def _open_volume(self, entry: InputFile) -> InputVolume:
+        name = entry.path.name
+        native = self.native
+        if name.endswith(NIFTI):
+            return NiftiVolume(entry.paths, self.about, native=native, fill=self.fill)
+        return self._open_arrays(entry, native=native)
+
+    def _open_arrays(self, entry: InputFile, *, native: bool) -> KeyedVolume | MappedVolume:
+        """A file of one of the layouts that are known, or of what the recipe says of its own."""
+        data = self.network.recipe.data
+        if data.mapping is None and not entry.path.name.endswith(ARRAY_SUFFIXES):
+            return self._open_keyed(entry, native=native)
+        options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
+        return MappedVolume(entry.paths, self.about, options, fill=self.fill)
+
+    def _open_keyed(self, entry: InputFile, *, native: bool) -> KeyedVolume:
+        scans = NIFTI if self.about.classes else ()
+        check_file_kind(entry.path, (*scans, *KEYED_SUFFIXES, *ARRAY_SUFFIXES))
+        data = self.network.recipe.data
+        lbann = lbann_of(data.format)
+        return KeyedVolume(
+            entry.path,
+            self.about,
+            native=native,
+            channels=data.channels,
+            lbann=lbann,
+            allowed=data.allowed,
+            fill=self.fill,
+        )
+
+    def _numbers(self, entry: InputFile) -> None:
+        volume = self._open_arrays(entry, native=False)
+        source: Source = volume.source
+        width = self.network.recipe.data.subvolume
+        source = source if width is None else Subvolumes(source, width)
+        unit = []
+        for sample in range(len(source.names)):
+            box = Box.whole(rounded_up(source.shape, self.network.recipe.data.multiple or 1))
+            block = read_block(source, sample, self.grid, box, self.fill)
+            prediction = self.network(block, box.shape, source.where(sample))
+            unit.append(prediction.full()[0].double().cpu().tolist())
+        rows = dict(zip(source.names, unit, strict=True))
+        from_main(
+            lambda: self._note(entry, samples=rows),
+            failing=f"cannot write {self.folder}",
+            error=DataError,
+        )
+
+    def _note(self, entry: InputFile, **result: Any) -> None:
+        assert self.journal is not None
+        self.journal.add(entry, **result)
+
+    def finish(self, entries: Sequence[InputFile]) -> None:
+        """Write the table of parameters, where that is the result."""
+        if not self.about.classes:
+            words = f"cannot write into {self.folder}"
+            from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
+
+    def _tabulate(self, entries: Sequence[InputFile]) -> None:
+        """One line a sample: the normalised values and those in physical units."""
+        assert self.journal is not None
+        names = self.about.parameters.names
+        kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
+        rows: list[list[object]] = []
+        for row in (self.journal.rows[e.name] for e in entries if e.name in self.journal.rows):
+            for sample, unit in row["samples"].items():
+                physical = self.about.parameters.physical(np.array(unit)).tolist()
+                pairs = zip(unit, physical, strict=True)
+                rows.append([row["path"], sample, *(value for pair in pairs for value in pair)])
+        write_csv(self.folder / PARAMETERS_FILE, ["file", "sample", *kinds], rows)
+
+
+def predict(
+    run: str | Path,
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    checkpoint: str = "best",
+    native: bool = False,
+    windows: WindowPolicy | None = None,
+    overrides: Sequence[str] = (),
+    done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
+    given: UserObjects = NO_USER_OBJECTS,
+) -> list[InputOutcome]:
+    """Predict files, and those in folders, with a run's network into the folder ``out``.
+
+    Every rank calls it alike. Classes become a mask ``{name}-mask.nii.gz`` on the lattice of its
+    file, numbers a row of ``parameters.csv``. What cannot be read is passed over and named. Files
+    that this checkpoint has predicted into ``out`` before are kept.
+
+    Args:
+        checkpoint: see `hyperslab.train.evaluate.evaluate`.
+        native: predict at the file's own resolution, not at that of the training.
+        windows: predict volumes in windows that overlap, each cut over all ranks.
+        overrides: see `recipe_for`.
+        done: called after every input, with the number of all.
+        given: the network of a run that a program has trained.
+
+    Raises:
+        DataError: not a run's folder, no such checkpoint, nothing to predict, or ``out`` cannot
+            be written.
+        CheckpointError: the checkpoint is corrupt or of another network.
+        RecipeError: an override is bad.
+        LayoutError: the grid does not match the ranks.
+    """
+    recipe = recipe_for_volumes(Path(run), overrides)
+    folder = Path(out)
+    options = {
+        "checkpoint": checkpoint,
+        "native": native,
+        "inputs": [str(i) for i in inputs],
+        **({} if windows is None else windows.facts),
+    }
+    where = {"run": str(Path(run).absolute()), "out": str(folder.absolute())}
+    facts = launch_facts(recipe, command="predict", **where, **options)
+    started = start_alike(recipe.device, recipe.timeout, facts)
+    try:
+        with last_words():
+            grid = Grid(**recipe.grid.model_dump())
+            network = TrainedNetwork.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
+            channels = network.about.whole[0] if network.about.classes else 1
+            entries = from_main(
+                lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
+                failing="cannot list the inputs",
+            )
+            if windows is not None:
+                check_windows_suit(network)
+            results = ResultFolder(network, folder, native=native, windows=windows)
+            outcomes = []
+            for entry in entries:
+                outcomes.append(results.predict(entry))
+                done(outcomes[-1], len(entries))
+            results.finish(entries)
+    finally:
+        if started:
+            dist.destroy_process_group()
+    return outcomes
+
+
+def recipe_for_volumes(run: Path, overrides: Sequence[str], *, ranks: int | None = None) -> Recipe:
+    """The run's recipe on a grid that cuts volumes only: by default along their depth.
+
+    Raises:
+        RecipeError: an override is bad or cuts mini-batches.
+    """
+    recipe = recipe_for(run, overrides, ranks=ranks, axis="depth")
+    if recipe.grid.data == 1:
+        return recipe
+    if any(override.startswith("grid") for override in overrides):
+        raise RecipeError(
+            f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
+            "    use all ranks for each: grid.depth, grid.height, grid.width"
+        )
+    return recipe_for(run, [*overrides, f"grid.depth={recipe.grid.size}"])

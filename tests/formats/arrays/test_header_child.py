@@ -1,0 +1,85 @@
+"""A file on which HDF5 hangs or crashes is one error (tier: a child process)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperslab.errors import DataError
+from hyperslab.formats.arrays.layouts import KeyedHeader, read_header
+from hyperslab.formats.arrays.open import HeaderChild
+from hyperslab.formats.registry import source_of
+from tests.formats.universes import Seat
+from tests.formats.writers import universes
+
+
+def hang(file: str) -> str:
+    if "evil" in file:
+        time.sleep(1000)
+    return file
+
+
+def crash(file: str) -> str:
+    if "evil" in file:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (hang, "evil: HDF5 has not come back .* in 0.3 s"),
+        (crash, r"evil: HDF5 crashes .*signal 11"),
+    ],
+)
+def test_the_file_is_named_and_the_others_go_on(
+    read: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = []
+    fork = os.fork
+
+    def noted() -> int:
+        children.append(fork())
+        return children[-1]
+
+    monkeypatch.setattr(os, "fork", noted)
+    with HeaderChild(read, limit=0.3) as child:
+        assert child("good") == "good"
+        with pytest.raises(DataError, match=words):
+            child("evil")
+        assert child("better") == "better"
+    assert len(children) == 2
+    for child_id in children:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child_id, os.WNOHANG)
+
+
+def test_errors_are_those_of_this_process() -> None:
+    def refuse(file: str) -> None:
+        raise DataError(f"{file}: no")
+
+    with HeaderChild(refuse) as child, pytest.raises(DataError, match="a: no"):
+        child("a")
+
+
+def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    universes(tmp_path)
+    main = os.getpid()
+
+    def read(path: Path, *how: Any) -> KeyedHeader:
+        if os.getpid() != main and path.name == "univ_1.hdf5":
+            time.sleep(1000)
+        return read_header(path, *how)
+
+    monkeypatch.setattr(HeaderChild.__init__, "__defaults__", (5.0,))
+    monkeypatch.setattr("hyperslab.formats.arrays.keyed.read_header", read)
+    left_out: list[DataError] = []
+    source = source_of(tmp_path, Seat(), refuse=left_out.append)
+    assert list(source.names) == ["univ_0", "univ_2"]
+    assert "univ_1.hdf5: HDF5 has not come back" in str(left_out[0])

@@ -1,0 +1,60 @@
+"""A conversion holds slabs, not volumes (tier: a child process)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.formats.universes import unit
+
+ROOT = Path(__file__).parents[3]
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+import hyperslab.formats.writer as stream
+from hyperslab.formats.convert import Request, convert
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+stream.SLAB = 2**21
+src, out, format, width = sys.argv[1:]
+def run(src, out):
+    cut = (2, 2, 2) if format in ("hdf5", "zarr", "lbann") else None
+    request = Request(format, cut, int(width) or None)
+    assert [o.state for o in convert(Path(src), Path(out), request)] == ["converted"]
+
+run(src + "/small", out + "/small")  # libraries and buffers
+before = peak()
+run(src + "/big", out + "/big")
+print(peak() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cube of 54 MiB, and a small one."""
+    path = tmp_path_factory.mktemp("cubes")
+    for name, width in (("small", 64), ("big", 192)):
+        (path / name).mkdir()
+        with h5py.File(path / name / "u.hdf5", "w") as file:
+            cube = np.random.default_rng(0).integers(0, 9, (width, width, width, 4), np.int16)
+            file["full"], file["unitPar"] = cube, unit(0)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("format", "width"),
+    [("hdf5", 0), ("lbann", 0), ("zarr", 0), ("npy", 0), ("tfrecord", 0), ("hdf5", 64)],
+)
+def test_memory_is_that_of_slabs(source: Path, tmp_path: Path, format: str, width: int) -> None:
+    command = [sys.executable, "-c", PEAK, source, tmp_path, format, str(width)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 2**24  # of 54 MiB; slabs are of 2 MiB, or a layer of chunks, 4.5

@@ -1,0 +1,86 @@
+"""Recorded calls, run again (tier: no process)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hyperslab.planner.calibrate.timing import (
+    MOST_SETS,
+    WRITES_BEFORE_REFILL,
+    Replay,
+    operator_of,
+    tensor_of,
+)
+from hyperslab.planner.trace.records import Call, TensorSpec
+
+CPU = torch.device("cpu")
+FORMS = [
+    ((2, 3), (3, 1)),
+    ((2, 3), (1, 2)),
+    ((4, 5), (1, 0)),
+    ((1, 2, 3, 4, 5), (120, 1, 40, 10, 2)),
+    ((0, 3), (3, 1)),
+    ((), ()),
+]
+
+
+@pytest.mark.parametrize(("shape", "strides"), FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_have_their_form(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    tensor = tensor_of(TensorSpec(shape, strides, dtype), CPU)
+    assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (shape, strides, dtype)
+
+
+def test_a_call_runs_with_its_options() -> None:
+    spec = TensorSpec((3, 4), (4, 1), torch.float32)
+    replay = Replay(Call("aten.sum.dim_IntList", (spec, (1,)), (("dtype", torch.float64),)), CPU)
+    replay()
+    (result,) = replay._kept
+    assert isinstance(result, torch.Tensor)
+    assert (result.shape, result.dtype) == ((3,), torch.float64)
+
+
+def test_operands_rotate() -> None:
+    spec = TensorSpec((100,), (1,), torch.float32)
+    replay = Replay(Call("aten.neg.default", (spec,)), CPU)
+    for _ in range(2 * MOST_SETS):
+        replay.refresh()
+        replay()
+    results = [result for result in replay._kept if isinstance(result, torch.Tensor)]
+    assert len({result.data_ptr() for result in results}) == MOST_SETS
+    operands = [args[0].data_ptr() for args, _ in replay._sets]
+    assert len(set(operands)) == MOST_SETS
+
+
+def test_large_operands_are_there_once() -> None:
+    spec = TensorSpec((200 << 20,), (1,), torch.uint8)
+    assert len(Replay(Call("aten.clone.default", (spec,)), CPU)._sets) == 1
+
+
+def test_values_that_are_written_to_do_not_fade() -> None:
+    spec = TensorSpec((10,), (1,), torch.float32)
+    replay = Replay(Call("aten.mul_.Scalar", (spec, 1e-3)), CPU)
+    for _ in range(MOST_SETS * WRITES_BEFORE_REFILL * 5):
+        replay.refresh()
+        replay()
+    assert all(args[0].min() > 1e-30 for args, _ in replay._sets)
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_gradients_run_in_the_library_that_rules_ask_for(library: bool) -> None:
+    x = TensorSpec((1, 4, 4, 4, 4), (256, 64, 16, 4, 1), torch.float32)
+    weight = TensorSpec((4, 4, 3, 3, 3), (108, 27, 9, 3, 1), torch.float32)
+    ones = (1, 1, 1)
+    arguments = (x, x, weight, (0,), ones, ones, ones, False, (0, 0, 0), 1, (True, True, False))
+    replay = Replay(Call("aten.convolution_backward.default", arguments), CPU, library=library)
+    replay()
+    assert all(args[1].is_mkldnn == library for args, _ in replay._sets)
+
+
+@pytest.mark.parametrize("name", ["aten.nothing.default", "aten.sum", "none.sum.default"])
+def test_operators_that_are_not_there(name: str) -> None:
+    with pytest.raises(LookupError, match=name):
+        operator_of(name)

@@ -1,0 +1,162 @@
+"""A whole calibration, short (tiers: no process; a few gloo ranks)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import hyperslab as hs
+from hyperslab.errors import MachineError
+from hyperslab.planner.calibrate import Calibration, Measurement, calibrate
+from hyperslab.planner.calibrate.communication import hidden_share
+from hyperslab.planner.calibrate.timing import distinct_operators
+from hyperslab.planner.machine import Machine, load_machine, save_machine
+from hyperslab.planner.trace import Call, LocalOperator, Workload, trace_step
+from tests.planner.machine.test_machine import gradients, machine
+from tests.ranks import run_ranks
+
+SHORT = 0.001  # [s]
+
+
+def traced(ranks: int) -> list[LocalOperator]:
+    def build() -> torch.nn.Module:
+        layers = [torch.nn.Conv3d(1, 2, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(128, 1)]
+        return torch.nn.Sequential(*layers)
+
+    workload = Workload(build, (1, 1, 4, 4, 4), target=(1, 1), loss=F.mse_loss)
+    return trace_step(workload, {"depth": ranks}).operators
+
+
+def measure(folder: Path, before: Machine | None, *unknown: LocalOperator) -> Calibration:
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    operators = (*traced(ranks), *unknown)
+    measurement = Measurement("here", folder, operators, before, budget=SHORT)
+    return calibrate(hs.Grid(data=ranks), measurement, lambda done, total: None)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    return measure(tmp_path_factory.mktemp("alone"), None)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Calibration]:
+    return run_ranks(2, measure, tmp_path_factory.mktemp("pair"), None)
+
+
+def test_what_was_asked_for_is_measured(alone: Calibration) -> None:
+    setting = alone.machine.setting(1)
+    assert alone.measured == len(setting.operators) > 5
+    assert {setting.estimate(operator).how for operator in traced(1)} == {"measured"}
+    assert setting.bandwidth > 0
+    assert alone.machine.links == {}
+
+
+def test_every_pass_is_measured_apart(alone: Calibration) -> None:
+    backward = [op for op in traced(1) if "convolution_backward" in op.call.name]
+    (operator,) = backward
+    assert alone.machine.setting(1).estimate_pass(operator, "backward-filter").how == "measured"
+
+
+def test_a_file_comes_back(alone: Calibration, tmp_path: Path) -> None:
+    save_machine(alone.machine, tmp_path / "here.yaml")
+    assert load_machine(tmp_path / "here.yaml") == alone.machine
+
+
+def test_ranks_measure_together(pair: list[Calibration]) -> None:
+    first, second = (result.machine for result in pair)
+    assert first.setting(2).operators == second.setting(2).operators
+    assert first.links.keys() == {"device"}
+    assert [sums.ranks for sums in first.sums] == [2]
+    for line in first.links["device"]:
+        assert line.residual is not None
+        assert line.residual.worst >= line.residual.median >= 0
+    assert first.message_seconds(1000, "device") > 0
+    assert first.all_reduce_seconds(10**6, 2) > 0
+    assert 0 <= first.hidden.halos <= 1
+    assert 0 <= first.hidden.gradients <= 1
+
+
+def test_numbers_of_ranks_join_in_one_file(
+    alone: Calibration, pair: list[Calibration], tmp_path: Path
+) -> None:
+    joined = run_ranks(2, measure, tmp_path, alone.machine)[0].machine
+    assert [setting.ranks for setting in joined.settings] == [1, 2]
+    assert joined.at(1) == alone.machine.at(1)
+    assert joined.ranks_per_node == 2
+    assert joined.links
+    backwards = pair[0].machine.joined(alone.machine)
+    assert [setting.ranks for setting in backwards.settings] == [1, 2]
+    assert backwards.links == pair[0].machine.links
+
+
+def test_calls_are_added_to_a_file(alone: Calibration, tmp_path: Path) -> None:
+    other = gradients(4)
+    again = measure(tmp_path, alone.machine, other)
+    assert again.measured == 3  # both passes, and each alone
+    before = alone.machine.setting(1)
+    after = again.machine.setting(1)
+    assert after.operators[: len(before.operators)] == before.operators
+    assert after.bandwidth == before.bandwidth
+
+
+def measure_own(folder: Path, before: Machine) -> int:
+    return measure(folder, before, gradients(4 + dist.get_rank())).measured
+
+
+def test_ranks_may_ask_for_different_operators(pair: list[Calibration], tmp_path: Path) -> None:
+    assert run_ranks(2, measure_own, tmp_path, pair[0].machine) == [6, 6]
+
+
+def test_an_operator_that_torch_lacks_is_named(alone: Calibration, tmp_path: Path) -> None:
+    unknown = LocalOperator(Call("mine.secret.default", ()), "", "forward", (), 0, 0)
+    result = measure(tmp_path, alone.machine, unknown)
+    assert result.measured == 0
+    assert result.failed == {
+        "mine.secret.default": "this torch has no operator mine.secret.default"
+    }
+
+
+def test_another_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"here was measured elsewhere.*processor: none there"):
+        measure(tmp_path, machine())
+
+
+def test_other_versions_are_refused(alone: Calibration, tmp_path: Path) -> None:
+    older = alone.machine.versions | {"torch": "1.13"}
+    before = alone.machine.model_copy(update={"versions": older})
+    with pytest.raises(MachineError, match=r"torch: 1\.13 there"):
+        measure(tmp_path, before)
+
+
+def test_other_threads_are_refused(alone: Calibration, tmp_path: Path) -> None:
+    setting = alone.machine.setting(1).model_copy(update={"threads": 7})
+    with pytest.raises(MachineError, match=r"1 ranks of 7 threads.*\n.*OMP_NUM_THREADS=7"):
+        measure(tmp_path, alone.machine.with_setting(setting))
+
+
+def test_a_call_is_measured_once() -> None:
+    operator = gradients(8)
+    both, data, weights = distinct_operators([operator, replace(operator, layer="other")])
+    known = [data.operator.call, weights.operator.call]
+    assert distinct_operators([operator], known) == [both]
+    assert not both.library
+
+
+def test_an_operand_that_was_handed_over_is_noticed() -> None:
+    operator = gradients(8)
+    over = replace(operator, call=Call("aten.to_mkldnn.default", operator.call.arguments[1:2]))
+    found = distinct_operators([over, operator, gradients(9)])
+    assert [wanted.library for wanted in found] == [False, True, True, True, False, False, False]
+
+
+def test_hidden_shares() -> None:
+    assert hidden_share(apart=3, together=2, work=2) == 1
+    assert hidden_share(apart=3, together=2.5, work=2) == 0.5
+    assert hidden_share(apart=3, together=3.5, work=2) == 0
+    assert hidden_share(apart=2, together=2, work=2) == 0

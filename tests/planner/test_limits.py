@@ -1,0 +1,33 @@
+"""How much memory a rank may have (tier: one process of its own)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from hyperslab.planner.search import host_limit, process_bytes
+
+ADDRESSES = """
+import resource
+from hyperslab.planner.search import STATUS, host_limit, process_bytes
+process_bytes()
+lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+taken = int(lines["VmSize"].split()[0]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (taken + (64 << 20), resource.RLIM_INFINITY))
+limit = host_limit(1, "cpu")
+print(limit.nbytes - process_bytes() >> 20, limit.reason)
+"""
+
+
+def test_ranks_share_what_is_free() -> None:
+    alone = host_limit(1, "cpu").nbytes - process_bytes()
+    each = host_limit(4, "cpu").nbytes - process_bytes()
+    assert 0.2 * alone < each < 0.3 * alone
+
+
+def test_a_limit_of_addresses_counts() -> None:
+    run = subprocess.run([sys.executable, "-c", ADDRESSES], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    left, _, reason = run.stdout.partition(" ")
+    assert 55 <= int(left) <= 65
+    assert "ulimit -v" in reason

@@ -1,0 +1,164 @@
+"""Plans of small networks (tier: no process)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hyperslab.errors import DataError, LayoutError, RecipeError
+from hyperslab.planner import search
+from hyperslab.planner.job import job_of
+from hyperslab.planner.search import (
+    RooflineEstimate,
+    efficiency,
+    least_ranks,
+    make_plan,
+    roofline_estimate,
+    suggested_changes,
+)
+from hyperslab.planner.summary import binds, plan_document
+from hyperslab.recipe.load import load_recipe
+from tests.planner.small import bounds, recipe_file, small_job, v100
+
+
+def test_the_grids_that_fit_come_first_by_time(tmp_path: Path) -> None:
+    plan = make_plan(small_job(tmp_path), v100(), 8, bounds(everything=True))
+    assert plan.untraced == ()
+    assert len(plan.traced) + len(plan.refused) == 20
+    times = [one.seconds.total for one in plan.traced]
+    assert times == sorted(times)
+    assert plan.best is plan.traced[0]
+    assert {one.grid.data for one in plan.refused} == {8}  # for 4 samples
+    for one in plan.traced:
+        assert 0 < efficiency(plan.alone, one) < 1.2
+        assert one.throughput == pytest.approx(4 / one.seconds.total)
+
+
+def test_a_limit_divides_the_grids(tmp_path: Path) -> None:
+    job = small_job(tmp_path)
+    free = make_plan(job, v100(), 8, bounds(everything=True))
+    needs = sorted(one.memory.total for one in free.traced)
+    tight = make_plan(job, v100(), 8, bounds(needs[2], everything=True))
+    assert tight.best is not None
+    assert tight.best.memory.total <= needs[2]
+    fits = [one.fits(needs[2]) for one in tight.traced]
+    assert fits == sorted(fits, reverse=True)
+    assert {binds(tight, one) for one in tight.traced if not one.fits(needs[2])} == {"memory"}
+    nothing = make_plan(job, v100(), 8, bounds(needs[0] - 1))
+    assert nothing.best is None
+    assert nothing.smallest is not None
+
+
+def test_the_rough_estimate_chooses_what_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "TRACED", 3)
+    job = small_job(tmp_path)
+    plan = make_plan(job, v100(), 8, bounds())
+    assert len(plan.traced) == 3
+    assert len(plan.traced) + len(plan.untraced) + len(plan.refused) == 20
+    slowest = max(plan.first.seconds(one.grid) for one in plan.traced)
+    assert all(one.seconds >= slowest for one in plan.untraced)
+    again = make_plan(job, v100(), 8, bounds())
+    assert [one.grid for one in again.traced] == [one.grid for one in plan.traced]
+
+
+def test_where_the_fastest_do_not_fit_those_that_need_least_are_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rough estimate is no bound: what it takes for small may be too large."""
+    job = small_job(tmp_path)
+    least = make_plan(job, v100(), 8, bounds(everything=True)).smallest
+    assert least is not None
+    monkeypatch.setattr(search, "TRACED", 1)
+    monkeypatch.setattr(RooflineEstimate, "memory", lambda _, grid: int(grid != least.grid))
+    fastest = make_plan(job, v100(), 8, bounds()).traced[0]
+    assert fastest.memory.total > least.memory.total
+    tight = make_plan(job, v100(), 8, bounds(least.memory.total))
+    assert tight.best is not None
+    assert tight.best.grid == least.grid
+
+
+def test_the_rough_estimate_is_near_the_trace(tmp_path: Path) -> None:
+    """At the paper's size, where it chooses; it need not be near for toys."""
+    path = Path(__file__).parents[2] / "recipes" / "cosmoflow-512.yaml"
+    job = job_of(load_recipe(path, ["data.path=nowhere"]))
+    plan = make_plan(job, v100(), 128, bounds())
+    first = roofline_estimate(job, v100(), 128)
+    for one in plan.traced:
+        assert first.memory(one.grid) == pytest.approx(one.memory.total, rel=0.05)
+        assert first.seconds(one.grid) == pytest.approx(one.seconds.total, rel=0.2)
+
+
+def test_the_least_number_of_ranks(tmp_path: Path) -> None:
+    job = small_job(tmp_path)
+    plan = make_plan(job, v100(), 4, bounds(everything=True))
+    smallest = plan.smallest
+    assert smallest is not None
+    limit = bounds(smallest.memory.total)
+    least = least_ranks(job, v100(), limit, plan.first)
+    assert least is not None
+    assert least.grid.size <= 4
+    assert least.fits(smallest.memory.total)
+    assert least_ranks(job, v100(), bounds(1000), plan.first) is None
+
+
+def test_the_least_number_of_ranks_is_no_more_than_fit_already(tmp_path: Path) -> None:
+    """However little the rough estimate promises."""
+    job = small_job(tmp_path)
+    plan = make_plan(job, v100(), 2, bounds())
+    best = plan.best
+    assert best is not None
+    tight = bounds(best.memory.total)
+    careful = replace(plan.first, kept=10 * plan.first.kept)
+    unaware = least_ranks(job, v100(), tight, careful)
+    assert unaware is None or unaware.grid.size > 2
+    assert least_ranks(job, v100(), tight, careful, best) is best
+
+
+def test_recomputation_and_half_precision_are_traced(tmp_path: Path) -> None:
+    job = small_job(tmp_path, "model.batch_norm=true")
+    plan = make_plan(job, v100(), 2, bounds())
+    recompute, half = suggested_changes(plan, bounds())
+    assert recompute.override == "memory=recompute"
+    assert recompute.after.cost.flops > recompute.before.cost.flops
+    assert half.override == "precision=bf16"
+    both = small_job(tmp_path, "memory=recompute", "precision=bf16")
+    assert suggested_changes(make_plan(both, v100(), 2, bounds()), bounds()) == []
+
+
+def test_the_document_holds_all_grids(tmp_path: Path) -> None:
+    plan = make_plan(small_job(tmp_path), v100(), 8, bounds())
+    said = plan_document(plan, suggested_changes(plan, bounds()), None)
+    assert len(said["grids"]) + len(said["not_traced"]) + len(said["illegal"]) == 20
+    first = said["grids"][0]
+    assert said["best"] == first["grid"]
+    assert sum(first["seconds"].values()) == pytest.approx(first["step_seconds"])
+    assert sum(first["memory"].values()) == first["bytes"]
+
+
+def test_no_grid_is_possible(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="no grid of 17 ranks is possible"):
+        make_plan(small_job(tmp_path), v100(), 17, bounds())
+
+
+def test_data_that_are_not_here(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path, data={"path": "nowhere", "batch_size": 4})
+    job = job_of(load_recipe(path))
+    assert job.about.shape == (4, 16, 16, 16)
+    assert "nowhere is not here" in job.assumed
+    with pytest.raises(DataError, match="--shape"):
+        job_of(load_recipe(path, ["model.width=null"]))
+    assert job_of(load_recipe(path), (4, 32, 32, 32)).inputs == (4, 4, 32, 32, 32)
+    with pytest.raises(RecipeError, match="give channels, depth"):
+        job_of(load_recipe(path), (4, 32))
+
+
+def test_accumulated_mini_batches_make_one_step(tmp_path: Path) -> None:
+    once = make_plan(small_job(tmp_path), v100(), 2, bounds()).traced[0]
+    twice = make_plan(small_job(tmp_path, "optimizer.accumulate=2"), v100(), 2, bounds()).traced[0]
+    assert twice.samples == 2 * once.samples
+    assert twice.seconds.forward == pytest.approx(2 * once.seconds.forward)
+    assert twice.seconds.gradients == pytest.approx(once.seconds.gradients)

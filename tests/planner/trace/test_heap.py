@@ -1,0 +1,68 @@
+"""The heap of a step: by itself, and against the C library's (tier: processes of their own)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperslab.planner.trace.unbacked_memory import Heap
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5)), max_size=60), st.booleans())
+def test_blocks_never_overlap(steps: list[tuple[int, int]], joining: bool) -> None:
+    """Each step takes a block, and then gives back one of those that are taken, or none."""
+    heap = Heap(joining=joining)
+    taken: list[tuple[int, int]] = []
+    for nbytes, which in steps:
+        begin, size = heap.take(nbytes)
+        assert size >= nbytes
+        assert all(begin + size <= b or b + s <= begin for b, s in taken)
+        taken.append((begin, size))
+        assert max(b + s for b, s in taken) <= heap.top
+        if which < len(taken):
+            heap.give(*taken.pop(which))
+
+
+def test_a_heap_whose_holes_are_joined_is_reused_whole() -> None:
+    heap = Heap()
+    blocks = [heap.take(1000) for _ in range(10)]
+    top = heap.top
+    for block in blocks:
+        heap.give(*block)
+    heap.take(9 * 1000)
+    assert heap.top == top
+
+
+PROGRAM = """
+import re, torch
+from hyperslab.comm.allocator import keep_freed_memory
+from hyperslab.planner.trace.unbacked_memory import HeapBounds
+
+def resident():
+    status = open("/proc/self/status").read()
+    return int(re.search(r"VmRSS:\\s+(\\d+)", status).group(1)) << 10
+
+keep_freed_memory()
+torch.ones(10)
+before = resident()
+heap = HeapBounds()
+kept = {}
+for turn in range(40):  # sizes that do not fit each other's holes
+    nbytes = (1 + turn * 7 % 5) << 22
+    kept[turn] = torch.ones(nbytes // 4), heap.take(nbytes)
+    if turn >= 6:
+        tensor, blocks = kept.pop(min(kept) if turn % 3 else max(kept))
+        del tensor
+        heap.give(blocks)
+print(resident() - before, heap.joined.top, heap.apart.top)
+"""
+
+
+def test_the_c_library_is_between_the_bounds() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    grown, joined, apart = map(int, done.stdout.split())
+    assert 0.9 * joined <= grown <= 1.1 * apart

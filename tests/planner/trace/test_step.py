@@ -1,0 +1,112 @@
+"""A trace against the step that it stands for, operator by operator (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.planner.trace import Exchange, Sum, Trace, Workload, trace_step
+from tests.planner.trace.listen import Heard, Listener, counts
+from tests.ranks import run_ranks
+
+NETWORKS = {
+    "cosmoflow": (lambda: hs.models.CosmoFlow(16, batch_norm=True), (2, 4, 16, 16, 16)),
+    "unet": (lambda: hs.models.UNet3D(2, 3, channels=4, levels=2), (2, 2, 12, 16, 20)),
+}
+GRIDS = [{"depth": 2}, {"height": 3}, {"data": 2, "width": 2}, {"depth": 2, "height": 2}]
+
+
+def mean_square(prediction: torch.Tensor, _target: object) -> torch.Tensor:
+    return prediction.square().mean()
+
+
+def listen(network: str, extents: dict[str, int], bf16: bool) -> tuple[Heard, int]:
+    """One real step on this rank: what it ran and sent, and the bytes that autograd kept."""
+    build, shape = NETWORKS[network]
+    grid = hs.Grid(**extents)
+    model = hs.parallelize(build(), grid)
+    x = hs.shard(torch.randn(shape), grid)
+    with model.no_sync():  # ranks compare their parameters at the first two, as at few later ones
+        for _ in range(2):
+            model(x)
+    storages: dict[int, int] = {}
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with model.no_sync(), Listener() as listener:
+        with (
+            torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16, enabled=bf16),
+        ):
+            loss = mean_square(model(x), None)
+        loss.backward()
+    return listener.heard, sum(storages.values())
+
+
+def traced(network: str, extents: dict[str, int], bf16: bool, rank: int) -> Trace:
+    build, shape = NETWORKS[network]
+    precision = torch.bfloat16 if bf16 else None
+    return trace_step(Workload(build, shape, loss=mean_square, precision=precision), extents, rank)
+
+
+def calls_of(trace: Trace) -> Counter[tuple[str, tuple[tuple[int, ...], ...]]]:
+    found: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
+    for operator in trace.operators:
+        shapes = [spec.shape for spec in operator.call.tensors()]
+        if counts(operator.call.name, shapes):
+            found[operator.call.name, tuple(shapes)] += 1
+    return found
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("extents", GRIDS, ids=str)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_trace_is_what_every_rank_does(network: str, extents: dict[str, int], bf16: bool) -> None:
+    size = torch.tensor(list(extents.values())).prod().item()
+    for rank, (heard, saved) in enumerate(run_ranks(int(size), listen, network, extents, bf16)):
+        trace = traced(network, extents, bf16, rank)
+        exchanges = [event for event in trace.events if isinstance(event, Exchange)]
+        sums = [e for e in trace.events if isinstance(e, Sum) and e.purpose == "statistics"]
+        assert calls_of(trace) == heard.calls
+        assert [e.sends for e in exchanges] == heard.sends
+        assert [e.receives for e in exchanges] == heard.receives
+        assert [(e.ranks, e.nbytes) for e in sums] == heard.sums
+        assert trace.saved == pytest.approx(saved, rel=0.01)
+        assert trace.rank == rank
+        assert not trace.not_traced
+
+
+def test_gradients_travel_in_the_buckets_of_torch() -> None:
+    """The first bucket is of at least 1 MiB, others of 25 MiB, the last of what is left."""
+    layers = [nn.Linear(1000, 1000, bias=False) for _ in range(10)]  # 3.8 MiB each
+    workload = Workload(lambda: nn.Sequential(*layers), (2, 1000))
+    sums = [e for e in trace_step(workload, {"data": 2}).events if isinstance(e, Sum)]
+    gradients = [e.nbytes for e in sums if e.purpose == "gradients"]
+    assert gradients == [4_000_000, 7 * 4_000_000, 2 * 4_000_000]
+    assert {e.ranks for e in sums} == {(0, 1)}
+
+
+def test_a_loss_and_an_optimizer_are_part_of_it() -> None:
+    def adam(parameters):  # type: ignore[no-untyped-def]
+        return torch.optim.Adam(parameters)
+
+    workload = Workload(
+        lambda: nn.Linear(64, 32), (4, 64), (4, 32), loss=F.mse_loss, optimizer=adam
+    )
+    trace = trace_step(workload, {"data": 2})
+    parameters = 4 * (64 * 32 + 32)
+    assert trace.parameters == trace.gradients == parameters
+    assert trace.optimizer_state == pytest.approx(2 * parameters, rel=0.01)
+    assert {e.stage for e in trace.operators} == {"forward", "backward", "optimizer"}
+    assert trace.flops("forward") == 2 * 2 * 64 * 32  # two of four samples
+    assert trace.peak >= 4 * parameters

@@ -1,0 +1,154 @@
+"""A folder of universes: layout, seeds, resuming, bad input (tier: no process)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hyperslab.cli.simulate import simulate_command as command
+from hyperslab.errors import DataError, HyperslabError
+from hyperslab.simulate.nbody import Nbody
+from hyperslab.simulate.universes import make_universes as api
+from tests.simulate.universe.conftest import SIZE, STEPS
+
+simulate_module = sys.modules["hyperslab.simulate.universes"]
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(small: Nbody, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shared(*, size: int, particles: int, steps: int) -> Nbody:
+        assert (size, particles, steps) == (SIZE, SIZE, STEPS)
+        return small
+
+    monkeypatch.setattr(simulate_module, "Nbody", shared)
+
+
+def simulate(folder: Path, *, count: int = 3, **changed: Any) -> list[Path]:
+    return api(folder, **{"count": count, "size": SIZE, "steps": STEPS, **changed})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_the_public_layout(tmp_path: Path) -> None:
+    for path in simulate(tmp_path / "new" / "folder"):
+        with h5py.File(path) as file:
+            assert sorted(file) == ["full", "namePar", "physPar", "redshifts", "unitPar"]
+            full = file["full"]
+            assert full.shape == (SIZE, SIZE, SIZE, 4)
+            assert full.dtype == np.int16
+            assert list(full[:].reshape(-1, 4).mean(0)) == [1.0] * 4  # exactly
+            assert full[:].min() == 0
+            assert list(file["namePar"]) == [b"Omega_m", b"sigma_8", b"n_s", b"H_0"]
+            assert list(file["redshifts"]) == [0.0, 0.5, 1.5, 3.0]
+            assert np.abs(file["unitPar"][:]).max() <= 1
+            assert file["physPar"].shape == (4,)
+
+
+def test_a_seed_gives_the_same_bytes_whatever_the_count(tmp_path: Path) -> None:
+    simulate(tmp_path / "a", seed=4)
+    simulate(tmp_path / "b", seed=4, count=2)
+    simulate(tmp_path / "c", seed=5, count=2)
+    a, b, c = (contents(tmp_path / name) for name in "abc")
+    assert len(a) == 3
+    assert b == {name: a[name] for name in b}
+    assert all(c[name] != a[name] for name in c)
+    assert len(set(a.values())) == 3
+
+
+def test_only_the_named_parameters_vary(tmp_path: Path) -> None:
+    for path in simulate(tmp_path, parameters=["sigma_8"], count=2):
+        with h5py.File(path) as file:
+            assert list(file["unitPar"][:] != 0) == [False, True, False, False]
+            assert list(file["physPar"][[0, 2, 3]]) == [0.3, 0.96, 70.0]
+
+
+def test_a_run_killed_midway_is_completed_to_the_same(tmp_path: Path) -> None:
+    simulate(tmp_path / "whole")
+
+    def kill(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    killed = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        simulate(killed, done=kill)
+    (killed / "univ_ics_000001.hdf5.partial").write_bytes(b"half of a universe")
+    before = (killed / "univ_ics_000000.hdf5").stat().st_mtime_ns
+    assert not (killed / "univ_ics_000001.hdf5").exists()
+    done: list[Path] = []
+    simulate(killed, done=done.append)
+    assert contents(killed) == contents(tmp_path / "whole")
+    assert (killed / "univ_ics_000000.hdf5").stat().st_mtime_ns == before  # kept
+    assert len(done) == 3
+
+
+def test_a_finished_folder_needs_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(tmp_path)
+    monkeypatch.setattr(simulate_module, "Nbody", None)
+    assert len(simulate(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 9), ("box_size", 99.0), ("parameters", ("n_s",)), ("size", 7)]
+)
+def test_another_folder_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    simulate(tmp_path, count=1)
+    with pytest.raises(DataError, match=f"univ_ics_000000.hdf5 was made with {name} = "):
+        simulate(tmp_path, count=2, **{name: value})
+    assert len(contents(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"size": 0}, "size must be at least 1, not 0"),
+        ({"count": 0}, "count must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"particles": 1}, "particles must be at least 2"),
+        ({"box_size": 0.0}, "box size must be a length"),
+        ({"box_size": float("nan")}, "box size must be a length"),
+        ({"parameters": ["sigma_9"]}, "did you mean 'sigma_8'"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        simulate(tmp_path / "out", **changed)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unwritable_folder_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match=r"cannot make the folder .*file"):
+        simulate(tmp_path / "file" / "out")
+
+
+def test_without_the_extra_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate_module, "Nbody", Nbody)
+    monkeypatch.setitem(sys.modules, "jaxpm", None)
+    with pytest.raises(HyperslabError, match=r'pip install "jax.*"'):
+        simulate(tmp_path)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    options = ["--count", "2", "--size", str(SIZE), "--steps", str(STEPS), "--seed", "3"]
+    options += ["--box-size", "20", "--parameters", "Omega_m, sigma_8"]
+    result = CliRunner().invoke(app, [str(tmp_path / "cli"), *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.output.split("\n") == [f"2 universes in {tmp_path / 'cli'}", ""]  # no bar
+    simulate(tmp_path / "api", count=2, seed=3, box_size=20.0, parameters=["Omega_m", "sigma_8"])
+    assert contents(tmp_path / "cli") == contents(tmp_path / "api")

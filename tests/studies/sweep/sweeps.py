@@ -1,0 +1,111 @@
+"""Small sweeps, run in this process: no start-up of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+
+from hyperslab.errors import HyperslabError
+from hyperslab.recipe.load import load_recipe
+from hyperslab.studies.sweep import run
+from hyperslab.studies.sweep.run import SweepProgress, SweepState, run_sweep
+from hyperslab.studies.sweep.schema import load_sweep
+from hyperslab.train.evaluate import evaluate
+from hyperslab.train.run import train
+from tests.train.universes import narrow_network
+
+TIMES = ("seconds", "total_seconds")
+
+
+def write_sweep(folder: Path, **keys: Any) -> Path:
+    """Two variants, two rates, two seeds: four runs that choose and four at the best rates."""
+    recipe = {
+        "model": {"variant": "lbann", "batch_norm": True},
+        "data": {"synthetic": {"width": 16, "samples": 20}, "batch_size": 4},
+        "optimizer": {"eps": 1e-3, "schedule": {"epochs": 2}},
+        "epochs": 3,
+        "device": "cpu",
+        "timeout": 60,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    values = {
+        "recipe": "recipe.yaml",
+        "variants": {"plain": {}, "no norm": {"model.batch_norm": False, "seeds": [5]}},
+        "rates": [1e-3, 1e-2],
+        "seeds": [0, 1],
+        "choose": {"epochs": 0.34},
+        "output": str(folder / "out"),
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**values, **keys}, sort_keys=False))
+    return path
+
+
+def launch_here(ranks: int, arguments: list[str], logs: Path, *, silent: bool, **_: float) -> None:
+    """Takes the place of `launch`: what the command does, in this process."""
+    assert (ranks, silent) == (1, True)
+    match arguments:
+        case ["-m", "hyperslab", "train", file, "--resume", "--output", folder]:
+            recipe = load_recipe(file)
+            assert recipe.output == Path(folder)
+            train(recipe, resume=True)
+        case ["-m", "hyperslab", "evaluate", folder, "--calibrate"]:
+            evaluate(folder, calibrate=True)
+        case _:
+            raise AssertionError(arguments)
+
+
+def sweep_here(path: Path, *overrides: str) -> SweepState:
+    """Run a sweep in this process, with a narrow network."""
+    sweep = load_sweep(path, overrides)
+    with narrow_network(), mock.patch.object(run, "launch", launch_here):
+        return run_sweep(sweep, 1, SweepProgress(sweep))
+
+
+def table_of(output: Path) -> Any:
+    """``sweep.json`` without times."""
+    return without_times(json.loads((output / "sweep.json").read_text()))
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(one) for key, one in value.items() if key not in TIMES}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def main() -> None:
+    """Run a sweep in forks of this process, each killed after so many seconds, until one is done.
+
+    Prints how many were killed. To start a process of its own each time would take seconds. The
+    signal is one that nobody handles, so it ends a process as SIGKILL does.
+    """
+    path = Path(sys.argv[1])
+    killed = 0
+    for seconds in [*map(float, sys.argv[2:]), 0.0]:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                sweep_here(path)
+                code = 0
+            except HyperslabError as error:
+                print(error, file=sys.stderr)
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        killed += code == -signal.SIGALRM
+        assert code in (0, -signal.SIGALRM), code
+    print(killed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Parts of LBANN's are predicted along the axes along which they are read in training.
+
+Tier: no process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.data import Parameters
+from hyperslab.errors import DataError
+from hyperslab.formats.registry import source_of
+from hyperslab.geometry import Box
+from hyperslab.train.input_volumes import KeyedVolume
+from tests.formats.universes import Seat, counts, public
+from tests.formats.writers import split
+
+SHAPE = (4, 5, 5, 5)
+ABOUT = DataCard(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
+
+
+@pytest.mark.parametrize(("lbann", "format"), [(None, None), (True, "lbann"), (False, "hdf5")])
+def test_axes_are_those_of_training(tmp_path: Path, lbann: bool | None, format: str | None) -> None:
+    split(tmp_path)
+    source = source_of(tmp_path, Seat(), format=format)
+    file = KeyedVolume(Path(source.where(1)), ABOUT, native=False, channels=None, lbann=lbann)
+    box = Box((1, 0, 2, 1), (3, 4, 5, 3))
+    np.testing.assert_array_equal(file.source.read(0, box), source.read(1, box))
+    assert file.shape == source.shape
+
+
+def test_a_public_file_is_not_lbanns(tmp_path: Path) -> None:
+    public(tmp_path / "u.hdf5", counts(0, (5, 5, 5, 4)))
+    with pytest.raises(DataError, match="stores channels last"):
+        KeyedVolume(tmp_path / "u.hdf5", ABOUT, native=False, channels=None, lbann=True)

@@ -1,0 +1,131 @@
+"""Losses, optimizers and schedules that are not ours, without a training (tier: no process)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import monai.losses
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.errors import RecipeError
+from hyperslab.formats.targets import Parameters
+from hyperslab.recipe.instantiate import A_LOSS, Maker
+from hyperslab.recipe.load import TORCH_CLASSES, recipe_of_values
+from hyperslab.recipe.section import TargetSection
+from hyperslab.train.objective import LossOfLabels, with_fitting_labels
+from hyperslab.train.optimizer import build_optimizer, build_schedule
+from tests.train.scans import CLASSES
+
+SCANS = DataCard((1, 16, 16, 16), (1, 16, 16, 16), CLASSES, Parameters.normalised(()))
+NUMBERS = DataCard((1, 8, 8, 8), (1, 8, 8, 8), (), Parameters.normalised(("a", "b")))
+
+
+FORMS: dict[str, tuple[Any, str]] = {
+    "torch": (torch.nn.CrossEntropyLoss(), "classes (N, D, H, W)"),
+    "MONAI": (monai.losses.DiceLoss(to_onehot_y=True, softmax=True), "classes (N, 1, D, H, W)"),
+    "one-hot": (monai.losses.DiceLoss(softmax=True), "one-hot codes (N, C, D, H, W)"),
+    "a channel a class": (torch.nn.BCEWithLogitsLoss(), "one-hot codes (N, C, D, H, W)"),
+    "focal": (monai.losses.FocalLoss(to_onehot_y=True), "classes (N, 1, D, H, W)"),
+}
+
+
+@pytest.mark.parametrize(("loss", "form"), FORMS.values(), ids=FORMS)
+def test_a_loss_gets_labels_as_it_takes_them(loss: Any, form: str) -> None:
+    state = torch.get_rng_state()
+    found = with_fitting_labels(loss, SCANS, "loss")
+    assert isinstance(found, LossOfLabels)
+    assert found.form == form
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(RecipeError, match="not one number"):
+        with_fitting_labels(torch.nn.MSELoss(reduction="none"), NUMBERS, "loss")
+
+
+def test_every_loss_of_torch_that_takes_two_tensors_of_a_shape_is_taken() -> None:
+    for name in ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "PoissonNLLLoss"):
+        made = Maker("loss", A_LOSS)(TargetSection(target=f"torch.nn.{name}"))
+        assert with_fitting_labels(made, NUMBERS, "loss") is made
+
+
+def optimizer_of(name: str, parameters: Any, **keys: Any) -> tuple[Any, Any]:
+    values = {"data": {"path": "x", "batch_size": 1}, "output": "out"}
+    recipe = recipe_of_values({**values, "optimizer": {"name": name, **keys}}, "f")
+    return build_optimizer(recipe.optimizer, parameters), recipe
+
+
+@pytest.mark.parametrize("name", sorted({*TORCH_CLASSES["optimizer"]} - {"adam", "sgd"}))
+def test_every_optimizer_of_torch_is_made_by_its_short_name_or_refused(name: str) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2, 2))]
+    if name in ("lbfgs", "sparseadam"):
+        with pytest.raises(RecipeError, match=r"closure|sparse gradients"):
+            optimizer_of(name, parameters)
+        return
+    optimizer, _ = optimizer_of(name, parameters, lr=0.25)
+    assert type(optimizer).__name__.lower() == name
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "steplr": {"step_size": 2},
+    "multisteplr": {"milestones": [1, 2]},
+    "constantlr": {"total_iters": 2},
+    "exponentiallr": {"gamma": 0.5},
+    "cosineannealinglr": {"T_max": "${training.epochs}"},
+    "cosineannealingwarmrestarts": {"T_0": 2},
+    "cycliclr": {"base_lr": 0.1, "max_lr": 0.5},
+    "onecyclelr": {"max_lr": 0.5},
+    "sequentiallr": {
+        "milestones": [2],
+        "schedulers": [
+            {"target": "torch.optim.lr_scheduler.LinearLR"},
+            {"target": "torch.optim.lr_scheduler.ExponentialLR", "gamma": 0.5},
+        ],
+    },
+    "chainedscheduler": {
+        "schedulers": [
+            {"target": "torch.optim.lr_scheduler.ConstantLR"},
+            {"target": "torch.optim.lr_scheduler.ExponentialLR", "gamma": 0.5},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted(TORCH_CLASSES["optimizer.schedule"]))
+def test_every_schedule_of_torch_goes_on_where_it_was(name: str) -> None:
+    """Stopped after two epochs of three steps, and gone on with, the rates are the same."""
+    schedule = {"name": name, **ARGUMENTS.get(name, {})}
+
+    def made() -> tuple[Any, Any]:
+        parameters = [torch.nn.Parameter(torch.ones(2))]
+        optimizer, recipe = optimizer_of("adamw", parameters, lr=0.25, schedule=schedule)
+        built = build_schedule(recipe.optimizer, optimizer, 3, epochs=4)
+        return optimizer, built
+
+    if name in ("lambdalr", "multiplicativelr"):
+        with pytest.raises(RecipeError, match="takes a function"):
+            made()
+        return
+
+    def rates(optimizer: Any, built: Any, epochs: int) -> list[float]:
+        found = []
+        for _ in range(epochs):
+            for _ in range(3):
+                optimizer.step()
+                built.step()
+                found.append(optimizer.param_groups[0]["lr"])
+            built.end_epoch({"validation_loss": 1.0})
+        return found
+
+    whole = rates(*made(), 4)
+    assert name == "reducelronplateau" or len(set(whole)) > 1
+    optimizer, built = made()
+    before = rates(optimizer, built, 2)
+    other, again = made()
+    settings = [{k: v for k, v in g.items() if k != "params"} for g in other.param_groups]
+    other.load_state_dict(optimizer.state_dict())
+    again.load_state_dict(built.state_dict())
+    again.put_settings(settings)
+    assert before + rates(other, again, 2) == whole
+    assert issubclass(type(again.scheduler), lr_scheduler.LRScheduler)
