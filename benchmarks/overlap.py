@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hyperslab as hs
 from hyperslab.comm import shared_channels
 from hyperslab.comm.communicator import Arriving, GroupCommunicator, PeerTensor
-from hyperslab.parallel.shared_gradients import SharedGradients
+from hyperslab.parallel.averaging import SharedGradients
 
 ACTUAL = ("actual", "actual")
 VARIANTS = {

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 import torch
 from block_kernels import BlockConvolution, Kernel, Operands
 
-from hyperslab.ops.kernels.convolution import ConvOptions
-from hyperslab.ops.kernels.convolution.options import problem_for
-from hyperslab.ops.kernels.convolution.variants.matrix import weight_by_samples, windows_are_small
-from hyperslab.ops.kernels.convolution.variants.winograd import fits_winograd, weight_by_winograd
-from hyperslab.ops.kernels.direct import compiled
+from hyperslab.kernels import direct_bf16
+from hyperslab.kernels.conv.problem import ConvOptions, problem_for
+from hyperslab.kernels.conv.variants import (
+    fits_winograd,
+    weight_by_samples,
+    weight_by_winograd,
+    windows_are_small,
+)
 
 OWN = "hyperslab"
 FEW_CHANNELS = 32
@@ -69,5 +72,5 @@ def _fits(block: BlockConvolution) -> bool:
         and {*block.stride, *block.dilation} == {1}
         and max(block.x[1], block.out_channels) <= FEW_CHANNELS
         and all(p < k for p, k in zip(block.padding, block.weight[2:], strict=True))
-        and compiled.is_known()
+        and direct_bf16.direct_is_known()
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hyperslab.atomic_files import written_aside
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.simulate.parameters import NAMES
 from hyperslab.simulate.universes import universe_path
+from hyperslab.util.atomic_files import written_aside
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 KINDS = ("chunked", "plain")

@@ -79,10 +79,10 @@ def scheme_of(doc: str) -> str:
 
 
 def modules_of(rules: list[Rule]) -> set[str]:
-    """The modules of rules, and all that stand in the same rooms of ``hyperslab.ops``."""
+    """The modules of rules, and all of the families of ``hyperslab.ops`` that they belong to."""
     own = {getattr(rule.run, "__module__", None) or "" for rule in rules}
-    rooms = {name.rpartition(".")[0] for name in own if name.startswith("hyperslab.ops.")}
-    return {name for name in sys.modules if name in own or name.rpartition(".")[0] in rooms}
+    families = {".".join(name.split(".")[:3]) for name in own if name.startswith("hyperslab.ops.")}
+    return {name for name in sys.modules if name in own or ".".join(name.split(".")[:3]) in families}
 
 
 def schemes(rules: list[Rule]) -> set[tuple[str, str]]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperslab.atomic_files import (
+from hyperslab.train.history import STEP_COLUMNS, HistoryFile
+from hyperslab.train.run import LOCK_FILE, lock_run
+from hyperslab.util.atomic_files import (
     append_whole,
     created_aside,
     make_scratch,
@@ -21,8 +23,6 @@ from hyperslab.atomic_files import (
     write_text,
     written_aside,
 )
-from hyperslab.train.history import STEP_COLUMNS, HistoryFile
-from hyperslab.train.run import LOCK_FILE, lock_run
 
 WRITERS = {
     "text": lambda path: write_text(path, "new"),

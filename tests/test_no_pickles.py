@@ -70,7 +70,7 @@ ALLOWED = {
     ("comm/agreement.py", "pickle"): "an exception of this process, to see if another one can",
     ("comm/agreement.py", "broadcast_object_list"): "from rank to rank, nothing of files",
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",
-    ("comm/shared_memory/segment.py", "broadcast_object_list"): "from rank to rank",
+    ("comm/shared_memory.py", "broadcast_object_list"): "from rank to rank",
     ("formats/arrays/open.py", "allow_pickle"): "False",
     ("formats/arrays/npy.py", "allow_pickle"): "False",
     ("documents.py", "yaml.load"): "with yaml's safe loader",

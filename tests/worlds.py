@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from hyperslab.comm.world import groups_of
+from hyperslab.comm.communicator import groups_of
 from tests.gpus import BACKEND
 
 TIMEOUT = datetime.timedelta(seconds=120)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import hyperslab.beginning  # first: before anything that takes time
+import hyperslab.util.startup  # isort: skip # first: before anything that takes time
 import hyperslab.ops  # noqa: F401 - enters the rules of torch's operators
 from hyperslab import formats, losses, models
 from hyperslab.checkpoint.save_load import load, save

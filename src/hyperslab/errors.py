@@ -1,4 +1,7 @@
-"""The errors of hyperslab: each names what is wrong, where, and the remedy."""
+"""Defines the errors that the package raises; each names what is wrong, where, and the remedy.
+
+`printable` and `reason` put the content of files and other libraries' errors into words.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Losses for segmentation, in plain torch: on ordinary tensors and on cut ones alike.
+"""Computes losses for segmentation in plain torch, on ordinary tensors and on cut ones alike.
 
 Legend: N batch, C classes, S the spatial dims (one to three), v a voxel, c a class. Logits are
-(N, C, *S), labels (N, *S) hold the class of every voxel, 0 to C - 1; p is the softmax of the logits
-over the classes and g the one-hot code of the labels, here a comparison that takes a byte for each
-class and voxel. A network with one output channel for two classes gets a second one by
+(N, C, *S), labels (N, *S) hold the class of every voxel, 0 to C - 1; p is the softmax of the
+logits over the classes and g the one-hot code of the labels, here a comparison that takes a byte
+for each class and voxel. A network with one output channel for two classes gets a second one by
 ``torch.cat((torch.zeros_like(x), x), 1)``, whose softmax is the sigmoid of ``x``.
 
 A label outside 0 to C - 1 is an error where the cross-entropy reads it, and no class for Dice.

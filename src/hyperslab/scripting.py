@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.comm.bootstrap import (
     adopt_launcher,
     start_distributed,
@@ -107,7 +107,7 @@ class TrainedRun:
 
     def report(self) -> Path:
         """As ``hyperslab report``: the path of the page, which the main rank writes."""
-        return from_main(lambda: write_report(self.folder))
+        return broadcast_from_main(lambda: write_report(self.folder))
 
     def _with_own_weights(self, work: Callable[[], T]) -> T:
         """Let a handed-in network keep its weights and its mode."""

@@ -10,7 +10,7 @@ import torch
 from overlap import VARIANTS, Delivered, MeasuredGrid, Variants, hidden, measure
 
 import hyperslab as hs
-from hyperslab.comm.shared_memory import segment
+from hyperslab.comm import shared_memory
 from tests.ranks import fresh_groups, run_ranks
 
 
@@ -60,11 +60,11 @@ def test_the_ways_of_a_halo() -> None:
 def measured(memory: bool) -> list[bool]:
     """Whether a variant's gradients are right, and its loss."""
     if not memory:
-        segment.FREE_SHARE = 0.0
+        shared_memory.MOST_OF_FREE_MEMORY = 0.0
     try:
         variants = Variants("unet3d", 16, {"depth": 2}, torch.float32)
     finally:
-        segment.FREE_SHARE = 0.5
+        shared_memory.MOST_OF_FREE_MEMORY = 0.5
     found = []
     for name in VARIANTS:
         assert variants.seconds(name) > 0

@@ -19,7 +19,7 @@ FAILED = 3
 def ends_before(change: int, act: Callable[[], object]) -> int:
     """Do it in a copy of this process that is gone, without a word, before so many changes.
 
-    Python tells of every change beforehand, `hyperslab.checkpoint.in_place.exchange` of its own.
+    Python tells of every change beforehand, `hyperslab.checkpoint.files.exchange` of its own.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # there are no threads that matter

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperslab.checkpoint import in_place
-from hyperslab.checkpoint.in_place import exchange, put_in_place
+from hyperslab.checkpoint import files
+from hyperslab.checkpoint.files import exchange, put_in_place
 from hyperslab.checkpoint.retention import best_of, folder_of, latest, save_step, steps_in
 from hyperslab.checkpoint.save_load import load, save
 from hyperslab.errors import CheckpointError
@@ -25,7 +25,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a file system lets a folder take the place of another; it need not wait for disks."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     if request.param == "two renames":
-        monkeypatch.setattr(in_place, "exchange", lambda a, b: False)
+        monkeypatch.setattr(files, "exchange", lambda a, b: False)
     return str(request.param)
 
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_removed_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "a", *network(1))
-    monkeypatch.setattr(in_place, "remove", _refuse)
+    monkeypatch.setattr(files, "remove", _refuse)
     new = tmp_path / "new"
     shutil.copytree(tmp_path / "a", new)
     put_in_place(new, tmp_path / "a")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.checkpoint import manifest
+from hyperslab.checkpoint import files
 from hyperslab.checkpoint.retention import best_of, folder_of, latest, mend_best, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
@@ -88,7 +88,7 @@ def test_a_damaged_manifest_falls_back(
 
 
 def test_a_huge_manifest_is_not_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "LIMIT", 100)
+    monkeypatch.setattr(files, "LIMIT", 100)
     with pytest.raises(CheckpointError, match="more than"):
         load(folder_of(run) / "step-00000002", *network(1))
 

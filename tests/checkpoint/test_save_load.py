@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperslab.checkpoint import save_load
-from hyperslab.checkpoint.manifest import verify_checksums
+from hyperslab.checkpoint.files import verify_checksums
 from hyperslab.checkpoint.retention import folder_of, latest, save_step
 from hyperslab.checkpoint.save_load import load, save
 from hyperslab.errors import CheckpointError

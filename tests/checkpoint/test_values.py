@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hyperslab.checkpoint import values
-from hyperslab.checkpoint.values import Tensors, decode_value, encode_value
+from hyperslab.checkpoint import state
+from hyperslab.checkpoint.state import Tensors, decode_value, encode_value
 from hyperslab.errors import CheckpointError
 
 LISTED: list[Any] = []
@@ -111,4 +111,4 @@ def test_what_nobody_wrote_is_refused(text: str) -> None:
 
 
 def test_the_example() -> None:
-    assert doctest.testmod(values).failed == 0
+    assert doctest.testmod(state).failed == 0

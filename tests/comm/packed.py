@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hyperslab.comm.boxes import Boxes, add, pack
 from hyperslab.comm.exchange import ExchangePlan, plan_exchange
+from hyperslab.comm.packing import Boxes, add, pack
 from hyperslab.geometry import Cover
 from hyperslab.planner.trace.virtual_grid import MessageJournal, VirtualGrid
 from tests.gpus import SAMPLES_ON

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 import hyperslab as hs
-from hyperslab.comm.agreement import all_or_raise, any_rank, from_all, from_main, same_on_all
+from hyperslab.comm.agreement import (
+    all_gather,
+    any_rank,
+    broadcast_from_main,
+    collective_try,
+    same_on_all,
+)
 from hyperslab.errors import CheckpointError, CommError, HyperslabError
 from tests.ranks import RankError, run_ranks
 
@@ -40,9 +46,9 @@ def attempt(how: str, failing: tuple[int, ...], kind: str, words: dict[str, Any]
         return f"of rank {grid.rank}"
 
     try:
-        return "", {"main": from_main, "all": all_or_raise}[how](make, **words)
+        return "", {"main": broadcast_from_main, "all": collective_try}[how](make, **words)
     except Exception as error:
-        assert from_all(grid.rank) == [0, 1, 2], "all ranks go on together"
+        assert all_gather(grid.rank) == [0, 1, 2], "all ranks go on together"
         return type(error).__name__, str(error)
 
 
@@ -99,7 +105,7 @@ def test_an_error_of_another_library_is_put_in_words() -> None:
 def numbers() -> list[object]:
     grid = hs.Grid(depth=3)
     return [
-        from_all(10 * grid.rank),
+        all_gather(10 * grid.rank),
         any_rank(False),
         any_rank(grid.rank == 2),
         any_rank(True),
@@ -113,17 +119,17 @@ def test_flags_and_numbers() -> None:
 
 
 def test_one_rank_agrees_with_itself() -> None:
-    assert from_main(lambda: 3) == all_or_raise(lambda: 3) == 3
-    assert (from_all(3), any_rank(True), any_rank(False), same_on_all(3)) == (
+    assert broadcast_from_main(lambda: 3) == collective_try(lambda: 3) == 3
+    assert (all_gather(3), any_rank(True), any_rank(False), same_on_all(3)) == (
         [3],
         True,
         False,
         True,
     )
     with pytest.raises(HyperslabError, match="no file: KeyError"):
-        all_or_raise(lambda: {}["x"], failing="no file")
+        collective_try(lambda: {}["x"], failing="no file")
     with pytest.raises(KeyError):
-        from_main(lambda: {}["x"])
+        broadcast_from_main(lambda: {}["x"])
 
 
 def agree_with_the_dead(how: str) -> None:
@@ -132,9 +138,9 @@ def agree_with_the_dead(how: str) -> None:
     if grid.rank == 2:
         os._exit(7)
     if how == "from_main":
-        from_main(lambda: grid.barrier() if grid.is_main else None)
+        broadcast_from_main(lambda: grid.barrier() if grid.is_main else None)
     elif how == "all_or_raise":
-        all_or_raise(lambda: None)
+        collective_try(lambda: None)
     else:
         any_rank(True)
 
@@ -151,4 +157,4 @@ def test_who_lost_contact_does_not_ask() -> None:
         raise CommError("rank 0 lost contact with rank 1")
 
     with pytest.raises(CommError, match=r"^rank 0 lost contact with rank 1$"):
-        all_or_raise(lost, failing="not these words", gather=lambda _: pytest.fail("it asked"))
+        collective_try(lost, failing="not these words", gather=lambda _: pytest.fail("it asked"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyperslab.comm.boxes import ALIGNED, Boxes, at_once
+from hyperslab.comm.packing import ALIGNED_ELEMENTS, Boxes, packs_with_one_kernel
 from hyperslab.geometry import Box
 from tests.comm import packed
 from tests.gpus import ON_A_GPU, needs_a_gpu, needs_interpreter, run_module
@@ -47,7 +47,7 @@ def test_pieces_lie_in_one_buffer_apart() -> None:
     boxes = Boxes(Box.whole((3, 5)), (Box((0, 0), (3, 1)), Box((1, 0), (2, 5))))
     first, second = boxes.room(torch.zeros(1))
     assert (first.shape, second.shape) == ((3, 1), (1, 5))
-    assert second.data_ptr() - first.data_ptr() == 4 * ALIGNED
+    assert second.data_ptr() - first.data_ptr() == 4 * ALIGNED_ELEMENTS
     first.fill_(1)
     second.zero_()
     assert first.sum() == 3
@@ -55,4 +55,4 @@ def test_pieces_lie_in_one_buffer_apart() -> None:
 
 def test_on_the_cpu_each_box_is_torchs() -> None:
     boxes = packed.plan_of(0).boxes_sent
-    assert not at_once(torch.zeros(boxes.own.shape), boxes)
+    assert not packs_with_one_kernel(torch.zeros(boxes.own.shape), boxes)

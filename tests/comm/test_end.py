@@ -19,7 +19,7 @@ y = model(x)
 y.mean().backward()
 import torch.distributed.nn
 from hyperslab.comm.bootstrap import stop_distributed
-from hyperslab.comm.world import communicators_of_world
+from hyperslab.comm.communicator import communicators_of_world
 kept = communicators_of_world()
 del model
 before = len(os.listdir("/proc/self/task"))

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 import hyperslab as hs
 from hyperslab.comm import AXES
-from hyperslab.comm.host import BoxTransport
+from hyperslab.comm.host_p2p import HostP2P
 from tests.ranks import RankError, fresh_groups, run_ranks
 
 
-def sent_round(transport: BoxTransport) -> float:
+def sent_round(transport: HostP2P) -> float:
     """What the rank before this one says."""
     mine = np.full(3, transport.rank, np.float32)
     found = np.empty(3, np.float32)
@@ -32,12 +32,12 @@ def with_a_group_of_its_own() -> list[float]:
     if grid.rank == 1:
         dist.new_group([1])
         dist.new_group([1])
-    found = [sent_round(BoxTransport(grid))]
+    found = [sent_round(HostP2P(grid))]
     if grid.rank == 2:
         dist.new_group([2])
     parts = hs.Grid(data=1, depth=3).group(AXES)
     assert parts is not None
-    return [*found, sent_round(BoxTransport(grid))]
+    return [*found, sent_round(HostP2P(grid))]
 
 
 def test_a_group_of_one_rank_alone_holds_nobody_up() -> None:
@@ -67,7 +67,7 @@ def without_one() -> None:
         os._exit(7)
     begin = time.monotonic()
     try:
-        BoxTransport(grid)
+        HostP2P(grid)
     finally:
         assert time.monotonic() - begin < 60, "it waited for the time limit, of 120 s"
 
@@ -79,7 +79,7 @@ def test_a_rank_that_has_died_is_missed_at_once() -> None:
 
 def many() -> list[float]:
     grid = hs.Grid(data=4)
-    return [sent_round(BoxTransport(grid)) for _ in range(20)]
+    return [sent_round(HostP2P(grid)) for _ in range(20)]
 
 
 def test_many_starts() -> None:

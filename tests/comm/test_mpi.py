@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hyperslab.comm.mpi import adopt_mpi, finish_mpi
+from hyperslab.comm.launchers import adopt_mpi, finish_mpi
 from hyperslab.errors import HyperslabError
 
 OPEN_MPI = {

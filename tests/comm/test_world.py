@@ -18,11 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm import shared_channels
-from hyperslab.comm.communicator import GroupCommunicator
-from hyperslab.comm.shared_memory import segment
-from hyperslab.comm.shared_memory.channels import Shared
-from hyperslab.comm.world import communicators_of_world, groups_of
+from hyperslab.comm import shared_channels, shared_memory
+from hyperslab.comm.communicator import GroupCommunicator, communicators_of_world, groups_of
+from hyperslab.comm.shared_memory import SharedChannels
 from tests.ranks import RankError, fresh_groups, run_ranks
 
 HALOS = "halos"
@@ -40,13 +38,13 @@ class Record:
         self.used[GRADIENTS] = set()
         for name, purpose in (("exchange", HALOS), ("sum_in_place", STATISTICS)):
             monkeypatch.setattr(GroupCommunicator, name, self._watching(name, purpose))
-        average = Shared.average_shown
+        average = SharedChannels.average_shown
 
-        def averaging(shared: Shared, *args: Any, **kwargs: Any) -> None:
+        def averaging(shared: SharedChannels, *args: Any, **kwargs: Any) -> None:
             self.used[GRADIENTS].add(MEMORY)
             average(shared, *args, **kwargs)
 
-        monkeypatch.setattr(Shared, "average_shown", averaging)
+        monkeypatch.setattr(SharedChannels, "average_shown", averaging)
 
     def _watching(self, name: str, purpose: str) -> Any:
         plain = getattr(GroupCommunicator, name)
@@ -81,12 +79,12 @@ def asked(groups: list[dist.ProcessGroup]) -> list[int]:
 
 def used_by_a_step(axes: dict[str, int], batch_norm: str, memory: bool) -> None:
     if not memory:
-        segment.FREE_SHARE = 0.0
+        shared_memory.MOST_OF_FREE_MEMORY = 0.0
     with pytest.MonkeyPatch.context() as monkeypatch:
         try:
             grid = hs.Grid(**axes)
         finally:
-            segment.FREE_SHARE = 0.5
+            shared_memory.MOST_OF_FREE_MEMORY = 0.5
         assert (shared_channels() is not None) == memory
         model = hs.parallelize(network(), grid, batch_norm=batch_norm)
         x = hs.shard(torch.randn(4, 2, 16, 16, 16), grid)

@@ -40,13 +40,13 @@ RECEIVED = [*REQUEST, "batch", *["sample_assembly", "host"] * 2, *VALUE]
 def stop_of(frame: FrameType) -> str | None:
     """The file of the data half in which a call runs; all of ``formats/`` is one stop.
 
-    So is `hyperslab.comm.host`, which carries boxes from rank to rank.
+    So is `hyperslab.comm.host_p2p`, which carries boxes from rank to rank.
     """
     file = Path(frame.f_code.co_filename)
     if not file.is_relative_to(PACKAGE):
         return None
     within = file.relative_to(PACKAGE)
-    if within == Path("comm/host.py"):
+    if within == Path("comm/host_p2p.py"):
         return within.stem
     return {"data": within.stem, "formats": "formats"}.get(within.parts[0])
 

@@ -17,7 +17,7 @@ import pytest
 from hyperslab.checkpoint.retention import latest
 from hyperslab.cli.rank import check_ranks
 from hyperslab.errors import LayoutError
-from hyperslab.launch.environment import shared_environment
+from hyperslab.launch.supervisor import shared_environment
 from hyperslab.recipe.load import load_recipe
 from tests.train.universes import losses, write_recipe
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import RecipeError, Stopped
-from hyperslab.launch.requeue import requeue_when_stopped
+from hyperslab.launch.restarts import requeue_when_stopped
 
 
 @pytest.fixture

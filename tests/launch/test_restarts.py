@@ -6,7 +6,7 @@ import pytest
 
 from hyperslab.errors import CommError, DataError, HyperslabError, RecipeError
 from hyperslab.launch.failures import RankFailed, RankLost
-from hyperslab.launch.restarts import Restarts
+from hyperslab.launch.restarts import RestartPolicy
 
 
 class Run:
@@ -14,7 +14,7 @@ class Run:
 
     def __init__(self, left: int = 9, ranks: int = 4, *, shrinks: bool = True) -> None:
         self.newest: str | None = None
-        self.restarts = Restarts(left, ranks, shrinks, lambda: self.newest)
+        self.restarts = RestartPolicy(left, ranks, shrinks, lambda: self.newest)
 
     def lose(self, rank: int) -> int:
         return self.restarts.after(RankLost(rank, "killed"))

@@ -17,7 +17,7 @@ import pytest
 from hyperslab.errors import CommError, DataError, Stopped
 from hyperslab.launch import supervisor
 from hyperslab.launch.failures import RankLost
-from hyperslab.launch.launcher import launch
+from hyperslab.launch.supervisor import launch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

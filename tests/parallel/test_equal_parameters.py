@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm.rows import Rows
+from hyperslab.comm.collectives import AllGatheredInts
 from tests.ranks import run_ranks
 
 
@@ -64,9 +64,9 @@ def messages() -> list[int]:
     x = hs.shard(torch.zeros(1, 1, 4, 4, 4), grid)
     made: list[object] = []
     counts = []
-    before = Rows.__init__
+    before = AllGatheredInts.__init__
     try:
-        Rows.__init__ = lambda self, *a: made.append(before(self, *a))  # type: ignore[method-assign,assignment]
+        AllGatheredInts.__init__ = lambda self, *a: made.append(before(self, *a))  # type: ignore[method-assign,assignment]
         for _ in range(10):
             model(x).sum().backward()
             counts.append(len(made))
@@ -74,7 +74,7 @@ def messages() -> list[int]:
             with torch.no_grad():
                 model(x)  # not a step
     finally:
-        Rows.__init__ = before  # type: ignore[method-assign]
+        AllGatheredInts.__init__ = before  # type: ignore[method-assign]
     return counts
 
 

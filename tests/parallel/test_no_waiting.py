@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.ops.kernels.choose import as_if_on
+from hyperslab.kernels.registry import choose_as_if_on
 from tests.gpus import needs_a_gpu, share_devices
 from tests.parallel.waiting import NETWORKS, NothingIsRead, waiting_is
 from tests.ranks import run_ranks
@@ -24,9 +24,9 @@ OF_A_STEP = ("comm", "losses.py", "models", "ops", "parallel", "tensor")
 # Where Python's numbers become a tensor on a device by a copy that waits.
 WAITS = {
     "comm/agreement.py": "agreements are no part of a step",
-    "ops/elementwise/creation.py": "torch's own new_tensor, which refuses cut tensors",
-    "ops/indexing/getitem.py": "of a list or a tensor of positions that the user gives",
-    "ops/views/expand.py": "of counts that the user gives, on which the shape depends",
+    "ops/elementwise/random.py": "torch's own new_tensor, which refuses cut tensors",
+    "ops/indexing.py": "of a list or a tensor of positions that the user gives",
+    "ops/views/concat.py": "of counts that the user gives, on which the shape depends",
 }
 
 
@@ -38,7 +38,7 @@ def steps(network: str, precision: torch.dtype) -> float:
     """A step in which nothing is read, with the kernels of a GPU; before it one that may read."""
     step = NETWORKS[network](hs.Grid(depth=2), precision)
     step()
-    with as_if_on("cuda"), NothingIsRead():
+    with choose_as_if_on("cuda"), NothingIsRead():
         loss = step()
     return loss.item()
 
@@ -87,7 +87,7 @@ def test_constants_travel_without_waiting() -> None:
         for path in paths
         if path.suffix == ".py" and list(copies_that_wait(path))
     }
-    assert found == WAITS.keys(), "use hyperslab.ops.common.constants.constant"
+    assert found == WAITS.keys(), "use hyperslab.ops.operands.device_constant"
 
 
 @pytest.mark.gpu

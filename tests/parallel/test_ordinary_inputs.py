@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm.rows import Rows
+from hyperslab.comm.collectives import AllGatheredInts
 from tests.ranks import run_ranks
 
 
@@ -148,12 +148,12 @@ def messages_of_a_step() -> int:
     model(x).sum().backward()  # at which parameters are compared, and at the second
     model(x).sum().backward()
     made = []
-    before = Rows.__init__
+    before = AllGatheredInts.__init__
     try:
-        Rows.__init__ = lambda self, *a: made.append(before(self, *a))  # type: ignore[method-assign,assignment]
+        AllGatheredInts.__init__ = lambda self, *a: made.append(before(self, *a))  # type: ignore[method-assign,assignment]
         model(x).sum().backward()
     finally:
-        Rows.__init__ = before  # type: ignore[method-assign]
+        AllGatheredInts.__init__ = before  # type: ignore[method-assign]
     return len(made)
 
 

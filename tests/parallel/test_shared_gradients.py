@@ -14,11 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hyperslab as hs
-from hyperslab.comm import Shown, shared_buffers, shared_channels
-from hyperslab.comm.shared_memory import segment
-from hyperslab.comm.shared_memory.segment import FREE_SHARE
-from hyperslab.ops.filters import share
-from hyperslab.parallel.shared_gradients import SharedGradients
+from hyperslab.comm import Shown, shared_buffers, shared_channels, shared_memory
+from hyperslab.comm.shared_memory import MOST_OF_FREE_MEMORY
+from hyperslab.ops import filter_parallel
+from hyperslab.parallel.averaging import SharedGradients
 from tests.ranks import fresh_groups, run_ranks
 
 SIZES = (1, 5, 1000, 200_003)
@@ -158,11 +157,11 @@ def test_the_memory_goes_with_the_module() -> None:
 def without_room() -> bool:
     """Where there is no room for the gradients DistributedDataParallel averages them."""
     grid = hs.Grid(data=2)
-    segment.FREE_SHARE = 0.0
+    shared_memory.MOST_OF_FREE_MEMORY = 0.0
     try:
         model = hs.parallelize(nn.Linear(3, 2), grid, ordinary_inputs="trust")
     finally:
-        segment.FREE_SHARE = FREE_SHARE
+        shared_memory.MOST_OF_FREE_MEMORY = MOST_OF_FREE_MEMORY
     model(torch.full((4, 3), grid.rank + 1.0)).sum().backward()
     assert model.weight.grad is not None
     right = torch.equal(model.weight.grad, torch.full((2, 3), 6.0))
@@ -219,7 +218,7 @@ def hooks_of_one_rank(kind: str) -> None:
         model.first.bias.register_post_accumulate_grad_hook(doubles_anew)
     if grid.rank == 0 and kind == "replace":
         model.first.weight.register_hook(torch.clone)
-    with patch.object(share, "SHARED_FROM", 0):
+    with patch.object(filter_parallel, "SHARED_FROM", 0):
         for _ in range(3):
             model.zero_grad()
             model(hs.shard(x, grid)).backward()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hyperslab.checkpoint import in_place
-from hyperslab.checkpoint.manifest import MANIFEST
+from hyperslab.checkpoint import files
+from hyperslab.checkpoint.files import MANIFEST
 from hyperslab.checkpoint.retention import best_of, folder_of, latest, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
@@ -69,7 +69,7 @@ class Checkpoints(Campaign):
         self._save(run, 2, best=rng.random() < 0.5, keep=keep)
         newest = 2
         kills = []
-        with mock.patch.object(in_place, "exchange", in_place.exchange if exchanged else _cannot):
+        with mock.patch.object(files, "exchange", files.exchange if exchanged else _cannot):
             for _ in range(rng.randint(1, 4)):
                 step = rng.randint(newest, 4)
                 best = rng.random() < 0.5

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import hyperslab as hs
-from hyperslab.comm.host import BoxTransport
+from hyperslab.comm.host_p2p import HostP2P
 from tests.ranks import _Pool
 from tests.soak.campaign import Campaign, Settings, must
 
@@ -109,7 +109,7 @@ def take(case: Case) -> tuple[bool, bool]:
     grid = hs.Grid(**case.axes)
     for _ in range(case.groups[grid.rank]):
         dist.new_group([grid.rank])
-    transport = BoxTransport(grid)
+    transport = HostP2P(grid)
     if transport.gather(grid.rank) != list(range(grid.size)):
         raise AssertionError("the transport connects other ranks")
     batch: Any = "replica" if case.replica else "global"

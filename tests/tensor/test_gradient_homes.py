@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hyperslab.geometry import Cut
-from hyperslab.ops.filters import taken
-from hyperslab.tensor.gradient_homes import GradientHomes
+from hyperslab.ops.filter_parallel import shard_parameter
+from hyperslab.tensor.gradient_buffers import GradientBuffers
 
 ROWS = Cut("depth", (0, 2, 5))
 Number = torch.dtype
@@ -24,12 +24,12 @@ class Homes:
         self.parameter = nn.Parameter(torch.randn(5, 3, dtype=dtype))
         self.memory = torch.full((40,), float("nan"), dtype=dtype)
         self.home = self.memory[10:25].view(5, 3)
-        self.homes = GradientHomes()
+        self.homes = GradientBuffers()
         self.homes.add(self.parameter, self.home)
         self.homes.begin(averaged=True)
 
     def take(self, dtype: Number = torch.bfloat16, rows: Cut | None = ROWS) -> torch.Tensor:
-        return taken(self.parameter, dtype, self.homes, rows, 1)
+        return shard_parameter(self.parameter, dtype, self.homes, rows, 1)
 
     def at_home(self) -> bool:
         assert self.parameter.grad is not None
@@ -173,7 +173,7 @@ def test_a_gradient_that_somebody_kept_stays_what_it_was(made: bool) -> None:
 def test_another_parameter_has_no_home_here() -> None:
     case = Homes()
     other = nn.Parameter(torch.randn(5, 3))
-    taken(other, torch.bfloat16, case.homes, ROWS, 0).sum().backward()
+    shard_parameter(other, torch.bfloat16, case.homes, ROWS, 0).sum().backward()
     assert case.memory.isnan().all()
     torch.testing.assert_close(other.grad, only(slice(0, 2), torch.ones(2, 3)))
 

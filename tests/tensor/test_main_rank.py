@@ -12,7 +12,7 @@ import torch
 
 import hyperslab as hs
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.main_rank import gather_to_main, scatter_from_main
+from hyperslab.tensor.root_rank import gather_to_main, scatter_from_main
 from tests.ranks import RankError, run_ranks
 
 SHAPE = (1, 2, 5, 7, 6)

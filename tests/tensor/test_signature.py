@@ -11,7 +11,7 @@ import torch
 
 import hyperslab as hs
 from hyperslab.tensor import RULES
-from hyperslab.tensor.signature import Signature, read_dim, read_dims
+from hyperslab.tensor.dispatch import Signature, read_dim, read_dims
 
 CALLS: list[tuple[Any, ...]] = []
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 import torch
 
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.errors import RecipeError
 from hyperslab.formats.targets import Parameters
-from hyperslab.models.cosmoflow_variants import VARIANTS
+from hyperslab.models.cosmoflow import COSMOFLOW_VARIANTS
 from hyperslab.recipe.optimizer import AdamSection, OptimizerSection, StepSchedule
 from hyperslab.recipe.schema import CosmoFlowSection, Recipe, RegressionLoss, SegmentationLoss
 from hyperslab.train.builders import build_model
@@ -39,7 +39,7 @@ def names_of(alternatives: object) -> set[str]:
         (OPTIMIZERS, names_of(Recipe.model_fields["optimizer"].annotation)),
         ({*SCHEDULES, "target"}, names_of(OptimizerSection.model_fields["schedule"].annotation)),
         (MODELS, names_of(Recipe.model_fields["model"].annotation)),
-        (VARIANTS, get_args(CosmoFlowSection.model_fields["variant"].annotation)),
+        (COSMOFLOW_VARIANTS, get_args(CosmoFlowSection.model_fields["variant"].annotation)),
         (LOSSES, {*get_args(RegressionLoss), *get_args(SegmentationLoss)}),
         (PRECISIONS, get_args(Recipe.model_fields["precision"].annotation)),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.errors import RecipeError
 from hyperslab.formats.targets import Parameters
 from hyperslab.planner.job import job_of

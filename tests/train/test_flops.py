@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hyperslab.planner.trace.recorder import FLOP_FORMULAS
-from hyperslab.train.flops import FlopCount, StepFlops, measure_peak
+from hyperslab.train.flops import FLOP_FORMULAS, FlopCount, StepFlops, measure_peak
 from tests.ranks import run_ranks
 from tests.train.universes import run, write_recipe
 

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.checkpoint.data_card import DataCard
-from hyperslab.checkpoint.run_state import Position, RunState
+from hyperslab.checkpoint.run_state import DataCard, Position, RunState
 from hyperslab.formats.targets import Parameters
-from hyperslab.larc import scale_by_norms
+from hyperslab.models.larc import scale_by_norms
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.objective import Regression
 from hyperslab.train.optimizer import build_optimizer, build_schedule

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.errors import RecipeError
 from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.instantiate import A_LOSS, Maker

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from hyperslab.atomic_files import read_json_lines
 from hyperslab.checkpoint.run_state import RunState
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import COMPARED, SAME_RESULT, TAKES_EFFECT, changed_keys
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import CHANGES
 from hyperslab.train.trainer import Trainer
+from hyperslab.util.atomic_files import read_json_lines
 from tests.train.universes import run, write_recipe
 
 REFUSED = (

@@ -8,7 +8,7 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.comm import agreement, bootstrap
-from hyperslab.comm.start.roll_call import compare_facts
+from hyperslab.comm.rendezvous import compare_facts
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe

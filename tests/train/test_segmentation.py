@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hyperslab as hs
-from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import SegmentationLoss

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import yaml
 
-from hyperslab.models.cosmoflow_variants import VARIANTS
+from hyperslab.models.cosmoflow import COSMOFLOW_VARIANTS
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import train
 
@@ -59,8 +59,10 @@ def narrow_network() -> Iterator[None]:
 
     With its own, 4.7 million weights, what takes time is writing them to checkpoints.
     """
-    wide, widths = VARIANTS["lbann"]
-    with mock.patch.dict(VARIANTS, lbann=(lambda n: replace(wide(n), hidden=(64, 16)), widths)):
+    wide, widths = COSMOFLOW_VARIANTS["lbann"]
+    with mock.patch.dict(
+        COSMOFLOW_VARIANTS, lbann=(lambda n: replace(wide(n), hidden=(64, 16)), widths)
+    ):
         yield
 
 

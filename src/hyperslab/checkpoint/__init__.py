@@ -1,1 +1,1 @@
-"""Checkpoints: `save` and `load` on any grid, which ones a run keeps, and the state of a run."""
+"""Saves and loads checkpoints on any grid, keeps those that a run needs, restores its state."""

@@ -1,10 +1,11 @@
-"""Writing a checkpoint while the run goes on: one at a time, on a thread of every rank.
+"""Writes a checkpoint while the run goes on: one at a time, on a thread of every rank.
 
 Steps of a checkpoint:
 
-1. Every rank copies its share of the state into host memory (see `snapshot_memory`). That is all
+1. Every rank copies its share of the state into host memory (see `SnapshotMemory`). That is all
    that the run waits for, and of large weights only the next `optimizer.step()` does.
-2. The thread writes the files, and agrees with those of the other ranks over a process group that
+2. The thread writes the files, and agrees with those of the other ranks over a process group
+that
    nothing else uses: so no message of a step waits for one of a checkpoint, and ranks need not be
    at the same step.
 3. Before the next checkpoint, and at the end, the run waits for what is left of it and hears of
@@ -23,19 +24,19 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
-from hyperslab.checkpoint.snapshot_memory import SnapshotMemory
+from hyperslab.checkpoint.snapshot import SnapshotMemory
 from hyperslab.comm.agreement import Group, ranks_in
 from hyperslab.comm.bootstrap import GroupReference
 from hyperslab.errors import CheckpointError, CommError
 
-SLOWEST = datetime.timedelta(hours=1)
+WRITE_TIMEOUT = datetime.timedelta(hours=1)
 """How much longer than another rank one may write; a rank that dies is noticed at once."""
 
 PATIENCE_IF_LOST = 5.0
 """How long [s] a run that lost a rank waits for what is being written: it may never end."""
 
 
-Write = Callable[[Group, CheckpointError | None], None]
+WriteFiles = Callable[[Group, CheckpointError | None], None]
 """What the thread does: it is told the group of all threads, and what went wrong here before."""
 
 
@@ -49,12 +50,12 @@ class BackgroundWriter:
         self._hook: RemovableHandle | None = None
         self._error: Exception | None = None
 
-    def start(self, write: Write, optimizer: torch.optim.Optimizer) -> None:
+    def start(self, write: WriteFiles, optimizer: torch.optim.Optimizer) -> None:
         """Begin to write; every rank calls it. `wait` comes before."""
         assert self._thread is None
         self._hook = optimizer.register_step_pre_hook(self._await_copies)
         if self._group is None and ranks_in() > 1:
-            group = dist.new_group(backend="gloo", timeout=SLOWEST)
+            group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT)
             dist.barrier(group)  # nobody must leave it while others still connect to it
             self._group = GroupReference(group)
         self._thread = threading.Thread(
@@ -105,7 +106,7 @@ class BackgroundWriter:
     def _await_copies(self, *_: Any) -> None:
         self.memory.copied.wait()
 
-    def _run(self, write: Write) -> None:
+    def _run(self, write: WriteFiles) -> None:
         problem = None
         try:
             self.memory.finish()

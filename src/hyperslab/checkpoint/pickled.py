@@ -1,6 +1,6 @@
-"""Checkpoints as they were written before: through torch's own, whose index is a pickle.
+"""Reads checkpoints of an earlier version, which torch wrote with an index that is a pickle.
 
-Reading one runs whatever code is in it, so nobody does who has not asked for it.
+Reading one runs any code that is in it, so only those get it who have asked for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.manifest import EXTRA_PICKLED
+from hyperslab.checkpoint.files import EXTRA_PICKLED
 from hyperslab.errors import CheckpointError, reason
 
 log = logging.getLogger("hyperslab")

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: the last few, the best, and which one to go on from."""
+"""Keeps the last few checkpoints of a run and the best, and finds the one to go on from."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Any
 
 import torch
 
-from hyperslab.atomic_files import written_aside
 from hyperslab.checkpoint.background import BackgroundWriter
-from hyperslab.checkpoint.contents import read_extra_values
-from hyperslab.checkpoint.in_place import aside, put_back, remove, standing
-from hyperslab.checkpoint.manifest import read_checksum_manifest, verify_checksums
-from hyperslab.checkpoint.save_load import take_snapshot, write_checkpoint
-from hyperslab.comm.agreement import Group, from_main
+from hyperslab.checkpoint.files import (
+    aside,
+    put_back,
+    read_checksum_manifest,
+    remove,
+    standing,
+    verify_checksums,
+)
+from hyperslab.checkpoint.save_load import read_extra_values, take_snapshot, write_checkpoint
+from hyperslab.comm.agreement import Group, broadcast_from_main
 from hyperslab.errors import CheckpointError
+from hyperslab.util.atomic_files import written_aside
 
 log = logging.getLogger("hyperslab")
 
@@ -61,7 +66,7 @@ def save_step(
 
     def write(group: Group, problem: CheckpointError | None) -> None:
         write_checkpoint(path, problem or own, group)
-        from_main(
+        broadcast_from_main(
             lambda: _tidy(path, best=best, keep=keep),
             failing=f"cannot tidy {path.parent}",
             error=CheckpointError,
@@ -84,7 +89,7 @@ def latest(run: str | Path) -> Path | None:
         CheckpointError: there are some, but none is intact.
     """
     folder = folder_of(Path(run))
-    return from_main(
+    return broadcast_from_main(
         lambda: _newest_intact(folder), failing=f"cannot read {folder}", error=CheckpointError
     )
 
@@ -98,7 +103,9 @@ def best_of(run: str | Path) -> Path | None:
         CheckpointError: there are some, but none is intact.
     """
     folder = folder_of(Path(run))
-    return from_main(lambda: _best(folder), failing=f"cannot read {folder}", error=CheckpointError)
+    return broadcast_from_main(
+        lambda: _best(folder), failing=f"cannot read {folder}", error=CheckpointError
+    )
 
 
 def steps_in(folder: Path) -> list[Path]:
@@ -119,7 +126,7 @@ def mend_best(path: Path, best_step: int | None) -> None:
     A run may have been killed between writing a checkpoint and pointing to it.
     """
     if best_step is not None:
-        from_main(
+        broadcast_from_main(
             lambda: _mend(path.parent, best_step),
             failing=f"cannot tidy {path.parent}",
             error=CheckpointError,

@@ -1,12 +1,14 @@
-"""One checkpoint: a folder that is there whole or not at all, and loads on any grid.
+"""Saves and loads one checkpoint, a folder that is whole or not there and loads on any grid.
 
 step-00000123/
     model.safetensors       weights under the names of the state dict; large ones are in
                             model-00001-of-00004.safetensors and so on, one a rank, with an index
     optimizer.safetensors   what the optimizer keeps, under "weight/what"; one a rank, too
     extra.safetensors       tensors of whatever else was given, such as states of generators
-    state.json              all that is not tensors (see `hyperslab.checkpoint.values`)
+    state.json              all that is not tensors (see `hyperslab.checkpoint.state`)
     manifest.json           the SHA-256 of every file above; written last
+
+What is read back is compared with what it should be.
 """
 
 from __future__ import annotations
@@ -18,26 +20,125 @@ from typing import Any
 
 import torch
 
-from hyperslab.atomic_files import partial_path
-from hyperslab.checkpoint.contents import read_extra_values, read_state
-from hyperslab.checkpoint.in_place import (
+from hyperslab.checkpoint.files import (
+    MANIFEST,
+    STATE_FILE,
+    SUFFIX,
+    ChecksumManifest,
     check_replaceable,
+    parse_json,
     put_back,
     put_in_place,
+    read_limited,
+    read_tensors,
     remove,
     standing,
     sync,
+    verify_checksums,
+    write_new,
+    write_tensors,
 )
-from hyperslab.checkpoint.manifest import MANIFEST, STATE_FILE, ChecksumManifest, verify_checksums
 from hyperslab.checkpoint.pickled import fill_from_pickled, read_pickled_extra, refuse_pickles
-from hyperslab.checkpoint.safetensors_file import write_new, write_tensors
-from hyperslab.checkpoint.snapshot import INDEX, Snapshot, snapshot_of
-from hyperslab.checkpoint.snapshot_memory import SnapshotMemory
-from hyperslab.checkpoint.state import Optimizer, State, check_fits, fill, state_of
-from hyperslab.comm.agreement import Group, all_or_raise, from_all, from_main, own_rank, ranks_in
+from hyperslab.checkpoint.snapshot import (
+    EXTRA_STEM,
+    INDEX_FILE,
+    MODEL_STEM,
+    OPTIMIZER_STEM,
+    STATE_LIMIT,
+    Snapshot,
+    SnapshotMemory,
+    snapshot_of,
+)
+from hyperslab.checkpoint.state import (
+    MaybeOptimizer,
+    State,
+    Tensors,
+    check_fits,
+    decode_value,
+    fill,
+    state_of,
+)
+from hyperslab.comm.agreement import (
+    Group,
+    all_gather,
+    broadcast_from_main,
+    collective_try,
+    own_rank,
+    ranks_in,
+)
 from hyperslab.errors import CheckpointError, reason
+from hyperslab.util.atomic_files import partial_path
 
-DISK_FULL = 16 << 20
+
+def read_state(path: Path, manifest: ChecksumManifest, *, optimizer: bool) -> State:
+    """The weights, and if it is asked for and there what the optimizer keeps.
+
+    Raises:
+        CheckpointError: a file cannot be read or is no such file.
+    """
+    values = _read_values(path)
+    weights = _read_stem(path, manifest, MODEL_STEM)
+    if not optimizer or values["optimizer"] is None:
+        return State(values["model"], weights)
+    kept = values["optimizer"]
+    groups = kept.get("param_groups")
+    if not isinstance(kept.get("state"), dict) or not isinstance(groups, list):
+        raise _damaged_state(path, "its optimizer has no groups")
+    if not all(isinstance(g, dict) and _are_names(g.get("params")) for g in groups):
+        raise _damaged_state(path, "a group of its optimizer has no weights")
+    if not {"other_state", "rest"} <= kept.keys():
+        raise _damaged_state(path, "its optimizer is not whole")
+    return State(values["model"], weights, kept, _read_stem(path, manifest, OPTIMIZER_STEM))
+
+
+def read_extra_values(path: Path, manifest: ChecksumManifest) -> dict[str, Any]:
+    """What was given besides; raises as `read_state`."""
+    values = _read_values(path)["extra"]
+    beside = _read_stem(path, manifest, EXTRA_STEM)
+    try:
+        return {key: decode_value(value, beside) for key, value in values.items()}
+    except (ValueError, RecursionError) as error:
+        raise _damaged_state(path, str(error)) from None
+
+
+def _read_values(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        values = parse_json(read_limited(path / STATE_FILE, STATE_LIMIT))
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {reason(error)}") from None
+    except ValueError as error:
+        raise _damaged_state(path, str(error)) from None
+    kinds = {"model": dict, "optimizer": dict | None, "extra": dict}
+    if not isinstance(values, dict) or values.keys() != kinds.keys():
+        raise _damaged_state(path, f"it has not {', '.join(kinds)}")
+    for key, kind in kinds.items():
+        if not isinstance(values[key], kind):
+            raise _damaged_state(path, f"its {key} is no object")
+    return values
+
+
+def _read_stem(path: Path, manifest: ChecksumManifest, stem: str) -> Tensors:
+    """All tensors of the files of one kind."""
+    found: Tensors = {}
+    for name in sorted(manifest.sha256):
+        if not (name.startswith((f"{stem}.", f"{stem}-")) and name.endswith(SUFFIX)):
+            continue
+        tensors = read_tensors(path / name)
+        if twice := found.keys() & tensors.keys():
+            raise CheckpointError(f"the checkpoint {path} has {min(twice)} twice")
+        found |= tensors
+    return found
+
+
+def _are_names(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _damaged_state(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint {path} is of nobody's making: {STATE_FILE}: {why}")
+
+
+LEAST_FREE_SPACE = 16 << 20
 """A disk with less space [B] than this is why a checkpoint could not be written."""
 
 FileSums = dict[str, str]
@@ -80,7 +181,7 @@ def load(
         CheckpointError: a file is missing or not what was written, or the checkpoint is of
             another network; on every rank, and before anything is changed.
     """
-    path, manifest = _verified(path)
+    path, manifest = _verify(path)
     failing = f"the checkpoint {path} does not fit this model"
     if manifest.pickled:
         extra = _pickled_extra(path, trust_pickle)
@@ -90,10 +191,10 @@ def load(
     def read() -> dict[str, Any]:
         state = read_state(path, manifest, optimizer=optimizer is not None)
         extra = read_extra_values(path, manifest)
-        _fill(state, model, optimizer, failing)
+        _check_and_fill(state, model, optimizer, failing)
         return extra
 
-    return all_or_raise(read)
+    return collective_try(read)
 
 
 def read_extra(path: str | Path, *, trust_pickle: bool = False) -> dict[str, Any]:
@@ -102,10 +203,10 @@ def read_extra(path: str | Path, *, trust_pickle: bool = False) -> dict[str, Any
     Raises:
         CheckpointError: a file of it is missing or not what was written; on every rank.
     """
-    path, manifest = _verified(path)
+    path, manifest = _verify(path)
     if manifest.pickled:
         return _pickled_extra(path, trust_pickle)
-    return all_or_raise(lambda: read_extra_values(path, manifest))
+    return collective_try(lambda: read_extra_values(path, manifest))
 
 
 def take_snapshot(
@@ -117,7 +218,7 @@ def take_snapshot(
     """What this rank has to write, or why it cannot be; see `snapshot_of`. It waits for nobody."""
     try:
         state = state_of(model, optimizer)
-        late = _of_optimizer(state, optimizer) if memory is not None else frozenset()
+        late = _optimizer_addresses(state, optimizer) if memory is not None else frozenset()
         rank = own_rank()
         return snapshot_of(state, extra, rank=rank, ranks=ranks_in(), memory=memory, late=late)
     except CheckpointError as error:
@@ -126,7 +227,7 @@ def take_snapshot(
         return CheckpointError(reason(error))  # of what holds itself, or for want of memory
 
 
-def _of_optimizer(state: State, optimizer: Optimizer) -> Set[int]:
+def _optimizer_addresses(state: State, optimizer: MaybeOptimizer) -> Set[int]:
     """The addresses of weights that it trains, and of what it keeps."""
     groups = [] if optimizer is None else optimizer.param_groups
     trained = {weight.data_ptr() for group in groups for weight in group["params"]}
@@ -143,7 +244,7 @@ def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group =
     failing = f"cannot write the checkpoint {path}"
 
     def on_main(make: Callable[[], Any]) -> Any:
-        return from_main(make, failing=failing, error=CheckpointError, group=group)
+        return broadcast_from_main(make, failing=failing, error=CheckpointError, group=group)
 
     try:
         on_main(lambda: _prepare(partial, path))
@@ -158,7 +259,7 @@ def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group =
         raise
 
 
-def _verified(path: str | Path) -> tuple[Path, ChecksumManifest]:
+def _verify(path: str | Path) -> tuple[Path, ChecksumManifest]:
     """The folder, whose files are as written."""
     named = Path(path).absolute()
 
@@ -167,7 +268,7 @@ def _verified(path: str | Path) -> tuple[Path, ChecksumManifest]:
         return found, verify_checksums(found)
 
     failing = f"cannot read the checkpoint {named}"
-    return from_main(verify, failing=failing, error=CheckpointError)
+    return broadcast_from_main(verify, failing=failing, error=CheckpointError)
 
 
 def _pickled_extra(path: Path, trust_pickle: bool) -> dict[str, Any]:
@@ -176,7 +277,9 @@ def _pickled_extra(path: Path, trust_pickle: bool) -> dict[str, Any]:
     return read_pickled_extra(path)
 
 
-def _fill(state: State, model: torch.nn.Module, optimizer: Optimizer, failing: str) -> None:
+def _check_and_fill(
+    state: State, model: torch.nn.Module, optimizer: MaybeOptimizer, failing: str
+) -> None:
     try:
         check_fits(state, model, optimizer)
         fill(state, model, optimizer)
@@ -194,7 +297,7 @@ def _from_every_rank(
         found = make()
     except (OSError, CheckpointError) as error:
         found = str(error) if isinstance(error, CheckpointError) else reason(error)
-    parts = from_all(found, group)
+    parts = all_gather(found, group)
     for rank, part in enumerate(parts):
         if isinstance(part, str):
             raise CheckpointError(f"{failing}: {part} (rank {rank})")
@@ -230,7 +333,7 @@ def _finish(
                 f"cannot write the checkpoint {path}: rank {rank} has other tensors than rank 0"
             )
     sums = {name: value for _, part in parts for name, value in part.items()}
-    for name, data in ((STATE_FILE, own.state), (INDEX, own.index)):
+    for name, data in ((STATE_FILE, own.state), (INDEX_FILE, own.index)):
         if data:
             sums[name] = write_new(partial / name, [data])
     write_new(partial / MANIFEST, [ChecksumManifest(dict(sorted(sums.items()))).text()])
@@ -243,4 +346,4 @@ def _fullness(path: Path) -> str:
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free
-    return f"no space left on the disk ({free >> 20} MiB free)" if free < DISK_FULL else ""
+    return f"no space left on the disk ({free >> 20} MiB free)" if free < LEAST_FREE_SPACE else ""

@@ -1,33 +1,151 @@
-"""What one rank writes of a checkpoint: its share of the tensors, and on the main rank the rest.
+"""Copies what one rank writes of a checkpoint: its share of the tensors, and on rank 0 the rest.
 
-All ranks have the same state, so each writes a part of it, whole tensors, and together they write
-each one once. Which rank writes which follows from names and sizes alone: nobody has to ask.
+All ranks have the same state, so each writes a part of it, whole tensors, and together they
+write each one once. Which rank writes which follows from names and sizes alone: nobody has to
+ask.
+
+`SnapshotMemory` is host memory, taken once and used again for every checkpoint. Small tensors,
+and all that others than the optimizer may change, such as running statistics, are copied at
+once. What only a step of the optimizer changes has time until the next one: a thread copies it
+during the forward and backward pass, and the optimizer waits for that. A device copies in the
+order of its work, so there nobody waits.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Set
+import mmap
+import threading
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hyperslab.checkpoint.safetensors_file import SUFFIX, check_storable
-from hyperslab.checkpoint.snapshot_memory import SnapshotMemory
-from hyperslab.checkpoint.state import State
-from hyperslab.checkpoint.values import Tensors, encode_value
+from hyperslab.checkpoint.files import SUFFIX, check_storable
+from hyperslab.checkpoint.state import State, Tensors, encode_value
 from hyperslab.errors import CheckpointError
+
+TENSOR_ALIGNMENT = 64
+"""Of a tensor in it [B]."""
+
+SMALLEST_LATE = 256 << 10
+"""The smallest tensor [B] that is copied by the thread."""
+
+HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Fresh memory comes page by page, and in small ones that takes as long as four copies into it."""
+
+LateCopy = tuple[torch.Tensor, torch.Tensor, int]
+"""Where to, of what, and how often that was changed so far."""
+
+
+class SnapshotMemory:
+    """As many bytes as this rank's share of the state had at most.
+
+    What it held before is gone with the next `hold`. ``copied`` says that all is there.
+    """
+
+    def __init__(self) -> None:
+        self.copied = threading.Event()
+        self.copied.set()
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._on_device: torch.cuda.Event | None = None
+        self._late: list[LateCopy] = []
+
+    @property
+    def nbytes(self) -> int:
+        """How much it is [B]."""
+        return self._room.nbytes
+
+    def hold(self, files: dict[str, Tensors], late: Set[int]) -> dict[str, Tensors]:
+        """Where the copies are, or will be after `finish`.
+
+        ``late``: addresses of what only the optimizer changes; it has to wait for ``copied``.
+        """
+        tensors = [tensor for part in files.values() for tensor in part.values()]
+        cuda = any(tensor.is_cuda for tensor in tensors)
+        size = sum(map(_padded, tensors))
+        if size > self.nbytes:
+            self._room = torch.empty(0, dtype=torch.uint8)  # not both at a time
+            self._room = _pinned(size) if cuda else _pageable(size)
+        places = self._places(tensors, late)
+        copies = {name: {key: next(places) for key in part} for name, part in files.items()}
+        if self._late:
+            self.copied.clear()
+        if cuda:
+            self._on_device = torch.cuda.Event()
+            self._on_device.record()
+        return copies
+
+    def finish(self) -> None:
+        """Copy what is left, and wait for a device's copies; the thread that reads them calls it.
+
+        Raises:
+            CheckpointError: something else than the optimizer has changed a weight meanwhile.
+        """
+        late = self._late
+        self._late = []
+        try:
+            for place, tensor, _ in late:
+                place.copy_(tensor)
+            if any(tensor._version != version for _, tensor, version in late):
+                raise CheckpointError(
+                    "weights were changed while they were copied, and not by optimizer.step()\n"
+                    "    write checkpoints before the run goes on: checkpoint.background=false"
+                )
+        finally:
+            self.copied.set()
+        if self._on_device is not None:
+            self._on_device.synchronize()
+            self._on_device = None
+
+    def _places(self, tensors: list[torch.Tensor], late: Set[int]) -> Iterator[torch.Tensor]:
+        """Those that are copied at once come first: they touch as little fresh memory as can be."""
+        at_once = 0
+        later = sum(_padded(tensor) for tensor in tensors if not _is_late(tensor, late))
+        for tensor in tensors:
+            waits = _is_late(tensor, late)
+            begin = later if waits else at_once
+            flat = self._room[begin : begin + tensor.nbytes].view(tensor.dtype)
+            place = flat.view(tensor.shape)
+            if waits:
+                self._late.append((place, tensor, tensor._version))
+                later += _padded(tensor)
+            else:
+                place.copy_(tensor, non_blocking=True)
+                at_once += _padded(tensor)
+            yield place
+
+
+def _is_late(tensor: torch.Tensor, late: Set[int]) -> bool:
+    return tensor.nbytes >= SMALLEST_LATE and not tensor.is_cuda and tensor.data_ptr() in late
+
+
+def _padded(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+
+
+def _pinned(size: int) -> torch.Tensor:
+    """Of which a device copies by itself, while this thread goes on."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+def _pageable(size: int) -> torch.Tensor:
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if HUGE_PAGES is not None:
+        room.madvise(HUGE_PAGES)
+    return torch.frombuffer(room, dtype=torch.uint8)
+
 
 MODEL_STEM = "model"
 OPTIMIZER_STEM = "optimizer"
 EXTRA_STEM = "extra"
 
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 """Which of several files has which weight, as readers of Hugging Face look it up."""
 
-ONE_FILE = 256 << 20
+MOST_IN_ONE_FILE = 256 << 20
 """So many bytes of weights are one file, for whoever takes a network along; more are shared."""
 
 STATE_LIMIT = 64 << 20
@@ -65,7 +183,7 @@ def snapshot_of(
         CheckpointError: something in ``extra`` cannot be stored.
     """
     tensors = {MODEL_STEM: state.weights, OPTIMIZER_STEM: state.moments}
-    owners = _owners(tensors, ranks)
+    owners = _assign_owners(tensors, ranks)
     names = _file_names(owners)
     files: dict[str, Tensors] = {}
     for (stem, name), owner in owners.items():
@@ -74,18 +192,21 @@ def snapshot_of(
     values: dict[str, Any] = {}
     if rank == 0:
         beside: Tensors = {}
-        values = {key: encode_value(value, key, beside, _plain) for key, value in extra.items()}
+        values = {
+            key: encode_value(value, key, beside, _check_extra_tensor)
+            for key, value in extra.items()
+        }
         if beside:
             files[EXTRA_STEM + SUFFIX] = beside
     return Snapshot(
         _on_host(files) if memory is None else memory.hold(files, late),
-        _json({"model": state.model, "optimizer": state.optimizer, "extra": values}),
+        _encode_json({"model": state.model, "optimizer": state.optimizer, "extra": values}),
         _index(owners, names, tensors[MODEL_STEM]),
         _digest(tensors),
     )
 
 
-def _owners(tensors: dict[str, Tensors], ranks: int) -> dict[tuple[str, str], int]:
+def _assign_owners(tensors: dict[str, Tensors], ranks: int) -> dict[tuple[str, str], int]:
     """The largest first, each to the rank that has least: about as many bytes for everybody.
 
     Weights of less than `ONE_FILE` are all the main rank's.
@@ -93,7 +214,7 @@ def _owners(tensors: dict[str, Tensors], ranks: int) -> dict[tuple[str, str], in
     load = [0] * ranks
     owners: dict[tuple[str, str], int] = {}
     weights = sum(weight.nbytes for weight in tensors[MODEL_STEM].values())
-    if weights <= ONE_FILE:
+    if weights <= MOST_IN_ONE_FILE:
         load[0] = weights
         owners |= {(MODEL_STEM, name): 0 for name in tensors[MODEL_STEM]}
     sizes = [(part[name].nbytes, stem, name) for stem, part in tensors.items() for name in part]
@@ -136,7 +257,7 @@ def _digest(tensors: dict[str, Tensors]) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-def _json(values: dict[str, Any]) -> bytes:
+def _encode_json(values: dict[str, Any]) -> bytes:
     text = json.dumps(values, indent=1, allow_nan=False).encode()
     if len(text) > STATE_LIMIT:
         raise CheckpointError(
@@ -146,7 +267,7 @@ def _json(values: dict[str, Any]) -> bytes:
     return text
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def _check_extra_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """One of ``extra``: only the main rank has it, so it cannot be gathered."""
     if hasattr(tensor, "full_tensor"):
         raise CheckpointError("a tensor that is cut over ranks is no extra value: gather it")

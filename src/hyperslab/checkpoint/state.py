@@ -1,23 +1,185 @@
-"""What model and optimizer are made of, under names that do not depend on the grid, and back.
+"""Turns the state of model and optimizer into named tensors and plain values, and back.
 
 Weights have their names in the state dict. What an optimizer keeps of a weight is named by that
-weight, so that it finds it again where another optimizer counts its weights in another order.
+weight, so that it finds it again where another optimizer counts its weights in another order. No
+name depends on the grid.
+
+Plain values become JSON with their tensors beside, so that a checkpoint needs no pickle. JSON
+has fewer kinds of values than Python. What it lacks is an object of one key that begins with
+``$``; other objects are dictionaries::
+
+    >>> encode_value({"step": 3, "betas": (0.9, 0.999), "rates": {0: float("inf")}}, "", {})
+    {'step': 3, 'betas': {'$tuple': [0.9, 0.999]}, 'rates': {'$dict': [[0, {'$float': 'inf'}]]}}
 """
 
 from __future__ import annotations
 
+import base64
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from hyperslab.checkpoint.safetensors_file import check_storable
-from hyperslab.checkpoint.values import Tensors, decode_value, encode_value, tensors_named
+from hyperslab.checkpoint.files import check_storable
 from hyperslab.errors import CheckpointError
 
-Optimizer = torch.optim.Optimizer | None
+DOLLAR = "$"
+
+RESERVED_NAME = "__metadata__"
+"""What safetensors keep under this name is no tensor."""
+
+Tensors = dict[str, torch.Tensor]
+"""By their names."""
+
+
+def encode_value(
+    value: Any,
+    name: str,
+    tensors: Tensors,
+    take: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+) -> Any:
+    """A value as JSON; its tensors go into ``tensors``, as ``take`` gives them, under ``name``.
+
+    These kinds are taken, nested as one likes: None, bool, int, float, complex, str, bytes, list,
+    tuple, set, dict, OrderedDict, Counter, and tensors and sizes, types and devices of torch.
+
+    Raises:
+        CheckpointError: names a value of another kind, of which nobody could make it again.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        key = _free_name(name, tensors)
+        tensors[key] = take(value)
+        return {"$tensor": key}
+    if kind in (type(None), bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is list:
+        return _encode_each(value, name, tensors, take)
+    if kind is dict and all(type(key) is str and not key.startswith(DOLLAR) for key in value):
+        return {k: encode_value(v, _below(name, k), tensors, take) for k, v in value.items()}
+    if kind in _OF_PAIRS:
+        pairs = [
+            [encode_value(k, name, tensors, take), encode_value(v, _below(name, k), tensors, take)]
+            for k, v in value.items()
+        ]
+        return {_OF_PAIRS[kind]: pairs}
+    if kind in _OF_ITEMS:
+        return {_OF_ITEMS[kind]: _encode_each(value, name, tensors, take)}
+    if kind in _OF_TEXT:
+        mark, as_text = _OF_TEXT[kind]
+        return {mark: as_text(value)}
+    raise CheckpointError(
+        f"{name or 'it'} is of the type {kind.__qualname__}, which a checkpoint does not hold\n"
+        "    plain Python values and tensors can be stored"
+    )
+
+
+def decode_value(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The value that `encode_value` was given.
+
+    Raises:
+        ValueError: no `encode_value` wrote this, or a tensor is missing.
+    """
+    if isinstance(value, list):
+        return [decode_value(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    mark = next(iter(value), "")
+    if not mark.startswith(DOLLAR):
+        return {key: decode_value(item, tensors) for key, item in value.items()}
+    if len(value) == 1 and mark in _DECODERS:
+        content = value[mark]
+        try:
+            return _DECODERS[mark](content, tensors)
+        except (TypeError, AttributeError, LookupError, RuntimeError) as error:
+            raise ValueError(f"{mark} is of {str(content)[:40]!r}: {error}") from None
+    raise ValueError(f"nothing is written as {mark[:40]!r}")
+
+
+def tensors_named(value: Any) -> Iterator[str]:
+    """The names of the tensors that an encoded value refers to.
+
+    >>> [*tensors_named({"a": [1, {"$tensor": "a/1"}], "b": {"$tensor": "b"}})]
+    ['a/1', 'b']
+    """
+    if isinstance(value, list):
+        for item in value:
+            yield from tensors_named(item)
+    elif isinstance(value, dict) and isinstance(value.get("$tensor"), str):
+        yield value["$tensor"]
+    elif isinstance(value, dict):
+        yield from tensors_named([*value.values()])
+
+
+def _encode_each(values: Any, name: str, tensors: Tensors, take: Any) -> list[Any]:
+    return [encode_value(v, _below(name, i), tensors, take) for i, v in enumerate(values)]
+
+
+def _below(name: str, key: object) -> str:
+    return f"{name}/{key}" if name else str(key)
+
+
+def _free_name(name: str, tensors: Tensors) -> str:
+    """Names may meet where keys hold a slash; and a file of tensors has none that is no text."""
+    found = name.encode(errors="replace").decode()
+    while found in tensors or found == RESERVED_NAME:
+        found += "+"
+    return found
+
+
+_OF_PAIRS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
+_OF_ITEMS: dict[type, str] = {
+    tuple: "$tuple",
+    set: "$set",
+    frozenset: "$frozenset",
+    torch.Size: "$size",
+}
+_OF_TEXT: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    complex: ("$complex", lambda z: [repr(z.real), repr(z.imag)]),
+    bytes: ("$bytes", lambda b: base64.b64encode(b).decode()),
+    bytearray: ("$bytearray", lambda b: base64.b64encode(b).decode()),
+    torch.dtype: ("$dtype", lambda kind: str(kind).removeprefix("torch.")),
+    torch.device: ("$device", str),
+}
+
+
+def _decode_pairs(kind: type) -> Callable[..., Any]:
+    return lambda pairs, tensors: kind(
+        {decode_value(key, tensors): decode_value(value, tensors) for key, value in pairs}
+    )
+
+
+def _decode_items(kind: type) -> Callable[..., Any]:
+    return lambda items, tensors: kind([decode_value(item, tensors) for item in items])
+
+
+def _decode_dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError("no type of torch's")
+    return found
+
+
+_DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
+    **{mark: _decode_pairs(kind) for kind, mark in _OF_PAIRS.items()},
+    **{mark: _decode_items(kind) for kind, mark in _OF_ITEMS.items()},
+    "$tensor": lambda name, tensors: tensors[name],
+    "$float": lambda text, _: float(text),
+    "$complex": lambda parts, _: complex(float(parts[0]), float(parts[1])),
+    "$bytes": lambda text, _: base64.b64decode(text, validate=True),
+    "$bytearray": lambda text, _: bytearray(base64.b64decode(text, validate=True)),
+    "$dtype": lambda name, _: _decode_dtype(name),
+    "$device": lambda name, _: torch.device(name),
+}
+
+
+MaybeOptimizer = torch.optim.Optimizer | None
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """What wrappers of torch put into names: the network has other ones with them and without."""
@@ -43,15 +205,15 @@ class State:
     moments: Tensors = field(default_factory=dict)
 
 
-def state_of(model: torch.nn.Module, optimizer: Optimizer = None) -> State:
+def state_of(model: torch.nn.Module, optimizer: MaybeOptimizer = None) -> State:
     """The state as it is now; its tensors are those in use. Every rank of a cut tensor calls it.
 
     Raises:
         CheckpointError: names what cannot be stored.
     """
     state = State()
-    for name, key in _names(model, model.state_dict()).items():
-        value = encode_value(key, name, state.weights, _whole)
+    for name, key in _unwrapped_names(model, model.state_dict()).items():
+        value = encode_value(key, name, state.weights, _gather_whole)
         if value != {"$tensor": name}:
             state.model[name] = value
     if optimizer is not None:
@@ -61,7 +223,7 @@ def state_of(model: torch.nn.Module, optimizer: Optimizer = None) -> State:
     return state
 
 
-def check_fits(state: State, model: torch.nn.Module, optimizer: Optimizer) -> None:
+def check_fits(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) -> None:
     """Compare names and shapes before anything is changed.
 
     Raises:
@@ -73,8 +235,8 @@ def check_fits(state: State, model: torch.nn.Module, optimizer: Optimizer) -> No
 
 
 def _check_values(state: State, model: torch.nn.Module) -> None:
-    expected = _names(model, model.state_dict())
-    found = _values(state)
+    expected = _unwrapped_names(model, model.state_dict())
+    found = _state_dict_values(state)
     for names, words in (
         ([name for name in expected if name not in found], "it has no {}"),
         (sorted(found.keys() - expected.keys()), "it has {}, which the model has not"),
@@ -108,21 +270,23 @@ def _check_optimizer(
         raise CheckpointError(f"it holds the state of the optimizer {kind}, not of {own}")
 
 
-def fill(state: State, model: torch.nn.Module, optimizer: Optimizer) -> None:
+def fill(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) -> None:
     """Give model and optimizer a state that fits them.
 
     Raises:
         ValueError: it holds what no `state_of` gave.
     """
     current = model.state_dict()
-    values = _values(state)
-    keys = _keys(model, current)
-    model.load_state_dict({keys[name]: _like(current[keys[name]], v) for name, v in values.items()})
+    values = _state_dict_values(state)
+    keys = _keys_by_name(model, current)
+    model.load_state_dict(
+        {keys[name]: _distribute_like(current[keys[name]], v) for name, v in values.items()}
+    )
     if optimizer is not None:
         _fill_optimizer(state, model, optimizer)
 
 
-def _values(state: State) -> dict[str, Any]:
+def _state_dict_values(state: State) -> dict[str, Any]:
     """The state dict, under the names that it has without wrappers."""
     within = {*tensors_named([*state.model.values()])}
     values: dict[str, Any] = {k: v for k, v in state.weights.items() if k not in within}
@@ -139,12 +303,12 @@ def _encode_optimizer(
     for position, group in enumerate(state["param_groups"]):
         rest = {key: value for key, value in group.items() if key != "params"}
         encoded = {
-            key: encode_value(value, f"param_groups/{position}/{key}", moments, _whole)
+            key: encode_value(value, f"param_groups/{position}/{key}", moments, _gather_whole)
             for key, value in rest.items()
         }
         groups.append({**encoded, "params": [names[number] for number in group["params"]]})
     of_weights = {
-        names[key]: encode_value(value, names[key], moments, _whole)
+        names[key]: encode_value(value, names[key], moments, _gather_whole)
         for key, value in state["state"].items()
         if isinstance(key, int)
     }
@@ -154,8 +318,8 @@ def _encode_optimizer(
         "kind": type(optimizer).__name__,
         "state": of_weights,
         "param_groups": groups,
-        "other_state": encode_value(others, "other_state", moments, _whole),
-        "rest": encode_value(rest, "rest", moments, _whole),
+        "other_state": encode_value(others, "other_state", moments, _gather_whole),
+        "rest": encode_value(rest, "rest", moments, _gather_whole),
     }
 
 
@@ -196,24 +360,24 @@ def _exact(stored: Any, loaded: Any) -> Any:
     return stored
 
 
-def _names(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+def _unwrapped_names(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict under the names that the network has without wrappers."""
     named: dict[str, Any] = {}
-    wrapped = _wrapped(model)
+    wrapped = _wrapper_prefixes(model)
     for key, value in state.items():
-        name = _plain(key, wrapped)
+        name = _without_wrappers(key, wrapped)
         if name in named:
             raise CheckpointError(f"two weights have the name {name}")
         named[name] = value
     return named
 
 
-def _keys(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
-    wrapped = _wrapped(model)
-    return {_plain(key, wrapped): key for key in state}
+def _keys_by_name(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
+    wrapped = _wrapper_prefixes(model)
+    return {_without_wrappers(key, wrapped): key for key in state}
 
 
-def _wrapped(model: torch.nn.Module) -> list[str]:
+def _wrapper_prefixes(model: torch.nn.Module) -> list[str]:
     """Where names begin with that of a part which holds the network as its ``module``."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     modules = model.named_modules(remove_duplicate=False)
@@ -221,7 +385,7 @@ def _wrapped(model: torch.nn.Module) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def _plain(key: str, wrapped: list[str]) -> str:
+def _without_wrappers(key: str, wrapped: list[str]) -> str:
     """Without what wrappers add."""
     for prefix in wrapped:
         if key.startswith(f"{prefix}module."):
@@ -233,8 +397,10 @@ def _plain(key: str, wrapped: list[str]) -> str:
 
 def _group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
     """The names of the weights, by groups; one that is not the model's has its number."""
-    wrapped = _wrapped(model)
-    names = {id(weight): _plain(name, wrapped) for name, weight in model.named_parameters()}
+    wrapped = _wrapper_prefixes(model)
+    names = {
+        id(weight): _without_wrappers(name, wrapped) for name, weight in model.named_parameters()
+    }
     number = 0
     for group in optimizer.param_groups:
         found = []
@@ -244,13 +410,13 @@ def _group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> It
         yield found
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _gather_whole(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself; one that torch has cut over ranks, a DTensor, is gathered."""
     gather = getattr(tensor, "full_tensor", None)
     return (tensor if gather is None else gather()).detach()
 
 
-def _like(current: Any, value: Any) -> Any:
+def _distribute_like(current: Any, value: Any) -> Any:
     """Cut as the current one is, if it is."""
     if not hasattr(current, "full_tensor") or not isinstance(value, torch.Tensor):
         return value
@@ -271,7 +437,7 @@ def _spread_one(value: Any, weight: torch.Tensor) -> Any:
     if not isinstance(value, torch.Tensor) or value.shape != weight.shape:
         return value
     if hasattr(weight, "full_tensor"):
-        return _like(weight, value)
+        return _distribute_like(weight, value)
     if value.stride() == weight.stride():
         return value
     return torch.empty_like(weight, dtype=value.dtype, device="cpu").copy_(value)

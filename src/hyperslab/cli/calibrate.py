@@ -16,10 +16,10 @@ from rich.console import Console
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.errors import MachineError
-from hyperslab.launch.launcher import launch
+from hyperslab.launch.supervisor import launch
 from hyperslab.planner.calibrate import Calibration, Measurement, calibrate
 from hyperslab.planner.calibrate.run import operators_of_recipes
 from hyperslab.planner.machine import load_machine, save_machine
@@ -76,9 +76,11 @@ def calibrate_as_rank(
     log_to_stdout(logging.WARNING)
     start_ranks("auto", timeout=TIMEOUT)
     grid = Grid(data=int(os.environ["WORLD_SIZE"]))
-    before = from_main(lambda: load_machine(out) if out.exists() else None)
+    before = broadcast_from_main(lambda: load_machine(out) if out.exists() else None)
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
-    operators = from_main(lambda: operators_of_recipes(recipes, overrides, grid.size, device))
+    operators = broadcast_from_main(
+        lambda: operators_of_recipes(recipes, overrides, grid.size, device)
+    )
     folder = out.absolute().parent
     name = out.stem if before is None else before.name
     measurement = Measurement(name, folder, operators, before, budget)

@@ -11,7 +11,6 @@ import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 
-from hyperslab.atomic_files import write_text
 from hyperslab.errors import RecipeError, reason
 from hyperslab.planner.auto import machine_for, planned_device
 from hyperslab.planner.job import VolumeShape, job_of
@@ -33,6 +32,7 @@ from hyperslab.planner.summary import (
     ranking_table,
 )
 from hyperslab.recipe.load import load_recipe
+from hyperslab.util.atomic_files import write_text
 
 _WIDTH = 120
 """Columns where the output is no terminal."""

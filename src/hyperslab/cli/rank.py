@@ -20,10 +20,14 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.terminal import DEBUG
 from hyperslab.comm.bootstrap import adopt_launcher, tell_ranks
-from hyperslab.comm.start.variables import check_thread_count, read_variables
+from hyperslab.comm.launchers import check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
-from hyperslab.launch.environment import ERROR_FILE, RESTARTS
-from hyperslab.launch.launcher import end_with_parent, launch
+from hyperslab.launch.supervisor import (
+    ERROR_FILE_VARIABLE,
+    RESTARTS_VARIABLE,
+    end_with_parent,
+    launch,
+)
 from hyperslab.recipe.schema import GridSection, Recipe
 
 P = ParamSpec("P")
@@ -48,7 +52,7 @@ def is_started() -> bool:
 
 def is_started_again() -> bool:
     """Whether what started this rank, such as torchrun with --max-restarts, did so before."""
-    return os.environ.get(RESTARTS, "0") != "0"
+    return os.environ.get(RESTARTS_VARIABLE, "0") != "0"
 
 
 def is_rank(recipe: Recipe) -> bool:
@@ -96,7 +100,7 @@ def as_rank(work: Callable[P, T]) -> Callable[P, T]:
         except HyperslabError:
             if not os.environ.get(DEBUG):
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    _drop_traceback(Path(os.environ[ERROR_FILE]))
+                    _drop_traceback(Path(os.environ[ERROR_FILE_VARIABLE]))
             raise
 
     recording: Any = record(work)

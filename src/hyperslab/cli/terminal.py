@@ -19,9 +19,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hyperslab.beginning import say_stopped
-from hyperslab.comm.mpi import finish_mpi
+from hyperslab.comm.launchers import finish_mpi
 from hyperslab.errors import HyperslabError, printable
+from hyperslab.util.startup import say_stopped
 
 DEBUG = "HYPERSLAB_DEBUG"
 """Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""

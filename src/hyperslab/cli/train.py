@@ -24,8 +24,7 @@ from hyperslab.cli.rank import (
 )
 from hyperslab.cli.terminal import PrintableFormatter
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
-from hyperslab.launch.requeue import requeue_when_stopped
-from hyperslab.launch.training import TrainingLaunch
+from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
 from hyperslab.planner.auto import GridChooser, write_prediction
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe

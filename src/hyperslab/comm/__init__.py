@@ -1,13 +1,10 @@
-"""The grid of ranks and the communication between them, each with its adjoint."""
+"""Arranges ranks as a grid and communicates between them, each operation with its adjoint."""
 
 from hyperslab.comm.collectives import all_reduce_sum, average_gradients
 from hyperslab.comm.communicator import Communicator
 from hyperslab.comm.exchange import ExchangePlan, plan_exchange
-from hyperslab.comm.grid import AXES, Grid, log_once
-from hyperslab.comm.per_grid import per_grid
-from hyperslab.comm.shared_memory.buffers import shared_buffers
-from hyperslab.comm.shared_memory.channels import shared_channels
-from hyperslab.comm.shared_memory.sums import Shown
+from hyperslab.comm.grid import AXES, Grid, log_once, per_grid
+from hyperslab.comm.shared_memory import Shown, shared_buffers, shared_channels
 
 __all__ = [
     "AXES",

@@ -1,7 +1,9 @@
-"""Agreement between ranks: who decides, who has failed, who does not answer any more.
+"""Makes ranks agree: who decides, who has failed, who does not answer any more.
 
-All but the last three functions are collective: every rank of the process group calls them in the
-same order. One rank alone, with a process group or without, agrees with itself.
+The functions up to `start_alike` are collective: every rank of the process group calls them in
+the same order. One rank alone, with a process group or without, agrees with itself.
+`lost_contact` and `keeping_contact` name a lost rank in an error. `failure_broadcast` publishes
+the first failing rank's error, so that the others report the cause and not "connection lost".
 """
 
 from __future__ import annotations
@@ -12,31 +14,34 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from hyperslab.comm.bootstrap import device_of_rank, start_ranks, versions
-from hyperslab.comm.start.roll_call import Facts, compare_facts
-from hyperslab.errors import CommError, HyperslabError, RecipeError, reason
+from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time, name_ranks
+from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 
 T = TypeVar("T")
 
 AGREEMENT = "an agreement of ranks"
 
-LOST = re.compile(r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE)
+LOST_RANK_WORDS = re.compile(
+    r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE
+)
 """What torch's errors say where another rank was lost."""
 
 Group = dist.ProcessGroup | None
 """``None`` is all ranks."""
 
-Report = tuple[int, Exception | None]
+RankReport = tuple[int, Exception | None]
 """Of which rank, and what went wrong there."""
 
 
-def from_main(
+def broadcast_from_main(
     make: Callable[[], T],
     *,
     failing: str = "",
@@ -63,7 +68,7 @@ def from_main(
     return cast(T, outcome[0])
 
 
-def from_all(mine: T, group: Group = None) -> list[T]:
+def all_gather(mine: T, group: Group = None) -> list[T]:
     """What every rank has, by rank."""
     size = ranks_in(group)
     if size == 1:
@@ -74,12 +79,12 @@ def from_all(mine: T, group: Group = None) -> list[T]:
     return cast(list[T], found)
 
 
-def all_or_raise(
+def collective_try(
     make: Callable[[], T],
     *,
     failing: str = "",
     error: type[HyperslabError] = HyperslabError,
-    gather: Callable[[Report], Sequence[Report]] = from_all,
+    gather: Callable[[RankReport], Sequence[RankReport]] = all_gather,
 ) -> T:
     """All ranks succeed or none does: what ``make`` returns, once every rank has it.
 
@@ -103,7 +108,7 @@ def all_or_raise(
         raise problem
     for rank, other in found:
         if other is not None:
-            raise _said_by(rank, other)
+            raise _attribute_error(rank, other)
     return result
 
 
@@ -138,7 +143,7 @@ def agree_on(facts: Facts, what: str = AGREEMENT) -> None:
     words = json.dumps(facts)
     if same_on_all(zlib.crc32(words.encode()), what):
         return
-    found = from_all((socket.gethostname(), words))
+    found = all_gather((socket.gethostname(), words))
     differences = compare_facts(
         [json.loads(theirs) for _, theirs in found], [host for host, _ in found]
     )
@@ -212,8 +217,71 @@ def _picklable(problem: Exception) -> Exception:
     return problem
 
 
-def _said_by(rank: int, problem: Exception) -> Exception:
+def _attribute_error(rank: int, problem: Exception) -> Exception:
     if not isinstance(problem, HyperslabError):
         return HyperslabError(f"rank {rank} says: {reason(problem)}")
     problem.args = (f"rank {rank} says: {problem}", *problem.args[1:])
     return problem
+
+
+HEAR_LIMIT = 1.0
+"""How long [s] a rank that lost another one looks for its words: they may come after its end."""
+
+FAILURE_KEY = "last words"
+
+
+@contextmanager
+def failure_broadcast() -> Iterator[None]:
+    """What a rank raises inside ends the others with its words, where they lose contact with it.
+
+    Of several that fail, the first. Where none says anything, the error names those of whom nothing
+    is heard. Without a process group it does nothing.
+    """
+    turn = _ask_store(lambda store: store.add(f"{FAILURE_KEY} {dist.get_rank()}", 1))
+    key = f"{FAILURE_KEY} of turn {turn}"  # the words of an earlier failure are not of this one
+    try:
+        yield
+    except CommError as error:
+        heard = _ask_store(lambda store: _read_failure(store, key))
+        if heard is None:
+            raise
+        raise CommError(heard if heard.startswith("rank") else f"{error}\n    {heard}") from error
+    except Stopped:
+        raise
+    except Exception as error:
+        words = str(error) if isinstance(error, HyperslabError) else reason(error)
+        _ask_store(lambda store: _publish_failure(store, key, words))
+        raise
+
+
+def _ask_store(speak: Callable[[Store], T]) -> T | None:
+    """What a call returns; None where the store has ended or does not answer."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    with suppress(CommError, RuntimeError, ValueError):
+        store = dist.distributed_c10d._get_default_store()
+        return in_time(2 * HEAR_LIMIT, lambda: speak(store), lambda: CommError("no store"))
+    return None
+
+
+def _publish_failure(store: Store, key: str, words: str) -> None:
+    said = json.dumps([dist.get_rank(), words])
+    store.compare_set(key, "", said)
+    if dist.get_rank() == 0:  # the store may end with this process
+        others = dist.get_world_size() - 1
+        Deadline(HEAR_LIMIT).poll(lambda: store.add(f"{key} heard", 0) >= others)
+
+
+def _read_failure(store: Store, key: str) -> str | None:
+    """The words of the first rank that failed; if there are none, who says nothing at all.
+
+    That is who was lost, or has not noticed yet that somebody was.
+    """
+    me, size = dist.get_rank(), dist.get_world_size()
+    store.set(f"{key} lost {me}", "")
+    if Deadline(HEAR_LIMIT).poll(lambda: store.check([key])):
+        rank, words = json.loads(store.get(key))
+        store.add(f"{key} heard", 1)
+        return None if rank == me else f"rank {rank} says: {words}"
+    silent = [rank for rank in range(size) if not store.check([f"{key} lost {rank}"])]
+    return f"nothing was heard of {name_ranks(silent)}" if silent and size > 2 else None

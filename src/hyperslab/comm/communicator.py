@@ -1,16 +1,26 @@
-"""Communicators: messages and sums among some ranks."""
+"""Sends messages and sums tensors among some ranks, with one communicator for each purpose.
+
+`Communicator` is the interface, `GroupCommunicator` the one over a process group. On a GPU what
+goes through one communicator waits in line, on one stream. So halos, which the next operator
+needs, have one of their own, with priority; so have statistics and the gradients, which travel
+behind the backward pass.
+"""
 
 from __future__ import annotations
 
+import resource
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from hyperslab.comm.agreement import lost_contact
-from hyperslab.comm.bootstrap import GroupReference, device_of_rank, group_has_ended
-from hyperslab.comm.shared_memory.channels import shared_channels
+from hyperslab.comm.agreement import keeping_contact, lost_contact
+from hyperslab.comm.bootstrap import GroupReference, device_of_rank, group_has_ended, time_limit
+from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.errors import CommError
 
 PeerTensor = tuple[int, torch.Tensor]
@@ -76,7 +86,7 @@ class GroupCommunicator:
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Arriving:
-        way = ThroughHost if self._through_host else Pending
+        way = ThroughHost if self._through_host else PendingMessages
         return way(self._group(what), sends, receives, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
@@ -94,7 +104,7 @@ class GroupCommunicator:
         return x
 
 
-class Pending:
+class PendingMessages:
     """Messages under way: the buffers to fill and the handles to wait for.
 
     Between ranks of one machine small ones go through shared memory.
@@ -116,7 +126,7 @@ class Pending:
             if shared is not None and shared.fits(piece):
                 shared.send(piece, peer, what)
             else:
-                self._sends.append((peer, _packed(piece)))
+                self._sends.append((peer, _contiguous_piece(piece)))
         self._turned = [(b, _contiguous_like(b)) for _, b in far if not b.is_contiguous()]
         into = {id(buffer): contiguous for buffer, contiguous in self._turned}
         far = [(peer, into.get(id(buffer), buffer)) for peer, buffer in far]
@@ -153,7 +163,7 @@ class Pending:
         return lost_contact(dist.get_rank(), peers, self._what, error)
 
 
-def _packed(piece: torch.Tensor) -> torch.Tensor:
+def _contiguous_piece(piece: torch.Tensor) -> torch.Tensor:
     # gloo refuses non-contiguous buffers, and a view would pin all of its tensor until it has left.
     piece = piece.resolve_conj().resolve_neg()  # it would send what lies in memory
     own = piece.device.type == "cuda" or piece.untyped_storage().nbytes() == piece.nbytes
@@ -183,10 +193,125 @@ class ThroughHost:
         self._buffers = [buffer for _, buffer in receives]
         arriving = [(peer, torch.empty(b.shape, dtype=b.dtype)) for peer, b in receives]
         leaving = [(peer, piece.detach().cpu()) for peer, piece in sends]
-        self._pending = Pending(group, leaving, arriving, what)
+        self._pending = PendingMessages(group, leaving, arriving, what)
 
     def wait(self) -> list[torch.Tensor]:
         """As `Pending.wait`."""
         for buffer, arrived in zip(self._buffers, self._pending.wait(), strict=True):
             buffer.copy_(arrived)
         return self._buffers
+
+
+RankParts = tuple[tuple[int, ...], ...]
+"""All ranks, each in one part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Communicators:
+    """Over all ranks, one for each purpose; `torch.distributed`'s own is for everything else.
+
+    ``parts``: for sums over a part of the ranks, this rank's; grids with the same parts share them.
+    """
+
+    halos: GroupCommunicator
+    statistics: GroupCommunicator
+    gradients: GroupCommunicator
+    parts: dict[RankParts, GroupCommunicator] = field(default_factory=dict)
+
+
+_OF_WORLD: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicators] = weakref.WeakKeyDictionary()
+"""Belong to the default process group, which may have several grids, and end with it."""
+
+
+def communicators_of_world() -> Communicators:
+    """Those of the default process group; all ranks make them together at the first call.
+
+    Raises:
+        CommError: a rank died or did not come within the time limit.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _OF_WORLD:
+        _raise_file_limit()
+        _OF_WORLD[world] = Communicators(
+            halos=_make_for_purpose("halos", urgent=True),
+            statistics=_make_for_purpose("statistics"),
+            gradients=_make_for_purpose("gradients"),
+        )
+    return _OF_WORLD[world]
+
+
+def communicator_of_part(parts: Sequence[Sequence[int]]) -> GroupCommunicator:
+    """The one of the part that this rank is in; all ranks call this with the same parts.
+
+    Raises:
+        CommError: a rank died or did not come within the time limit.
+    """
+    made = communicators_of_world().parts
+    key = tuple(map(tuple, parts))
+    if key not in made:
+        with keeping_contact("the start of the communicator for statistics of a part of the ranks"):
+            agree_on_group_names()
+            enumeration = [list(part) for part in key]
+            group, _ = dist.new_subgroups_by_enumeration(enumeration, timeout=time_limit())
+            made[key] = _connect_group(group)
+    return made[key]
+
+
+def agree_on_group_names() -> None:
+    """Let the next process groups have the same names on all ranks, which all call this.
+
+    torch numbers the groups that a process makes, and ranks find each other under that number. A
+    rank that made one more, for itself alone or in vain, would look for the others where they are
+    not, or meet them in another group. A rank that has died is missed here, at once.
+
+    Raises:
+        RuntimeError: it has, or a rank did not come within the time limit.
+    """
+    torchs = dist.distributed_c10d._world
+    made = torch.full((), torchs.group_count, device=device_of_rank())
+    dist.all_reduce(made, op=dist.ReduceOp.MAX)
+    torchs.group_count = int(made.item())
+
+
+def groups_of(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """A default process group and those of its communicators."""
+    made = _OF_WORLD.get(world)
+    if made is None:
+        return [world]
+    purposes = (made.halos, made.statistics, made.gradients)
+    return [world, *(made.group for made in (*purposes, *made.parts.values()))]
+
+
+def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicator:
+    """``urgent``: its kernels go before others that wait for the device."""
+    options = None
+    if urgent and "nccl" in dist.get_backend():
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = time_limit()  # torch warns where it differs from the group's
+    with keeping_contact(f"the start of the communicator for {purpose}"):
+        agree_on_group_names()
+        return _connect_group(dist.new_group(timeout=time_limit(), pg_options=options))
+
+
+def _connect_group(group: dist.ProcessGroup) -> GroupCommunicator:
+    """Once all its ranks have met there.
+
+    Nobody must leave it while others still connect to it, and NCCL connects at the first call, for
+    which it needs all ranks: that must not be a message between two of them.
+    """
+    here = torch.zeros(1, device=device_of_rank(group))
+    dist.all_reduce(here, group=group)
+    here.item()  # on a GPU it has only been queued so far
+    return GroupCommunicator(group)
+
+
+def _raise_file_limit() -> None:
+    """Let this process open as many files as the system allows it.
+
+    gloo connects every pair of ranks in every group: with 200 ranks they are more than the 1024
+    that a process may open unless it asks for more.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # where "unlimited" is more than the kernel gives
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Point-to-point exchange of boxes, and its adjoint.
+"""Exchanges boxes of cut tensors point to point, and their gradients by the adjoint.
 
 Legend: a *cover* says which box every rank wants, a *partition* which box every rank owns. A
 rank's *plan* is what it sends and receives; it follows from geometry alone, without messages,
@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm.boxes import Boxes, BoxTable, add, at_once, pack
 from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
-from hyperslab.comm.grid import Grid
-from hyperslab.comm.per_grid import per_grid
+from hyperslab.comm.grid import Grid, per_grid
+from hyperslab.comm.packing import Boxes, BoxTable, add, pack, packs_with_one_kernel
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
-from hyperslab.memory_format import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 
 _KEPT = 4096
 """Answers about boxes, which all steps ask again."""
@@ -131,7 +130,7 @@ def start_adjoint(
     """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
     sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
     boxes = plan.boxes_sent
-    if at_once(like, boxes):
+    if packs_with_one_kernel(like, boxes):
         room = boxes.room(like)
     else:
         room = [_room(shape, like) for _, _, shape in plan.parts_sent]
@@ -142,7 +141,7 @@ def start_adjoint(
 def _parts_of(x: torch.Tensor, plan: ExchangePlan) -> list[PeerTensor]:
     """What others want of the block: views of it, on a GPU copies that one kernel makes."""
     boxes = plan.boxes_sent
-    if not at_once(x, boxes):
+    if not packs_with_one_kernel(x, boxes):
         return [(rank, x[part]) for rank, part, _ in plan.parts_sent]
     key = (pack, x.stride(), x.device)
     if key not in plan.tables:
@@ -178,7 +177,7 @@ def add_returned(
 ) -> None:
     """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
     boxes = plan.boxes_sent
-    if at_once(gradient, boxes) and _in_one_buffer(returned):
+    if packs_with_one_kernel(gradient, boxes) and _in_one_buffer(returned):
         key = (add, gradient.stride(), gradient.device)
         if key not in plan.tables:
             plan.tables[key] = boxes.adding(gradient.stride(), gradient.device)

@@ -1,25 +1,100 @@
-"""The grid: all ranks, arranged as data x depth x height x width."""
+"""Arranges all ranks as a grid, data x depth x height x width.
+
+`per_grid` keeps what is made once for a grid and ends with it: plans, layouts, what has been
+logged. `ReplicaSampler` gives all ranks that share a sample the same ones.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
+import weakref
 import zlib
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Hashable, Sequence, Sized
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch.distributed as dist
+from torch.utils.data.distributed import DistributedSampler
 
 from hyperslab.comm.agreement import agree_on, keeping_contact, same_on_all
-from hyperslab.comm.allocator import keep_freed_memory
-from hyperslab.comm.bootstrap import device_of_rank, start_distributed
-from hyperslab.comm.communicator import Communicator, GroupCommunicator
-from hyperslab.comm.per_grid import per_grid
-from hyperslab.comm.shared_memory.channels import connect_ranks
-from hyperslab.comm.world import communicator_of_part, communicators_of_world
+from hyperslab.comm.bootstrap import device_of_rank, keep_freed_memory, start_distributed
+from hyperslab.comm.communicator import (
+    Communicator,
+    GroupCommunicator,
+    communicator_of_part,
+    communicators_of_world,
+)
+from hyperslab.comm.shared_memory import connect_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
-from hyperslab.replica_sampler import ReplicaSampler
+
+G = TypeVar("G")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def per_grid(make: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
+    """Call ``make(grid, ...)`` once for each grid and each of its hashable, positional arguments.
+
+    What it returned is kept as long as the grid is, which it must not refer to: a grid holds
+    process groups, and they hold sockets. So this is no `functools.lru_cache`, which keeps its
+    arguments.
+    """
+    kept: dict[int, dict[tuple[Hashable, ...], T]] = {}
+
+    @functools.wraps(make)
+    def once(grid: G, *key: Any) -> T:
+        try:
+            return kept[id(grid)][key]
+        except KeyError:
+            pass  # not here: an error of ``make`` did not come out of looking up
+        value = cast(Callable[..., T], make)(grid, *key)
+        if id(grid) not in kept:  # a WeakKeyDictionary takes twice the time in every operator
+            weakref.finalize(grid, kept.pop, id(grid)).atexit = False
+        kept.setdefault(id(grid), {})[key] = value
+        return value
+
+    return cast(Callable[Concatenate[G, P], T], once)
+
+
+class ReplicaSampler(DistributedSampler[Any]):
+    """Every ``replicas``-th sample from the ``replica``-th on; made by `Grid.sampler`.
+
+    A mini-batch of b on each replica is, all together, the next b times ``replicas`` samples of
+    one order, which is that of torch's DistributedSampler: the same on every grid.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        replicas: int,
+        replica: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+    ) -> None:
+        over = len(dataset) % replicas
+        if over and not drop_last:
+            raise LayoutError(
+                f"{len(dataset)} samples cannot be dealt out evenly to {replicas} replicas: {over} "
+                "would be left, and no sample is shown twice\n    drop_last=True leaves "
+                f"{over} out, others in each epoch if shuffled; or take grid.data that divides "
+                f"{len(dataset)}"
+            )
+        if len(dataset) < replicas:
+            raise LayoutError(f"{len(dataset)} samples are fewer than {replicas} replicas")
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            num_replicas=replicas,
+            rank=replica,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+        )
+
 
 AXES = ("data", "depth", "height", "width")
 """Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
@@ -27,7 +102,7 @@ AXES = ("data", "depth", "height", "width")
 SPATIAL_AXES = AXES[1:]
 """Those that cut volumes."""
 
-START = "the start of the grid"
+GRID_START = "the start of the grid"
 
 log = logging.getLogger("hyperslab")
 
@@ -71,7 +146,7 @@ class Grid:
         if any(extent < 1 for extent in self.extents.values()):
             raise LayoutError(f"every axis of a grid needs at least one rank: {self}")
         start_distributed(timeout, {"grid": self.extents})
-        agree_on({"grid": self.extents}, START)
+        agree_on({"grid": self.extents}, GRID_START)
         distributed = dist.is_initialized()
         self.size = dist.get_world_size() if distributed else 1
         self.rank = dist.get_rank() if distributed else 0
@@ -82,7 +157,7 @@ class Grid:
                 f"(torchrun --nproc-per-node {math.prod(self.extents.values())} ...), "
                 "or change the grid"
             )
-        with keeping_contact(START):
+        with keeping_contact(GRID_START):
             connect_ranks()
         self._communicators = communicators_of_world() if self.size > 1 else None
         self.device = device_of_rank()

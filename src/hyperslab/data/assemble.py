@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hyperslab.comm.host import BoxTransport, Receiving, tag_of
+from hyperslab.comm.host_p2p import HostP2P, ReceivingArray, tag_of
 from hyperslab.data.augment import IDENTITY, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.data.store import BatchPlanner, SampleBox, SampleBoxes, SlotPlan, Store
@@ -191,7 +191,7 @@ class SampleAssembly:
     augmentation: Symmetry
     slot: SampleBox
     kind: TargetKind
-    _waiting: list[tuple[Receiving, Array, Array]] = field(default_factory=list)
+    _waiting: list[tuple[ReceivingArray, Array, Array]] = field(default_factory=list)
     _stored: SampleBox | None = None
 
     @property
@@ -205,9 +205,7 @@ class SampleAssembly:
             self._stored = SampleBox(values, target)
         return self._stored
 
-    def expect(
-        self, part: Box, peer: int, transport: BoxTransport, key: tuple[int, int, int]
-    ) -> None:
+    def expect(self, part: Box, peer: int, transport: HostP2P, key: tuple[int, int, int]) -> None:
         """Begin to receive a part from another rank; ``key`` is epoch, step and slot."""
         for word, view in enumerate(part_of(self.stored, self.box, part, self.kind)):
             out = view if view.flags.c_contiguous else np.empty(view.shape, view.dtype)
@@ -244,7 +242,7 @@ class SampleAssembly:
 
 
 def send_part(
-    part: SampleBox, peer: int, transport: BoxTransport, key: tuple[int, int, int], sample: int
+    part: SampleBox, peer: int, transport: HostP2P, key: tuple[int, int, int], sample: int
 ) -> None:
     """Begin to send a part of what this rank keeps; the other end of `SampleAssembly.expect`."""
     epoch, step, _ = key
@@ -327,7 +325,7 @@ Reasons = dict[int, str]
 class Skipped:
     """The samples that are left out, from the step on at which they could not be read."""
 
-    def __init__(self, source: Source, transport: BoxTransport | None) -> None:
+    def __init__(self, source: Source, transport: HostP2P | None) -> None:
         self.source = source
         self.transport = transport
         self.samples: set[int] = set()
@@ -376,7 +374,7 @@ class BatchAssembler:
         allocator: BatchAllocator,
         store: Store,
         store_room: int,
-        transport: BoxTransport | None,
+        transport: HostP2P | None,
         skipped: Skipped | None,
     ) -> None:
         self.schedule = schedule

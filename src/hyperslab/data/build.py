@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import all_or_raise
-from hyperslab.comm.host import BoxTransport
+from hyperslab.comm.agreement import collective_try
+from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.data.assemble import BatchAllocator, BatchAssembler, Reader, Skipped, target_kind
 from hyperslab.data.augment import Augmenter
 from hyperslab.data.sampler import Schedule
@@ -92,7 +92,7 @@ def build_assembler(
     store = _store(mine, in_memory, size, policy.folder)
     stores_in_use(grid).add(store)
     travels = policy.mode != "direct" and (grid.data > 1 or augment)
-    transport = BoxTransport(grid) if grid.size > 1 and (travels or skip) else None
+    transport = HostP2P(grid) if grid.size > 1 and (travels or skip) else None
     augmenter = Augmenter(schedule.seed, turns=not source.classes)
     assembler = BatchAssembler(
         schedule,
@@ -176,7 +176,7 @@ def _store(mine: Sequence[int], in_memory: int, size: int, staging: Path | None)
     def make() -> Store:
         return Store(mine, in_memory, size, staging)
 
-    return make() if staging is None else all_or_raise(make)
+    return make() if staging is None else collective_try(make)
 
 
 def _words(ownership: Ownership, count: int, in_memory: int, size: int, budget: int) -> str:
@@ -200,7 +200,7 @@ def _gib(size: int) -> str:
 
 def _preload(assembler: BatchAssembler, grid: Grid) -> None:
     begin = time.perf_counter()
-    all_or_raise(assembler.fill)
+    collective_try(assembler.fill)
     seconds = time.perf_counter() - begin
     read = _gib(assembler.reader.bytes_read)
     log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")

@@ -17,7 +17,7 @@ from types import TracebackType
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.comm.host import GRACE, BoxTransport
+from hyperslab.comm.host_p2p import LEAVE_GRACE, HostP2P
 from hyperslab.data.assemble import BatchAssembler, LocalBatch
 from hyperslab.data.prefetch import Prefetcher
 from hyperslab.data.sampler import Schedule
@@ -273,7 +273,7 @@ class Dataset:
 
 def _leave(
     which: weakref.ref[Prefetcher[InFlight | None]],
-    through: weakref.ref[BoxTransport] | None,
+    through: weakref.ref[HostP2P] | None,
 ) -> None:
     """What the end of the process does in place of a forgotten `close`; takes seconds at most.
 
@@ -284,7 +284,7 @@ def _leave(
     if prefetcher is None:
         return
     transport = None if through is None else through()
-    end = time.monotonic() + (0 if hasattr(sys, "last_value") else GRACE)
+    end = time.monotonic() + (0 if hasattr(sys, "last_value") else LEAVE_GRACE)
     left = max(0, end - time.monotonic())
     prefetcher.join(cancel=transport is None, seconds=left)
     if transport is not None:

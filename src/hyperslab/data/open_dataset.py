@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, Unpack
 import torch
 
 from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import from_main, same_on_all
+from hyperslab.comm.agreement import broadcast_from_main, same_on_all
 from hyperslab.data.build import Mode, StorePolicy, batch_bytes, build_assembler, check_cut
 from hyperslab.data.dataset import Dataset
 from hyperslab.data.prefetch import PrefetchPolicy
@@ -146,7 +146,7 @@ def open(
         source = sources_of(roots, grid, options, driver)
         if refuse is not None:
             kept = len(source.names)
-            from_main(lambda: refuse.check(kept))
+            broadcast_from_main(lambda: refuse.check(kept))
     source = selected(source, redshifts, targets)
     if subvolume is not None:
         source = Subvolumes(source, subvolume)

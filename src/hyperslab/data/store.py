@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hyperslab.comm import AXES, Grid, per_grid
-from hyperslab.comm.agreement import all_or_raise, from_all
+from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.errors import DataError
@@ -151,7 +151,7 @@ def stores_in_use(_grid: Grid) -> weakref.WeakSet[Store]:
 
 def disk_budget(folder: Path, grid: Grid) -> int:
     """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
-    return _least_share(all_or_raise(lambda: _free_disk(folder)), DISK_SHARE)
+    return _least_share(collective_try(lambda: _free_disk(folder)), DISK_SHARE)
 
 
 def _free_disk(folder: Path) -> int:
@@ -196,8 +196,8 @@ def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
 def _least_share(machine: int, share: float, promised: int = 0) -> int:
     """The smallest share of a rank, where the ranks of a machine share what it has."""
     host = f"{socket.gethostname()} {_boot_id()}"
-    here = from_all(host).count(host)
-    return min(from_all(max(0, int(share * (machine // here - promised)))))
+    here = all_gather(host).count(host)
+    return min(all_gather(max(0, int(share * (machine // here - promised)))))
 
 
 def _boot_id() -> str:

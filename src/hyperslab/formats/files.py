@@ -18,9 +18,9 @@ from typing import TypeVar
 
 import google_crc32c
 
-from hyperslab.atomic_files import try_lock
 from hyperslab.errors import DataError, reason
 from hyperslab.formats.checks import naming
+from hyperslab.util.atomic_files import try_lock
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")

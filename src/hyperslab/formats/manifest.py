@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hyperslab.atomic_files import read_json_lines
 from hyperslab.errors import DataError
+from hyperslab.util.atomic_files import read_json_lines
 
 MANIFEST_FILE = "conversion.jsonl"
 

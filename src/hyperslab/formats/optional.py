@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from hyperslab.errors import HyperslabError
-from hyperslab.optional_libraries import how_to_install, importing
+from hyperslab.util.optional_libraries import how_to_install, importing
 
 
 def zarr() -> ModuleType:

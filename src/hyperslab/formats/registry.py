@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.mapped import MappedFolder
 from hyperslab.formats.files import STRICT, AccessPolicy, Refuse, check_folder, walk_folder
@@ -200,7 +200,7 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
         source, others = scanned(folder, options)
         return source, volumes_of(folder), others
 
-    source, volumes, others = from_main(scan)
+    source, volumes, others = broadcast_from_main(scan)
     for words in filter(None, (others, source.remark)):
         log_once(grid, words)
     if driver is not None:

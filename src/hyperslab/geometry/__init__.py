@@ -40,12 +40,17 @@ fingerprint, manifest
     Size and time of a file, to notice changes; what a converted folder was made of.
 """
 
-from hyperslab.geometry.adaptive_window import AdaptiveWindow, scale_cut
 from hyperslab.geometry.box import Box, Interval
 from hyperslab.geometry.partition import Cover, Cut, Partition
 from hyperslab.geometry.transfer import Transfer, TransferPlan, plan_transfers, transfers
-from hyperslab.geometry.transposed_window import Crop, TransposedWindow
-from hyperslab.geometry.window import Window, WindowMap
+from hyperslab.geometry.window import (
+    AdaptiveWindow,
+    Crop,
+    TransposedWindow,
+    Window,
+    WindowMap,
+    scale_cut,
+)
 
 __all__ = [
     "AdaptiveWindow",

@@ -1,4 +1,4 @@
-"""A box: a half-open region of a volume in global indices."""
+"""Represents a box, a half-open region of a volume in global indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a tensor is cut into boxes over the ranks of a grid."""
+"""Describes how a tensor is cut into boxes over the ranks of a grid."""
 
 from __future__ import annotations
 

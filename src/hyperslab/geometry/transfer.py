@@ -1,4 +1,4 @@
-"""The one question of this project: which part of the box I want does each owner hold?"""
+"""Answers the one question of this project: which part of a wanted box does each owner hold?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TransferPlan:
     what is outside. ``kept`` is the part of it that this rank owns itself.
 
     The plan says nothing of how boxes travel: `hyperslab.comm.exchange` carries device tensors,
-    `hyperslab.comm.host` the bytes of arrays in the background.
+    `hyperslab.comm.host_p2p` the bytes of arrays in the background.
     """
 
     own: Box | None

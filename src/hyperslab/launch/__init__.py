@@ -1,1 +1,1 @@
-"""Starting ranks by this machine's own launcher, and jobs that go back into Slurm's queue."""
+"""Starts ranks by this machine's own launcher, and puts jobs back into Slurm's queue."""

@@ -1,4 +1,4 @@
-"""Why ranks ended: one error for all of them."""
+"""Explains why ranks ended, by one error for all of them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hyperslab.errors import (
 )
 from hyperslab.train.step import STOP_SIGNALS
 
-TAIL = 12
+LINES_QUOTED = 12
 """Lines of a rank's error output that an error quotes."""
 
-CODES = {128 + number: number for number in STOP_SIGNALS}
+STOPPED_EXIT_CODES = {128 + number: number for number in STOP_SIGNALS}
 """Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
 
-RAISED: dict[str, type[HyperslabError]] = {
+RAISED_ERRORS: dict[str, type[HyperslabError]] = {
     kind.__name__: kind
     for kind in (HyperslabError, UnsupportedOp, LayoutError, DataError, RecipeError, CommError)
 } | dict.fromkeys(("CheckpointError", "DivergedError"), HyperslabError)
@@ -62,7 +62,7 @@ class RankEnd:
     @property
     def explained(self) -> bool:
         """Whether it raised an error of this package."""
-        return self.kind in RAISED
+        return self.kind in RAISED_ERRORS
 
     @property
     def lost_contact(self) -> bool:
@@ -101,35 +101,36 @@ def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]
     What a rank said goes before a death by signal, its own or another's: it may have come after.
     """
     failed = list(failures.values())
-    if all(end.exitcode in CODES for end in failed):
-        return stopped(CODES[failed[0].exitcode], failures)
-    cause = min(failed, key=_order)
-    quote = _quote(output.get(cause.rank))
+    if all(end.exitcode in STOPPED_EXIT_CODES for end in failed):
+        return stopped_error(STOPPED_EXIT_CODES[failed[0].exitcode], failures)
+    cause = min(failed, key=_cause_order)
+    quote = _quote_output(output.get(cause.rank))
     if cause.overdue and not cause.explained:
-        return RankLost(cause.rank, _overdue(cause, failed))
+        return RankLost(cause.rank, _explain_overdue(cause, failed))
     if cause.exitcode < 0 and not cause.explained:
         return RankLost(
             cause.rank,
-            f"rank {cause.rank} (process {cause.pid}) was killed by {_signal(cause.exitcode)} and "
-            f"the others were ended{KILLED.get(cause.exitcode, '')}\n"
+            f"rank {cause.rank} (process {cause.pid}) was killed by "
+            f"{_signal_name(cause.exitcode)} and the others were ended"
+            f"{KILLED.get(cause.exitcode, '')}\n"
             f"    go on from the last checkpoint with --resume{quote}",
         )
     if cause.explained:
         alone = sum(end.said.endswith(cause.words) for end in failed) == 1
         words = f"{cause.words}\n    (rank {cause.rank})" if alone else cause.words
-        return RAISED[cause.kind](words)
+        return RAISED_ERRORS[cause.kind](words)
     return RankFailed(
         cause.rank, f"rank {cause.rank} failed with exit code {cause.exitcode}{quote}"
     )
 
 
-def stopped(number: int, failures: Mapping[int, RankEnd]) -> Stopped:
+def stopped_error(number: int, failures: Mapping[int, RankEnd]) -> Stopped:
     """The end of ranks by a signal; one that notes signals says so itself."""
-    said = any(end.exitcode in CODES for end in failures.values())
+    said = any(end.exitcode in STOPPED_EXIT_CODES for end in failures.values())
     return Stopped(number, f"stopped by {signal.Signals(number).name}", said=said)
 
 
-def _overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
+def _explain_overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
     heard = next((end.words for end in failed if end.lost_contact), "")
     quote = f"\n    {heard.splitlines()[0]}" if heard else ""
     return (
@@ -138,29 +139,29 @@ def _overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
     )
 
 
-def _order(end: RankEnd) -> tuple[bool, bool, bool, int]:
+def _cause_order(end: RankEnd) -> tuple[bool, bool, bool, int]:
     """The cause is lowest."""
-    return _follows(end), not end.explained, bool(end.overdue), end.when
+    return _is_consequence(end), not end.explained, bool(end.overdue), end.when
 
 
-def _follows(end: RankEnd) -> bool:
+def _is_consequence(end: RankEnd) -> bool:
     """Whether a rank failed because another one did, or because it was told to end."""
     if end.lost_contact:
         return True
-    ended = end.exitcode in CODES or end.exitcode == -signal.SIGTERM
+    ended = end.exitcode in STOPPED_EXIT_CODES or end.exitcode == -signal.SIGTERM
     return ended and not end.explained
 
 
-def _signal(exitcode: int) -> str:
+def _signal_name(exitcode: int) -> str:
     try:
         return signal.Signals(-exitcode).name
     except ValueError:
         return f"signal {-exitcode}"
 
 
-def _quote(output: Path | None) -> str:
+def _quote_output(output: Path | None) -> str:
     try:
-        lines = output.read_text(errors="replace").splitlines()[-TAIL:] if output else []
+        lines = output.read_text(errors="replace").splitlines()[-LINES_QUOTED:] if output else []
     except OSError:
         return ""
     shown = "".join(f"\n    | {line}" for line in lines)

@@ -1,12 +1,12 @@
-"""The guard of a launch: a process that outlives a killed launcher and ends its ranks.
+"""Ends the ranks of a launcher that was killed, as a process that outlives it.
 
 It is started before the ranks, as the leader of the process group that they and all that they
 start belong to, and it imports nothing that takes time. So the ranks are tied to their launcher
 from the first instant on, also while they import, hang or are stopped.
 
-Run as a script: ``python -I -S guard.py DESCRIPTOR``, the end of a pipe that only the launcher has
-the other end of. When that is closed, because the launcher has ended in whatever way:
-SIGTERM to the group, `LAST_WORDS` for checkpoints, SIGKILL.
+Run as a script: ``python -I -S guard.py DESCRIPTOR``, the end of a pipe that only the launcher
+has the other end of. When that is closed, because the launcher has ended in whatever way:
+SIGTERM to the group, `CHECKPOINT_GRACE` for checkpoints, SIGKILL.
 """
 
 import os
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-LAST_WORDS = 7.0
+CHECKPOINT_GRACE = 7.0
 """How long [s] ranks have to end after their launcher was killed."""
 
 PAUSE = 0.1
@@ -27,7 +27,7 @@ def guard(pipe: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.read(pipe, 1)
     os.killpg(0, signal.SIGTERM)
-    end = time.monotonic() + LAST_WORDS
+    end = time.monotonic() + CHECKPOINT_GRACE
     while time.monotonic() < end and _others():
         time.sleep(PAUSE)
     os.killpg(0, signal.SIGKILL)

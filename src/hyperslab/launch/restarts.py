@@ -1,16 +1,33 @@
-"""Whether ranks that failed are started again, and how many of them."""
+"""Starts a training again after failures, on this machine or from Slurm's queue.
+
+`Restarts` decides after a failure whether and on how many ranks to go on, `TrainingLaunch`
+launches the training until it has ended, `requeue_when_stopped` puts a Slurm job back into the
+queue when its time is over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hyperslab.errors import CommError, HyperslabError
+import torch
+
+from hyperslab.checkpoint.retention import folder_of
+from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, Stopped, reason
 from hyperslab.launch.failures import RankFailed, RankLost
+from hyperslab.launch.supervisor import launch
+from hyperslab.planner.auto import GridChooser, chosen_overrides, planned_device
+from hyperslab.recipe.schema import Recipe
 
 
 @dataclass
-class Restarts:
+class RestartPolicy:
     """Decides after each failure of a run.
 
     Again, at most ``left`` times: after a rank that died or hung, ranks that lost each other, and
@@ -52,3 +69,118 @@ class Restarts:
         self.left -= 1
         self._before = now
         return self.ranks
+
+
+log = logging.getLogger("hyperslab")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLaunch:
+    """Starts ``hyperslab arguments...`` on ranks of this machine until the training has ended.
+
+    ``asked`` is the recipe as the user gave it, perhaps with ``grid: auto``, for which ``choose``
+    chooses.
+    """
+
+    asked: Recipe
+    arguments: Sequence[str]
+    choose: GridChooser
+
+    def until_done(self, recipe: Recipe, *, restarts: int, resume: bool) -> None:
+        """Train on the grid of ``recipe``; after a failure so often again (see `Restarts`).
+
+        Raises what `launch` does.
+        """
+        size = recipe.grid.size
+        decide = RestartPolicy(restarts, size, shrinks=self.asked.grid.auto, newest=self._newest)
+        while True:
+            try:
+                self._launch(recipe, resume=resume)
+                return
+            except HyperslabError as error:
+                ranks = decide.after(error)
+                recipe = self._on(ranks, recipe, error)
+                log.warning("%s", str(error).splitlines()[0])
+            decide.ranks = recipe.grid.size
+            resume = True
+            start = f"{restarts - decide.left} of {restarts}"
+            log.warning("restart %s on %d ranks, from the newest checkpoint", start, decide.ranks)
+
+    def _launch(self, recipe: Recipe, *, resume: bool) -> None:
+        words = chosen_overrides(recipe) if self.asked.grid.auto else []
+        command = ["-m", "hyperslab", *self.arguments, *words, *(["--resume"] if resume else [])]
+        limit = recipe.timeout
+        launch(recipe.grid.size, command, recipe.output / "logs", limit=limit, patience=limit)
+
+    def _on(self, ranks: int, recipe: Recipe, error: HyperslabError) -> Recipe:
+        """The recipe with a grid of so many ranks, or of fewer if there is none.
+
+        Raises:
+            HyperslabError: this one, where there is none at all.
+        """
+        asked = self.asked
+        if not asked.grid.auto:
+            return recipe
+        if planned_device(asked) == "cuda" and asked.device != "cuda-shared":
+            ranks = min(ranks, torch.cuda.device_count())  # one may be gone
+        if ranks == recipe.grid.size:
+            return recipe
+        for count in range(ranks, 0, -1):
+            try:
+                return self.choose(asked, count)
+            except LayoutError:
+                continue
+        raise error
+
+    def _newest(self) -> str | None:
+        names = (path.name for path in folder_of(self.asked.output).glob("step-*"))
+        return max(names, default=None)
+
+
+REQUEUE_EXIT_CODES = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
+"""Exit codes of a command that Slurm's ``--signal`` has ended."""
+
+SCONTROL_LIMIT = 60.0
+"""How long [s] `scontrol` may take."""
+
+
+@contextmanager
+def requeue_when_stopped(wanted: bool) -> Iterator[None]:
+    """If ``wanted``, put this job back into the queue where SIGUSR1 or SIGUSR2 ended the work.
+
+    Of several ranks that Slurm started the main one does it.
+
+    Raises:
+        RecipeError: it is wanted, but this is no job of Slurm, or `scontrol` is not there.
+    """
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if wanted and not job:
+        raise RecipeError("--requeue: this is no job of Slurm (SLURM_JOB_ID is not set): omit it")
+    if wanted and shutil.which("scontrol") is None:
+        raise RecipeError(
+            "--requeue needs Slurm's command `scontrol`, which is not to be found here\n"
+            f"    omit it, and let the batch script ask for exit code {REQUEUE_EXIT_CODES[0]}"
+        )
+    try:
+        yield
+    except Stopped as stopped:
+        if wanted and stopped.code in REQUEUE_EXIT_CODES and os.environ.get("RANK", "0") == "0":
+            _requeue(job)
+        raise
+
+
+def _requeue(job: str) -> None:
+    """The work is saved, whatever comes of this: what goes wrong is only said."""
+    command = ["scontrol", "requeue", job]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SCONTROL_LIMIT
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("%s: %s", " ".join(command), reason(error))
+        return
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        log.warning("%s: %s", " ".join(command), said or f"exit code {done.returncode}")
+    else:
+        log.info("job %s is in the queue again", job)

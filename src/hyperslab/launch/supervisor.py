@@ -1,24 +1,239 @@
-"""The ranks of one launch: started together, watched, and all ended."""
+"""Starts the ranks of one machine, watches them, passes signals on, and ends them all.
+
+In reading order: `MemoryFile`, a file without a name, which nothing can leave behind; the ranks'
+environment; `ProcessGroup`, which does not outlive the process that made it; `RankProcess`, the
+process of one rank as its launcher sees it; `Supervisor`; `launch`, which puts them together.
+"""
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from hyperslab.errors import HyperslabError, reason
-from hyperslab.launch.environment import shared_environment
-from hyperslab.launch.failures import CODES, RankEnd
+from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
+from hyperslab.errors import HyperslabError, RecipeError, reason
+from hyperslab.launch import guard
+from hyperslab.launch.failures import (
+    STOPPED_EXIT_CODES,
+    RankEnd,
+    error_said,
+    explain_failures,
+    stopped_error,
+)
 from hyperslab.launch.guard import PAUSE
-from hyperslab.launch.process_group import ProcessGroup
-from hyperslab.launch.rank_process import RankProcess
-from hyperslab.memory_file import MemoryFile
 from hyperslab.train.step import heeded_signals
+from hyperslab.util.startup import PARENT, tie_to_parent
+
+
+class MemoryFile:
+    """A file in memory, for this process and those that inherit its ``descriptor``.
+
+    They open it as ``path``. Other users of the machine cannot. Outside Linux it is a temporary
+    file of this user's, which has a name for as long as this process lives.
+
+    Raises:
+        OSError: the system has no memory or no descriptor for it.
+    """
+
+    def __init__(self) -> None:
+        self._named = None
+        if sys.platform == "linux":
+            self.descriptor = os.memfd_create("hyperslab")
+            self.path = f"/proc/self/fd/{self.descriptor}"
+        else:
+            self._named = tempfile.NamedTemporaryFile(prefix="hyperslab-")  # noqa: SIM115 - closed in close
+            self.descriptor = self._named.fileno()
+            self.path = self._named.name
+
+    def read(self) -> bytes:
+        """All that has been written into it."""
+        return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+
+    @property
+    def changed(self) -> int:
+        """When it was written last [ns since the epoch]."""
+        return os.fstat(self.descriptor).st_mtime_ns
+
+    def close(self) -> None:
+        if self._named is None:
+            os.close(self.descriptor)
+        else:
+            self._named.close()
+
+    def __enter__(self) -> MemoryFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+LAUNCHER_VARIABLE = "HYPERSLAB_LAUNCHER"
+"""In a rank's environment: the process that started it."""
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+"""Where torch's `record` writes what a rank raised."""
+
+RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""How often the ranks were started before; torchrun says it, too."""
+
+
+def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> dict[str, str]:
+    """What all ranks of a launch have: an equal part of the cores, and each other.
+
+    They meet in the file ``store`` and talk over the loopback, whatever interface ``environ`` names
+    for ranks on several machines: nobody else can reach them.
+    """
+    shared = {name: value for name, value in environ.items() if name != TORCHRUN_VARIABLE}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // ranks)))
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback:
+        shared["GLOO_SOCKET_IFNAME"] = loopback[0]
+        shared["NCCL_SOCKET_IFNAME"] = f"={loopback[0]}"
+    shared[LAUNCHER_VARIABLE] = str(os.getpid())
+    shared[STORE_VARIABLE] = store
+    shared["WORLD_SIZE"] = str(ranks)
+    shared["LOCAL_WORLD_SIZE"] = str(ranks)
+    return shared
+
+
+def rank_environment(shared: Mapping[str, str], rank: int, error_file: str) -> dict[str, str]:
+    """What one rank has besides."""
+    return {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE_VARIABLE: error_file}
+
+
+class ProcessGroup:
+    """A group led by a guard, which ends it when this process has ended, in whatever way.
+
+    ``id`` is its number. It has the terminal's signals not.
+
+    Raises:
+        OSError: there is no process or no descriptor left for it.
+    """
+
+    def __init__(self) -> None:
+        self._watched, self._held = os.pipe()  # nobody else has the end that this process holds
+        try:
+            self._guard = self._start(0)
+        except OSError:
+            self._close_pipe()
+            raise
+        self.id = self._guard.pid
+
+    def keep_guarded(self) -> None:
+        """Have a new guard if somebody has killed the last one."""
+        if self._guard.poll() is not None:
+            with suppress(OSError):  # no process left for it now, or the group has ended
+                self._guard = self._start(self.id)
+
+    def close(self) -> None:
+        """Kill all that are left in the group, the guard too."""
+        with suppress(ProcessLookupError, PermissionError):  # nobody, or zombies of other parents
+            os.killpg(self.id, signal.SIGKILL)
+        self._guard.wait()
+        self._close_pipe()
+
+    def _start(self, group: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(self._watched)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(self._watched,),
+            process_group=group,
+        )
+
+    def _close_pipe(self) -> None:
+        os.close(self._watched)
+        os.close(self._held)
+
+
+class RankProcess:
+    """Starts a rank, in a process group that it belongs to before it does anything.
+
+    ``stopped`` is since when (`time.monotonic`) it is stopped by SIGSTOP or the like.
+    ``overdue`` is why it was killed from here, "" if it was not. Its error output goes into
+    ``folder``, and all that it writes if it is to be ``silent``. It inherits ``store``.
+
+    Raises:
+        RecipeError: the folder cannot be written.
+        HyperslabError: the system has no process or no descriptor left.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        folder: Path,
+        group: int,
+        store: MemoryFile,
+        silent: bool,
+    ) -> None:
+        self.rank = rank
+        self.stopped: float | None = None
+        self.overdue = ""
+        with ExitStack() as files:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                errors = files.enter_context((folder / "stderr.log").open("wb"))
+                output = files.enter_context((folder / "stdout.log").open("wb")) if silent else None
+            except OSError as error:
+                run = folder.parents[2]
+                raise RecipeError(f"cannot write into output {run}: {reason(error)}") from None
+            try:
+                self._report = MemoryFile()
+                self._process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    env=rank_environment(environment, rank, self._report.path),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    pass_fds=(store.descriptor, self._report.descriptor),
+                    process_group=group,
+                )
+            except OSError as error:
+                raise HyperslabError(f"cannot start rank {rank}: {reason(error)}") from None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def look(self) -> None:
+        """Note whether the process has been stopped or continued."""
+        flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+        with suppress(ChildProcessError):  # it has ended
+            while (change := os.waitid(os.P_PID, self._process.pid, flags)) is not None:
+                continued = change.si_code == os.CLD_CONTINUED
+                self.stopped = None if continued else time.monotonic()
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self, why: str) -> None:
+        self.overdue = why
+        self.send(signal.SIGKILL)
+
+    def end(self) -> RankEnd:
+        """How it ended; waits for that."""
+        exitcode = self._process.wait()
+        said = error_said(self._report.read())
+        when = self._report.changed if said else time.time_ns()
+        self._report.close()
+        return RankEnd(self.rank, self._process.pid, exitcode, said, when, self.overdue)
+
 
 SETTLE = 2.0
 """How long [s] the others have to end by themselves after one failed: they say what they saw."""
@@ -90,7 +305,7 @@ class Supervisor:
                 rank.look()
             elif rank.rank not in self.ends:
                 end = self.ends[rank.rank] = rank.end()
-                if end.exitcode in CODES:
+                if end.exitcode in STOPPED_EXIT_CODES:
                     self._ordered = min(self._ordered, now)
                 elif end.exitcode != 0:
                     self._broken = min(self._broken, now)
@@ -140,3 +355,57 @@ class Supervisor:
         finally:
             for number, action in before.items():
                 signal.signal(number, action)
+
+
+PATIENCE = 60.0
+"""How long [s] ranks that write no checkpoint have to end after a signal."""
+
+
+def launch(
+    ranks: int,
+    arguments: Sequence[str],
+    logs: Path,
+    *,
+    limit: float,
+    patience: float = PATIENCE,
+    silent: bool = False,
+) -> None:
+    """Run ``python arguments...`` on so many ranks of this machine until all have ended.
+
+    The ranks write to this terminal; their error output goes into ``logs``, one file a rank, and
+    if it is to be ``silent`` all that they write. They share this machine's cores, meet in memory
+    that only they have, and talk over the loopback.
+
+    The signals of `hyperslab.train.step` are passed on to them; then they have
+    ``patience`` [s] to end. When one fails, the others are ended, and killed if they do not; so is
+    one that has been stopped (SIGSTOP) for longer than ``limit`` [s]. However this process ends,
+    the ranks do within seconds: see `guard`.
+
+    Raises:
+        Stopped: a signal ended the ranks.
+        CommError: a rank was killed or hung; names it and quotes the last lines that it wrote.
+        HyperslabError: what the first rank that failed raised.
+        RecipeError: ``logs`` cannot be written.
+    """
+    name = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}-{os.getpid()}"
+    folders = [logs / name / str(rank) for rank in range(ranks)]
+    supervisor = Supervisor(limit=limit, patience=patience)
+    supervisor.run(arguments, folders, silent=silent)
+    failed = {rank: end for rank, end in supervisor.ends.items() if end.exitcode != 0}
+    said = any(end.explained and not end.lost_contact for end in failed.values())
+    if supervisor.signal and failed and not said:
+        raise stopped_error(supervisor.signal, failed)
+    if failed:
+        output = {rank: folder / "stderr.log" for rank, folder in enumerate(folders)}
+        raise explain_failures(failed, output)
+
+
+def end_with_parent() -> None:
+    """Ask Linux for SIGTERM if the process that started this rank dies without a word.
+
+    It may have died before it could be asked.
+    """
+    tie_to_parent(signal.SIGTERM)
+    launcher = None if TORCHRUN_VARIABLE in os.environ else os.environ.get(LAUNCHER_VARIABLE)
+    if (launcher or str(PARENT)) != str(os.getppid()):
+        signal.raise_signal(signal.SIGTERM)

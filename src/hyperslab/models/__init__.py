@@ -1,4 +1,4 @@
-"""Networks as plain torch modules: nothing here knows that a volume may be cut."""
+"""Builds networks as plain torch modules, which do not know that a volume may be cut."""
 
 from hyperslab.models.cosmoflow import CosmoFlow
 from hyperslab.models.unet3d import UNet3D

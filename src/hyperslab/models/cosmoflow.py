@@ -1,15 +1,160 @@
-"""CosmoFlow: cosmological parameters from a volume of matter, in the four variants people run.
+"""Builds CosmoFlow, which predicts cosmological parameters from a volume of matter.
 
-One module builds them all. A variant is a description (`cosmoflow_variants.py`): its
+One module builds the four variants that people run. A variant is a description (`Variant`): its
 convolutions, its pooling, its dense layers and its initialisation.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
-from hyperslab.models.cosmoflow_variants import Variant, variant_of
+
+@dataclass(frozen=True)
+class ConvLayer:
+    channels: int
+    kernel: int = 3
+    stride: int = 1
+    padding: int = 1
+    pool: bool = True  # a pooling follows
+
+
+@dataclass(frozen=True)
+class Variant:
+    convolutions: tuple[ConvLayer, ...]
+    pool: Callable[[], nn.Module]
+    last_width: int  # of the map that the dense layers read
+    hidden: tuple[int, int]
+    slope: float  # of the leaky ReLUs
+    dropout: float  # the probability of dropping, after each hidden layer
+    initialise: Callable[[torch.Tensor], torch.Tensor]
+    bias: bool = True  # of the convolutions, without batch norm
+    bound: float | None = None  # the output is bound * tanh, or linear
+    drop_features: bool = False  # dropout before the first dense layer too
+    zero_last: bool = False  # the last dense layer starts at zero
+    in_channels: int = 4
+    outputs: int = 4
+
+
+def paper2020(width: int) -> Variant:
+    """Oyama et al. 2020, section IV and table I.
+
+    Poolings follow the first log2(width) - 2 convolutions and the fourth convolution has stride 2,
+    so the last map is 256 x 2^3 at every width and so is the number of parameters. At 128, 256 and
+    512 this is the paper's table; below 128 the same rule drops poolings from the end. The paper
+    does not state the initialisation: He normal for the leaky ReLU, and zero for the last dense
+    layer, so that training starts from the middle of every parameter's range.
+    """
+    poolings = _log2(width) - 2
+    channels = (16, 32, 64, 128, 256, 256, 256)
+    return Variant(
+        convolutions=tuple(
+            ConvLayer(c, stride=2 if i == 4 else 1, pool=i <= poolings)
+            for i, c in enumerate(channels, start=1)
+        ),
+        pool=functools.partial(nn.AvgPool3d, 2),
+        last_width=2,
+        hidden=(2048, 256),
+        slope=0.01,
+        dropout=0.2,
+        initialise=functools.partial(nn.init.kaiming_normal_, a=0.01),
+        bias=False,
+        zero_last=True,
+    )
+
+
+def sc18(width: int) -> Variant:
+    """Mathuriya et al. 2018, figure 2 and section III-A.
+
+    The stride of 2 belongs to the fourth convolution: only so do the layers do the work of its
+    table I (5.2 and 0.1 Gflop forward in the third and fourth) with its three poolings.
+
+    That is at 128. At 64 and 32 the first convolutions are left out with their poolings, one each
+    time the width is halved: all that follows is the same, and the last map is 256 x 2^3.
+    """
+    poolings = _log2(width) - 4
+    pooled = (
+        ConvLayer(16, kernel=3, padding=0),
+        ConvLayer(32, kernel=4, padding=0),
+        ConvLayer(64, kernel=4, padding=0),
+    )
+    return Variant(
+        convolutions=(
+            *pooled[len(pooled) - poolings :],
+            ConvLayer(128, kernel=3, padding=0, stride=2, pool=False),
+            ConvLayer(256, kernel=3, padding=0, pool=False),
+            ConvLayer(256, kernel=2, padding=0, pool=False),
+            ConvLayer(256, kernel=2, padding=0, pool=False),
+        ),
+        pool=functools.partial(nn.AvgPool3d, 2),
+        last_width=2,
+        hidden=(2048, 256),
+        slope=0.01,
+        dropout=0.5,
+        drop_features=True,
+        initialise=nn.init.xavier_uniform_,
+        in_channels=1,
+        outputs=3,
+    )
+
+
+def lbann(width: int) -> Variant:
+    """LBANN's CosmoFlow: log2(width) - 2 convolutions, so that the last map is 4^3."""
+    return Variant(
+        convolutions=tuple(ConvLayer(min(16 << i, 256)) for i in range(_log2(width) - 2)),
+        pool=functools.partial(nn.AvgPool3d, 3, stride=2, padding=1),
+        last_width=4,
+        hidden=(2048, 256),
+        slope=0.3,
+        dropout=0.5,
+        bound=1.2,
+        initialise=functools.partial(nn.init.kaiming_normal_, nonlinearity="relu"),
+        zero_last=True,
+    )
+
+
+def mlperf(width: int) -> Variant:
+    """The MLPerf HPC benchmark: five convolutions, so that the last map is (width / 32)^3."""
+    return Variant(
+        convolutions=tuple(ConvLayer(c) for c in (32, 64, 128, 256, 512)),
+        pool=functools.partial(nn.MaxPool3d, 2),
+        last_width=width // 32,
+        hidden=(128, 64),
+        slope=0.3,
+        dropout=0.5,
+        bound=1.2,
+        initialise=nn.init.xavier_uniform_,
+    )
+
+
+# The variants and the widths that each takes.
+COSMOFLOW_VARIANTS: dict[str, tuple[Callable[[int], Variant], tuple[int, ...]]] = {
+    "paper2020": (paper2020, (16, 32, 64, 128, 256, 512)),
+    "sc18": (sc18, (128, 64, 32)),
+    "lbann": (lbann, (16, 32, 64, 128, 256, 512)),
+    "mlperf": (mlperf, (32, 64, 128, 256, 512)),
+}
+
+
+def variant_of(name: str, width: int) -> Variant:
+    """Raises ValueError, with what is allowed, for a name or a width that does not exist."""
+    if name not in COSMOFLOW_VARIANTS:
+        raise ValueError(
+            f"CosmoFlow has no variant {name!r}: use one of {', '.join(COSMOFLOW_VARIANTS)}"
+        )
+    build, widths = COSMOFLOW_VARIANTS[name]
+    if width not in widths:
+        allowed = ", ".join(map(str, widths))
+        raise ValueError(f"CosmoFlow {name!r} takes no width {width!r}: use one of {allowed}")
+    return build(width)
+
+
+def _log2(width: int) -> int:
+    return width.bit_length() - 1
 
 
 class CosmoFlow(nn.Module):

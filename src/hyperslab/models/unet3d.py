@@ -1,4 +1,4 @@
-"""The 3D U-Net (Çiçek et al. 2016), as Oyama et al. 2020 train it on CT volumes."""
+"""Builds the 3D U-Net (Çiçek et al. 2016) as Oyama et al. 2020 train it on CT volumes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
-"""The rules of torch's operators on cut tensors: one room a family, in torch's own words."""
+"""Registers the rules of torch's operators on cut tensors: one module or folder a family.
 
+The families have torch's own words. What they share: `overloads` (one rule for several
+operators), `operands` (one partition for several tensors), `placement` (windows, cuts and
+halos), `fusion` (deferred epilogues) and `filter_parallel` (layers that are not cut).
+"""
+
+from hyperslab.kernels import registry
 from hyperslab.ops import (
     autograd,
     convolution,
@@ -14,8 +20,7 @@ from hyperslab.ops import (
     spatial,
     views,
 )
-from hyperslab.ops.kernels import fused
-from hyperslab.tensor import attributes, item
+from hyperslab.tensor import attributes
 
 __all__ = [
     "attributes",
@@ -23,14 +28,13 @@ __all__ = [
     "convolution",
     "elementwise",
     "fourier",
-    "fused",
     "indexing",
-    "item",
     "linalg",
     "losses",
     "normalization",
     "pooling",
     "reductions",
+    "registry",
     "spatial",
     "views",
 ]

@@ -1,4 +1,4 @@
-"""What `parallelize` does to a module."""
+"""Makes modules run on cut tensors, with the gradients of the serial run."""
 
 from hyperslab.parallel.parallelize import parallelize
 

@@ -1,4 +1,8 @@
-"""`parallelize`: any module, in place, for cut inputs."""
+"""Makes any module run on cut inputs, in place, and its gradients the serial ones.
+
+`parallelize` puts the other modules of this folder together. ``until=...`` names submodules
+whose inputs are gathered before them (`gather_before`).
+"""
 
 from __future__ import annotations
 
@@ -14,32 +18,106 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from hyperslab.comm import Grid, average_gradients, shared_channels
+from hyperslab.comm import Grid, average_gradients, log_once, shared_channels
 from hyperslab.errors import LayoutError
-from hyperslab.ops.kernels.convolution import KERNELS, Kernels
-from hyperslab.parallel.ddp_guard import Body, Guard, Watched
-from hyperslab.parallel.gather_before import Submodule, gather_before
-from hyperslab.parallel.ordinary_inputs import ORDINARY, Ordinary, OrdinaryInputs
-from hyperslab.parallel.random_states import RANDOM_STATES, RandomStates, share_random_states
-from hyperslab.parallel.same_network import check_same_network
-from hyperslab.parallel.sharded_parameters import refuse_sharded_parameters
-from hyperslab.parallel.shared_gradients import share_gradients
+from hyperslab.kernels.conv.problem import KERNELS, Kernels
+from hyperslab.parallel.averaging import share_gradients
+from hyperslab.parallel.consistency import (
+    ORDINARY,
+    RANDOM_STATES,
+    Ordinary,
+    OrdinaryInputs,
+    RandomStates,
+    check_same_network,
+    share_random_states,
+)
+from hyperslab.parallel.guard import ForwardBody, Guard, GuardedForward, refuse_sharded_parameters
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.gradient_homes import GradientHomes
-from hyperslab.tensor.policy import Policy, Scope
+from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.tensor.sharded import ForwardScope, Policy
+
+Submodule = str | nn.Module
+"""A submodule or its name."""
+
+
+def gather_before(module: nn.Module, until: Submodule | Sequence[Submodule], grid: Grid) -> None:
+    """Let these submodules of ``module`` get their inputs whole in space.
+
+    Raises:
+        LayoutError: one of them is not in the module, or is a list of modules, which torch never
+            calls.
+    """
+    wanted = (until,) if isinstance(until, str | nn.Module) else until
+    for name in [_submodule_name(module, submodule) for submodule in wanted]:
+        hook = _GatherHook(name, grid)
+        module.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _submodule_name(module: nn.Module, wanted: Submodule) -> str:
+    for name, submodule in module.named_modules():
+        if wanted in (name, submodule):
+            break
+    else:
+        kind = repr(wanted) if isinstance(wanted, str) else f"a {type(wanted).__name__}"
+        parts = ", ".join(name for name, _ in module.named_children())
+        raise LayoutError(
+            f"until={kind} is no part of {type(module).__name__}\n"
+            f"    its parts are {parts}, and what named_modules() lists below them"
+        )
+    if isinstance(submodule, nn.ModuleList | nn.ModuleDict):
+        members = ", ".join(f"{name}.{key}" for key, _ in submodule.named_children())
+        raise LayoutError(
+            f"until={name!r} is a {type(submodule).__name__}, which is never called\n"
+            f"    name what it holds: {members}"
+        )
+    return name
+
+
+class _GatherHook:
+    """A hook that runs before a submodule's forward.
+
+    Distribution scheme: 1. every cut tensor among the arguments is gathered along the axes that
+    cut space; along the batch it stays cut, 2. the ranks of a replica repeat the
+    submodule's work, and that of what uses its results.
+    """
+
+    def __init__(self, name: str, grid: Grid) -> None:
+        self.name = name
+        self.grid = grid
+
+    def __call__(
+        self, _submodule: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        return tree_map(self.whole, args), tree_map(self.whole, kwargs)
+
+    def whole(self, value: object) -> object:
+        if not isinstance(value, Sharded):
+            return value
+        space = [axis for axis in value.partition.axes if axis != "data"]
+        if not space:
+            return value
+        log_once(
+            self.grid,
+            f"until {self.name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
+            "there repeat the work from here on",
+        )
+        whole = value.redistribute(value.partition.without(space), f"until {self.name!r}")
+        whole.mark_as_copy(value)  # serial torch passes the tensor itself, not a copy
+        return whole
+
 
 Module = TypeVar("Module", bound=nn.Module)
 """What `parallelize` takes and gives back; type checkers go on to know its own attributes."""
 
 NoSync = Callable[[], AbstractContextManager[None]]
 
-STATISTICS = ("grid", "replica")
+BATCH_NORM_STATISTICS = ("grid", "replica")
 # torch 2.13 renamed the option; the old name warns.
-_NEW_NAME = "forward_sync_buffers"
+_SYNC_BUFFERS_OPTION = "forward_sync_buffers"
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
 # Every rank computes the same running statistics: nobody's have to be sent.
-_KEEP_BUFFERS: dict[str, Any] = {
-    _NEW_NAME if _NEW_NAME in _DDP_OPTIONS else "broadcast_buffers": False
+_NO_BUFFER_SYNC: dict[str, Any] = {
+    _SYNC_BUFFERS_OPTION if _SYNC_BUFFERS_OPTION in _DDP_OPTIONS else "broadcast_buffers": False
 }
 
 
@@ -105,10 +183,10 @@ def parallelize(
     """
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
-    _check_word(ordinary_inputs, "ordinary_inputs", ORDINARY)
-    _check_word(random_states, "random_states", RANDOM_STATES)
+    _check_choice(ordinary_inputs, "ordinary_inputs", ORDINARY)
+    _check_choice(random_states, "random_states", RANDOM_STATES)
     refuse_sharded_parameters(module)
-    homes = GradientHomes()
+    homes = GradientBuffers()
     policy = prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
     if grid.size > 1 or policy != Policy():
         module.forward = _with_policy(module.forward, policy)
@@ -118,13 +196,13 @@ def parallelize(
         check_same_network(module, grid, options)
         share_random_states(grid, random_states)
     inputs = OrdinaryInputs(type(module).__name__, grid) if ordinary_inputs == "check" else None
-    forward, no_sync = _averaging_gradients(module, grid, find_unused_parameters, homes, inputs)
+    forward, no_sync = _average_gradients_of(module, grid, find_unused_parameters, homes, inputs)
     module.forward = forward
     module.no_sync = no_sync  # type: ignore[assignment]
     return module
 
 
-def _check_word(word: str, name: str, words: Sequence[str]) -> None:
+def _check_choice(word: str, name: str, words: Sequence[str]) -> None:
     """Raises:
     LayoutError: the argument ``name`` is none of ``words``.
     """
@@ -139,7 +217,7 @@ def prepare(
     until: Submodule | Sequence[Submodule] = (),
     batch_norm: str = "grid",
     kernels: Kernels = "measure",
-    homes: GradientHomes | None = None,
+    homes: GradientBuffers | None = None,
 ) -> Policy:
     """What `parallelize` does for the forward pass: device, gathers, the policy of its tensors.
 
@@ -150,44 +228,44 @@ def prepare(
         LayoutError: ``batch_norm`` or ``kernels`` is unknown, or ``until`` names no part of the
             module.
     """
-    _check_word(batch_norm, "batch_norm", STATISTICS)
-    _check_word(kernels, "kernels", KERNELS)
+    _check_choice(batch_norm, "batch_norm", BATCH_NORM_STATISTICS)
+    _check_choice(kernels, "kernels", KERNELS)
     gather_before(module, until, grid)
     module.to(grid.device)
-    scope = Scope() if grid.size > grid.data else None
+    scope = ForwardScope() if grid.size > grid.data else None
     return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes)
 
 
-def _averaging_gradients(
+def _average_gradients_of(
     module: nn.Module,
     grid: Grid,
     freezing: bool,
-    homes: GradientHomes,
+    homes: GradientBuffers,
     inputs: OrdinaryInputs | None,
-) -> tuple[Watched, NoSync]:
+) -> tuple[GuardedForward, NoSync]:
     """The module's forward, whose backward averages gradients, and the way to have it not do so."""
     if grid.size == 1:
-        return Watched(module.forward), contextlib.nullcontext
-    _make_equal(module, grid)
+        return GuardedForward(module.forward), contextlib.nullcontext
+    _broadcast_parameters(module, grid)
     guard = Guard(module, grid, freezing=freezing, inputs=inputs)
     if not any(p.requires_grad for p in module.parameters()):
-        return Watched(module.forward, guard), contextlib.nullcontext
-    body = Body(module)
+        return GuardedForward(module.forward, guard), contextlib.nullcontext
+    body = ForwardBody(module)
     if _can_share(module, grid):
         gradients = share_gradients(module, grid, homes)
         if gradients is not None:
             guard.gradients = gradients
-            return Watched(body.forward, guard, gradients), gradients.no_sync
+            return GuardedForward(body.forward, guard, gradients), gradients.no_sync
     ddp = DistributedDataParallel(
         body,
         process_group=grid.gradients.group,
         gradient_as_bucket_view=True,
         init_sync=False,  # done, for expanded buffers too
-        **_KEEP_BUFFERS,
+        **_NO_BUFFER_SYNC,
     )
     if shared_channels() is not None and grid.device.type == "cpu":
-        ddp.register_comm_hook(ddp.process_group, _average)
-    return Watched(ddp.forward, guard, ddp), ddp.no_sync
+        ddp.register_comm_hook(ddp.process_group, _average_hook)
+    return GuardedForward(ddp.forward, guard, ddp), ddp.no_sync
 
 
 def _can_share(module: nn.Module, grid: Grid) -> bool:
@@ -196,7 +274,7 @@ def _can_share(module: nn.Module, grid: Grid) -> bool:
     return shared_channels() is not None and grid.device.type == "cpu" and not sparse
 
 
-def _average(group, bucket):  # type: ignore[no-untyped-def]
+def _average_hook(group, bucket):  # type: ignore[no-untyped-def]
     """DistributedDataParallel's hook, which must not have annotations as strings."""
     average_gradients(bucket.buffer(), group)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -204,7 +282,7 @@ def _average(group, bucket):  # type: ignore[no-untyped-def]
     return done
 
 
-def _make_equal(module: nn.Module, grid: Grid) -> None:
+def _broadcast_parameters(module: nn.Module, grid: Grid) -> None:
     """Give every rank rank 0's parameters and buffers."""
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()

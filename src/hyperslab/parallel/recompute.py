@@ -1,4 +1,4 @@
-"""Recomputation: activations are computed again in the backward pass and not kept until then."""
+"""Recomputes activations in the backward pass, so that they are not kept until then."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class _Stage:
         return x
 
     def _first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _statistics_stay(self.norms)
+        return nullcontext(), _keep_statistics(self.norms)
 
 
 @contextmanager
-def _statistics_stay(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+def _keep_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
     """Keep running statistics as they are: the first run has updated them."""
     momenta = [norm.momentum for norm in norms]
     counts = [norm.num_batches_tracked for norm in norms]

@@ -20,7 +20,7 @@ import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from hyperslab.comm.shared_memory.channels import shared_bytes
+from hyperslab.comm.shared_memory import shared_bytes
 from hyperslab.planner.machine import Machine, Setting
 from hyperslab.planner.trace.records import Exchange, LocalOperator, Pass, Sum, Trace, Wait
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.formats.registry import scanned
 from hyperslab.formats.source import ScanOptions, Source

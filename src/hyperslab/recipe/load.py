@@ -20,12 +20,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from torch.optim import lr_scheduler
 
-from hyperslab.atomic_files import write_text
-from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf
 from hyperslab.recipe.shipped import shipped_recipes
+from hyperslab.util.atomic_files import write_text
+from hyperslab.util.documents import parse_yaml, read_text
 
 A_TARGET = "target"
 """The name of a section that has a target."""

@@ -63,7 +63,7 @@ AnySchedule = Annotated[
 
 
 class LarcSection(Section):
-    """Layer-wise adaptive rate control, see `hyperslab.larc` (Mathuriya et al. 2018)."""
+    """Layer-wise adaptive rate control, see `hyperslab.models.larc` (Mathuriya et al. 2018)."""
 
     trust: PositiveFloat = 0.002  # of the weights' norm over the gradient's; at most 1 is taken
     otherwise: PositiveFloat = 6.25e-5  # where one of the norms is 0

@@ -9,9 +9,9 @@ import re
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
-from hyperslab.atomic_files import write_text
-from hyperslab.documents import parse_yaml
 from hyperslab.errors import RecipeError
+from hyperslab.util.atomic_files import write_text
+from hyperslab.util.documents import parse_yaml
 
 # In the repository a link to recipes/, which the packages are built with.
 _FOLDER = Path(str(files("hyperslab.recipe") / "files"))

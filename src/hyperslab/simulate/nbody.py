@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import HyperslabError
-from hyperslab.optional_libraries import how_to_install
 from hyperslab.simulate.parameters import OMEGA_B
+from hyperslab.util.optional_libraries import how_to_install
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import write_bytes
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.writer import SUMMED_LIBVER, read_summed, write_summed
 from hyperslab.formats.files import lock_folder
@@ -30,6 +29,7 @@ from hyperslab.simulate.parameters import (
     parameters_in,
     words_of_ranges,
 )
+from hyperslab.util.atomic_files import write_bytes
 
 Attributes = Mapping[str, int | float | str]
 

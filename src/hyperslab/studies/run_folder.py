@@ -17,9 +17,9 @@ import yaml
 from numpy.typing import NDArray
 
 from hyperslab.comm.grid import AXES
-from hyperslab.documents import parse_yaml, read_json, read_text
 from hyperslab.errors import DataError
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
+from hyperslab.util.documents import parse_yaml, read_json, read_text
 
 Table = dict[str, NDArray[np.float64]]
 """Columns of a CSV file by name, all equally long."""

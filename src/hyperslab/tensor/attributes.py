@@ -1,4 +1,8 @@
-"""What a cut tensor says about itself: attributes that are the same for block and whole."""
+"""Registers the rules of a cut tensor's attributes and of its values in Python, NumPy and files.
+
+The attributes are those that are the same for the block and the whole. A tensor that is not cut
+gives its values as any tensor does; one that is cut refuses to.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +11,42 @@ from typing import Any
 
 import torch
 
-from hyperslab.tensor.dispatch import register
+from hyperslab.errors import UnsupportedOp
+from hyperslab.tensor.dispatch import op_name, refuse, register
 from hyperslab.tensor.sharded import Sharded
 
-PROPERTIES = """
+TENSOR_PROPERTIES = """
 dtype device layout requires_grad grad_fn is_leaf is_cpu is_cuda is_meta is_mkldnn is_mps is_nested
 is_quantized is_sparse is_sparse_csr is_xpu itemsize names output_nr retains_grad _version
 _backward_hooks
 """.split()
 
-METHODS = """
+TENSOR_METHODS = """
 element_size get_device is_complex is_conj is_floating_point is_inference is_neg is_signed
 requires_grad_ register_post_accumulate_grad_hook
 """.split()
 
 
-OF_BOTH = "Of the block and the whole alike."
-MARKS = "Asks or marks the block."
+SAME_FOR_BLOCK = "Of the block and the whole alike."
+ASKS_BLOCK = "Asks or marks the block."
 
 
-def _register_all() -> None:
-    for name in PROPERTIES:
+def _register_attributes() -> None:
+    for name in TENSOR_PROPERTIES:
         descriptor = getattr(torch.Tensor, name, None)
         for accessor in ("__get__", "__set__"):
             method = getattr(descriptor, accessor, None)
             if method is not None:
-                register(method, family="attribute", doc=OF_BOTH, merged=True)(method)
-    for name in METHODS:
+                register(method, family="attribute", doc=SAME_FOR_BLOCK, merged=True)(method)
+    for name in TENSOR_METHODS:
         for space in (torch.Tensor, torch):
             function = getattr(space, name, None)
             if callable(function):
-                note = register(function, family="attribute", doc=MARKS, merged=True)
+                note = register(function, family="attribute", doc=ASKS_BLOCK, merged=True)
                 note(function)
 
 
-_register_all()
+_register_attributes()
 
 
 @register(torch.Tensor.register_hook, family="attribute", merged=True)
@@ -70,3 +75,37 @@ def is_contiguous(
 def is_tensor(obj: object) -> bool:
     """Always."""
     return isinstance(obj, torch.Tensor)
+
+
+PythonNumber = float | int | bool | complex
+
+
+def _register_number(method: Callable[[torch.Tensor], PythonNumber]) -> None:
+    @register(method, family="value")
+    def rule(self: Sharded) -> PythonNumber:
+        """Of a single element, equal on all ranks; of more refused."""
+        if self.numel() != 1 or self.partition.cut_dims:
+            raise refuse(method, (self,), {})
+        return method(self.local)
+
+
+for _method in ("item", "__float__", "__int__", "__bool__"):
+    _register_number(getattr(torch.Tensor, _method))
+
+
+def _register_whole(method: Callable[..., Any]) -> None:
+    @register(method, family="value")
+    def rule(self: Sharded, *args: Any, **kwargs: Any) -> Any:
+        """Of a tensor that is not cut, on one rank say; of one that is refused."""
+        if self.partition.cut_dims:
+            raise UnsupportedOp(
+                f"{op_name(method)}: this rank holds a part of the tensor only\n    Sharded "
+                f"{self.partition} on {self.grid}\n    take all of it, on every rank, by x.full(), "
+                "or this rank's block by x.local"
+            )
+        return method(self.local, *args, **kwargs)
+
+
+# What NumPy, matplotlib and torch.save ask for.
+for _method in ("numpy", "tolist", "__array__", "__reduce_ex__"):
+    _register_whole(getattr(torch.Tensor, _method))

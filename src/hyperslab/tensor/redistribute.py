@@ -1,19 +1,34 @@
-"""Into the cut and out of it: shard and gather."""
+"""Cuts tensors over the grid and makes them whole again: shard, gather, and boxes of own loaders.
+
+With `boxes` no rank ever holds a whole sample: a data set reads this rank's box, a `DataLoader`
+makes mini-batches of boxes, and `LoadedBoxes.join` says what they are boxes of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hyperslab.comm import Grid, all_reduce_sum
+from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.errors import LayoutError
-from hyperslab.tensor.inputs.handed_in import Batch, Form, check_form, part_held, partition_of
-from hyperslab.tensor.inputs.same_sample import check_same_sample
+from hyperslab.geometry import Box
+from hyperslab.tensor.inputs import (
+    Batch,
+    InputSpec,
+    box_held,
+    check_same_sample,
+    check_spec,
+    compare_statements,
+    comparisons_of,
+    input_partition,
+)
 from hyperslab.tensor.sharded import Sharded
 
-_Part = tuple[slice, ...]
+_Slices = tuple[slice, ...]
 _Axes = tuple[str, ...]
 
 
@@ -39,7 +54,7 @@ class _Shard(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, part: _Part, grid: Grid, axes: _Axes
+        ctx: Any, tensor: torch.Tensor, part: _Slices, grid: Grid, axes: _Axes
     ) -> torch.Tensor:
         ctx.part = part
         ctx.grid = grid
@@ -96,12 +111,154 @@ def shard(
         LayoutError: an extent has fewer elements than its axis has ranks, the ranks hand in
             tensors of different shapes or types, or ranks that share a sample different ones.
     """
-    form = Form.of(tensor, channels=channels, batch=batch)
+    form = InputSpec.of(tensor, channels=channels, batch=batch)
     if check:
         check_same_sample(tensor, form, grid)
-    check_form(form)
-    partition = partition_of(form, grid)
-    held = part_held(form, grid.coords["data"])
+    check_spec(form)
+    partition = input_partition(form, grid)
+    held = box_held(form, grid.coords["data"])
     part = partition.box(grid.coords).slices(held)
     axes = tuple(a for a in grid.extents if not form.of_replica or a != "data")
     return Sharded.from_local(_Shard.apply(tensor, part, grid, axes), partition, grid)
+
+
+_OWN_DATA_PAGE = "docs/own-data.md, a DataLoader of your own"
+
+
+@dataclass(frozen=True)
+class LoadedBoxes:
+    """This rank's box of samples of ``sample_shape``; made by `boxes`."""
+
+    grid: Grid
+    sample_shape: tuple[int, ...]
+    channels: bool = True
+    own: Box = field(init=False)
+
+    def __post_init__(self) -> None:
+        partition = self.grid.partition(
+            (self.grid.data, *self.sample_shape), channels=self.channels
+        )
+        box = partition.box(self.grid.coords)
+        object.__setattr__(self, "own", Box(box.lo[1:], box.hi[1:]))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Where it lies in a sample: ``array[boxes.slices]`` of NumPy, h5py or Zarr."""
+        return self.own.slices()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the box."""
+        return self.own.shape
+
+    def join(self, local: torch.Tensor) -> Sharded:
+        """The mini-batch (B, ...) of which this rank holds the boxes (b, ...); all ranks call it.
+
+        Each replica has as many samples, so that B is b times `Grid.data`. Nothing is copied but
+        to the grid's device. The ranks compare shapes and types in one small message; that they
+        hold boxes of the *same* samples they cannot see: cut the targets by `hyperslab.shard`,
+        which compares them bit by bit, or let `over` do it.
+
+        Raises:
+            LayoutError: it is not the box of this rank, or the ranks differ in type or in number.
+        """
+        fits = isinstance(local, torch.Tensor) and tuple(local.shape[1:]) == self.shape
+        form = InputSpec.of(local, channels=self.channels, batch="global")  # differs from any box's
+        if fits and not isinstance(local, Sharded):
+            form = InputSpec(form.dtype, (len(local), *self.sample_shape), self.channels, True)
+        rows = None
+        if self.grid.has_values and self.grid.size > 1:
+            rows = AllGatheredInts(
+                self.grid, form.numbers(), None, "the comparison of the ranks' boxes"
+            )
+        check_spec(form)
+        if not fits:
+            raise LayoutError(self._misfit(tuple(local.shape)))
+        if local.requires_grad:
+            raise LayoutError(
+                "boxes that require a gradient are not joined: the result is a mini-batch of data\n"
+                "    call requires_grad_() of the result"
+            )
+        if rows is not None:
+            comparisons_of(self.grid).add(rows, form, lambda found: compare_statements(found, ()))
+        shape = (len(local) * self.grid.data, *self.sample_shape)
+        partition = self.grid.partition(shape, channels=self.channels)
+        return Sharded.from_local(local.to(self.grid.device), partition, self.grid)
+
+    def over(self, loader: Iterable[Any]) -> BoxLoader:
+        """What ``loader`` yields, with every tensor as one of the whole mini-batch.
+
+        Of a mini-batch, which may be nested in tuples, lists and dicts: boxes are joined, of
+        volumes or (b, d, h, w) of labels; tensors of one or two dims (targets, numbers) are cut by
+        `hyperslab.shard`, which compares them on the ranks of a replica; all else stays.
+
+        Raises, when it is iterated:
+            LayoutError: as `join` and `hyperslab.shard`; a tensor is neither.
+        """
+        return BoxLoader(self, loader)
+
+    def joined(self, item: Any) -> Any:
+        """What `over` makes of one mini-batch of a loader."""
+        if isinstance(item, torch.Tensor):
+            return self._tensor(item)
+        if isinstance(item, Mapping):
+            return {key: self.joined(value) for key, value in item.items()}
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*map(self.joined, item))
+        if isinstance(item, Sequence) and not isinstance(item, str | bytes):
+            return type(item)(map(self.joined, item))  # type: ignore[call-arg]
+        return item
+
+    def _tensor(self, tensor: torch.Tensor) -> Sharded:
+        if tensor.dim() <= 2:
+            return shard(tensor, self.grid, batch="replica")
+        labels = self.channels and tensor.dim() == len(self.shape)
+        if labels and tuple(tensor.shape[1:]) == self.shape[1:]:
+            return LoadedBoxes(self.grid, self.sample_shape[1:], channels=False).join(tensor)
+        return self.join(tensor)
+
+    def _misfit(self, shape: tuple[int, ...]) -> str:
+        whole = " (these are whole samples)" if shape[1:] == self.sample_shape else ""
+        return (
+            f"rank {self.grid.rank} hands in {shape}{whole}, but a mini-batch of its boxes is "
+            f"(b, {', '.join(map(str, self.shape))}): {self.own} of samples {self.sample_shape} on "
+            f"{self.grid}\n    read array[boxes.slices]; whole samples are cut by hyperslab.shard; "
+            f"see {_OWN_DATA_PAGE}"
+        )
+
+
+class BoxLoader:
+    """A `DataLoader` whose mini-batches are cut tensors; made by `LoadedBoxes.over`."""
+
+    def __init__(self, boxes: LoadedBoxes, loader: Iterable[Any]) -> None:
+        self.boxes = boxes
+        self.loader = loader
+
+    @property
+    def sampler(self) -> Any:
+        """That of the loader, which wants to be told the epoch: ``sampler.set_epoch(n)``."""
+        return self.loader.sampler  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        """Mini-batches of an epoch."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.boxes.joined, self.loader)
+
+
+def boxes(grid: Grid, shape: Sequence[int], *, channels: bool = True) -> LoadedBoxes:
+    """The box that this rank reads of every sample of ``shape``: (C, D, H, W), or (C, H, W).
+
+    A plain data set reads ``array[boxes.slices]`` of its files; `LoadedBoxes.join`, or
+    `LoadedBoxes.over` a `DataLoader`, makes the mini-batch of which these are parts.
+
+    Args:
+        grid: the ranks.
+        shape: of one sample, without the batch.
+        channels: False where the first dim is a spatial one, as of labels (D, H, W).
+
+    Raises:
+        LayoutError: an extent has fewer elements than its axis has ranks.
+    """
+    return LoadedBoxes(grid, tuple(shape), channels)

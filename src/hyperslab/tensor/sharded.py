@@ -1,20 +1,22 @@
-"""`Sharded`: this rank's block of a tensor that is cut over the grid.
+"""Defines `Sharded`, this rank's block of a tensor that is cut over the grid, and its `Policy`.
 
 [Note: forms of a tensor] A *global* tensor exists only as an idea. A `Sharded` is this rank's
 *local* block of it together with its `Partition`; along axes that do not cut it the ranks hold
 equal copies. An *ordinary* tensor next to a `Sharded` is a global one of which every rank holds
 an equal copy (parameters, constants).
 
-[Note: gradients] A backward pass through cut tensors differentiates the sum of the (equal) losses
-of all ranks, because every communication uses its true adjoint. So a gradient that arrives at a
-block is ``grid.size`` times that of the one loss, and the plain average over ranks of a
-parameter's gradients, which DistributedDataParallel takes, is the serial gradient.
+[Note: gradients] A backward pass through cut tensors differentiates the sum of the (equal)
+losses of all ranks, because every communication uses its true adjoint. So a gradient that
+arrives at a block is ``grid.size`` times that of the one loss, and the plain average over ranks
+of a parameter's gradients, which DistributedDataParallel takes, is the serial gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -23,15 +25,52 @@ from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
-from hyperslab.memory_format import memory_format_of
-from hyperslab.tensor.autograd_functions import sees_serial_gradients
-from hyperslab.tensor.dispatch import RULES, refuse
-from hyperslab.tensor.lazy import LazyTensor, Promise
-from hyperslab.tensor.operands import check_operands
-from hyperslab.tensor.policy import Policy
+from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.tensor.deferred import Deferred, DeferredTensor, sees_serial_gradients
+from hyperslab.tensor.dispatch import RULES, check_operands, refuse
+from hyperslab.tensor.gradient_buffers import GradientBuffers
 
-_SERIAL = Policy()
-_GRAD: Any = torch.Tensor.grad
+
+class ForwardScope:
+    """A module's forward: open while it runs, and in backward passes, which may repeat parts."""
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._running > 0 or torch._C._current_graph_task_id() != -1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The forward runs within it."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Choices that travel with a tensor through a network.
+
+    ``batch_norm``: statistics over the whole ``"grid"`` (the serial result) or per ``"replica"``.
+    ``kernels``: those of convolutions by measurement, by a fixed rule, or as torch chooses.
+    ``scope``: while it is open ranks share the filters of large layers that are not cut, instead
+    of repeating each other's work. Then all ranks must call such a layer, as inside a parallelised
+    module; elsewhere a tensor that is not cut needs no message.
+    ``homes``: where the gradients of the module's parameters are averaged.
+    """
+
+    batch_norm: str = "grid"
+    kernels: Literal["measure", "fixed", "torch"] = "measure"
+    scope: ForwardScope | None = field(default=None, compare=False)
+    homes: GradientBuffers | None = field(default=None, compare=False)
+
+
+_SERIAL_POLICY = Policy()
+_TORCH_GRAD: Any = torch.Tensor.grad
 
 
 @per_grid
@@ -39,7 +78,7 @@ def _block_shape(grid: Grid, partition: Partition) -> tuple[int, ...]:
     return partition.box(grid.coords).shape
 
 
-class Sharded(LazyTensor):
+class Sharded(DeferredTensor):
     """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
 
     Made by `hyperslab.shard`, by a data set, or by `from_local`. Operators run by the rules of
@@ -52,7 +91,7 @@ class Sharded(LazyTensor):
 
     @staticmethod
     def from_local(
-        local: torch.Tensor, partition: Partition, grid: Grid, policy: Policy = _SERIAL
+        local: torch.Tensor, partition: Partition, grid: Grid, policy: Policy = _SERIAL_POLICY
     ) -> Sharded:
         """Wrap this rank's block; no copy, differentiable.
 
@@ -97,7 +136,7 @@ class Sharded(LazyTensor):
             y.reordered = memory_format_of(local) is not torch.contiguous_format
         return y
 
-    def will_be(self, pending: Promise, partition: Partition) -> Sharded:
+    def will_be(self, pending: Deferred, partition: Partition) -> Sharded:
         """A tensor on the same grid whose block is computed when somebody looks."""
         with DisableTorchFunctionSubclass():
             y = torch.empty(0, dtype=pending.dtype, device=self.device).as_subclass(Sharded)
@@ -231,7 +270,7 @@ class Sharded(LazyTensor):
         All ranks ask together: copies along axes that do not cut the tensor are summed.
         """
         with DisableTorchFunctionSubclass():
-            gradient = _GRAD.__get__(self)
+            gradient = _TORCH_GRAD.__get__(self)
             # Inside a backward pass it is re-entrant checkpointing that hands the block's on.
             inside = torch._C._current_graph_task_id() != -1 and not sees_serial_gradients()
             if gradient is None or inside:
@@ -243,7 +282,7 @@ class Sharded(LazyTensor):
         if value is not None:
             raise LayoutError("the gradient of a cut tensor can only be set to None")
         with DisableTorchFunctionSubclass():
-            _GRAD.__set__(self, None)
+            _TORCH_GRAD.__set__(self, None)
 
     def serial_gradient(self, gradient: torch.Tensor) -> Sharded:
         """The serial gradient, cut like this tensor, from what came to its block; differentiable.

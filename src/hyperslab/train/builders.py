@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from hyperslab import data as volumes
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.data.build import StorePolicy
 from hyperslab.data.splits import Splits, samples_shown
 from hyperslab.data.store import memory_budget
@@ -177,7 +177,7 @@ def open_data(
         grid,
         batch_size=data.batch_size,
         split=split,
-        splits=from_main(lambda: splits_of_recipe(recipe)),
+        splits=broadcast_from_main(lambda: splits_of_recipe(recipe)),
         seed=data.seed,
         shuffle=shuffle,
         format=data.format,

@@ -26,15 +26,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import created_aside, write_csv, write_json
-from hyperslab.checkpoint.data_card import DataCard
 from hyperslab.checkpoint.retention import best_of, folder_of, latest
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main, start_alike
+from hyperslab.comm.agreement import broadcast_from_main, failure_broadcast, start_alike
 from hyperslab.comm.grid import AXES
-from hyperslab.comm.start.last_words import last_words
-from hyperslab.comm.start.variables import read_variables
+from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
 from hyperslab.data.store import free_memory
 from hyperslab.errors import DataError, HyperslabError
@@ -42,7 +40,7 @@ from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.main_rank import gather_to_main
+from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import (
     build_model,
     data_card,
@@ -75,6 +73,7 @@ from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
 from hyperslab.train.step import autocast
+from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 
 log = logging.getLogger("hyperslab")
 
@@ -115,12 +114,15 @@ class Surfaces:
         self.wanted = self.policy.wanted
         if not self.wanted:
             return
-        if from_main(lambda: self.data.source.voxel_size(self.data.schedule.samples[0])) is None:
+        if (
+            broadcast_from_main(lambda: self.data.source.voxel_size(self.data.schedule.samples[0]))
+            is None
+        ):
             self.left_out.append("the files do not say how large a voxel is")
             self.wanted = False
             return
         try:
-            from_main(check_monai)
+            broadcast_from_main(check_monai)
         except HyperslabError as error:
             self.left_out.append(str(error))
             self.wanted = False
@@ -161,7 +163,7 @@ class Surfaces:
 
     def result(self) -> tuple[SampleSurfaces, list[str]]:
         """What was found, and why some was not; the same on every rank, which all call it."""
-        found, left_out = from_main(lambda: (self.found, self.left_out))
+        found, left_out = broadcast_from_main(lambda: (self.found, self.left_out))
         if self.data.grid.is_main and self.policy.wanted:
             for words in left_out:
                 log.warning("surface distances are left out: %s", words)
@@ -569,7 +571,7 @@ def evaluate(
     facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
-        with last_words():
+        with failure_broadcast():
             grid = Grid(**recipe.grid.model_dump())
             path = find_checkpoint(run, checkpoint)
             result = _measure_split(
@@ -583,7 +585,7 @@ def evaluate(
                 windows=windows,
             )
             folder = run / "evaluation"
-            from_main(
+            broadcast_from_main(
                 lambda: _write_evaluation(result, folder),
                 failing=f"cannot write into {folder}",
                 error=DataError,

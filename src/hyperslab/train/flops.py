@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-from hyperslab.comm.agreement import from_all
+from hyperslab.comm.agreement import all_gather
 
 _aten = torch.ops.aten
 
@@ -108,14 +108,14 @@ class StepFlops:
     def counted(self, mine: int | None, samples: int) -> None:
         """This rank has done ``mine`` in a step of so many samples; all ranks call this."""
         self.wanted = False
-        found = from_all(mine)
+        found = all_gather(mine)
         known = [flops for flops in found if flops is not None]
         if len(known) == len(found):
             self.per_sample = sum(known) / samples
 
     def measured(self, mine: float) -> None:
         """This rank's peak is ``mine``; all ranks call this."""
-        self.peak = sum(from_all(mine))
+        self.peak = sum(all_gather(mine))
 
     def speed(self, samples: int, seconds: float) -> float | None:
         """Of a step [flop/s], all ranks together."""

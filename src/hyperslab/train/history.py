@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hyperslab.atomic_files import append_whole, json_lines, open_to_append, write_csv
 from hyperslab.errors import DataError
 from hyperslab.train.loggers import check_loggers, open_loggers
+from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, write_csv
 
 STEP_COLUMNS = (
     "step",

@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import all_or_raise, from_main
+from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data import Source
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.keyed import HDF5_SUFFIXES as HDF5
@@ -39,7 +39,7 @@ from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.views import Selected, read_filled, take_filled
 from hyperslab.geometry import Box, Partition
-from hyperslab.tensor.main_rank import scatter_from_main
+from hyperslab.tensor.root_rank import scatter_from_main
 
 KEYED_SUFFIXES = (*HDF5, ".zarr")
 
@@ -250,7 +250,7 @@ class NiftiVolume:
         self.scan: image.CtVolume | None = None
         self.about = about
         self.fill = fill
-        self.shape = from_main(
+        self.shape = broadcast_from_main(
             lambda: self._read(paths, native),
             failing=f"{paths[0]}: cannot be read",
             error=DataError,
@@ -312,7 +312,7 @@ class KeyedVolume:
         folder: type[Hdf5Folder | ZarrFolder] = (
             ZarrFolder if hdf5_or_zarr(path) == "Zarr" else Hdf5Folder
         )
-        found, self.affine = from_main(
+        found, self.affine = broadcast_from_main(
             lambda: folder.of_volume(path, about.file_shape, channels, lbann, allowed),
             failing=f"{path}: cannot be read",
             error=DataError,
@@ -351,7 +351,7 @@ class MappedVolume:
     ) -> None:
         self.fill = fill
         path = paths[0]
-        self.source: Source = from_main(
+        self.source: Source = broadcast_from_main(
             lambda: MappedFolder.of_volumes(paths, options, about.whole[0]),
             failing=f"{path}: cannot be read",
             error=DataError,
@@ -386,7 +386,7 @@ def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float
     mine = Box(box.lo[1:], box.hi[1:]).shift(wanted.lo)
     whole = Box.whole(source.shape)
     where = source.where(sample)
-    return all_or_raise(
+    return collective_try(
         lambda: read_filled(
             lambda inside: source.read(sample, inside), whole, mine, fill, source.dtype
         )[None],

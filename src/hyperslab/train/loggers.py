@@ -23,9 +23,9 @@ from typing import Any, Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
-from hyperslab.atomic_files import write_text
 from hyperslab.errors import RecipeError
-from hyperslab.optional_libraries import importing
+from hyperslab.util.atomic_files import write_text
+from hyperslab.util.optional_libraries import importing
 
 log = logging.getLogger("hyperslab")
 

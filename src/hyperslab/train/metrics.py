@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid, all_reduce_sum
-from hyperslab.optional_libraries import importing
 from hyperslab.tensor import Sharded
+from hyperslab.util.optional_libraries import importing
 
 FloatArray = NDArray[np.float64]
 

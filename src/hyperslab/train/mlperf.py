@@ -19,10 +19,10 @@ import torch
 
 from hyperslab.comm import Grid
 from hyperslab.errors import HyperslabError
-from hyperslab.models.cosmoflow_variants import variant_of
-from hyperslab.optional_libraries import how_to_install
+from hyperslab.models.cosmoflow import variant_of
 from hyperslab.recipe.optimizer import MlperfSection, StepSchedule
 from hyperslab.recipe.schema import CosmoFlowSection, Recipe
+from hyperslab.util.optional_libraries import how_to_install
 
 
 class RunEvents:

@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab import models
-from hyperslab.checkpoint.data_card import DataCard
-from hyperslab.comm.agreement import LOST
+from hyperslab.checkpoint.run_state import DataCard
+from hyperslab.comm.agreement import LOST_RANK_WORDS
 from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason
 from hyperslab.formats.source import Source
 from hyperslab.parallel.recompute import recompute_stages
@@ -317,7 +317,7 @@ def _run_clearly(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> A
     except (HyperslabError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever is wrong in somebody else's code
-        if LOST.search(str(error)):
+        if LOST_RANK_WORDS.search(str(error)):
             raise
         words = " ".join(reason(error).split())[:400]
         raise RecipeError(

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab import losses
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
 from hyperslab.errors import RecipeError, UnsupportedOp, reason
 from hyperslab.recipe.instantiate import A_LOSS, Maker, imported

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hyperslab.errors import RecipeError
-from hyperslab.larc import scale_by_norms
+from hyperslab.models.larc import scale_by_norms
 from hyperslab.recipe.instantiate import A_SCHEDULE, AN_OPTIMIZER, Maker, imported
 from hyperslab.recipe.optimizer import (
     AdamSection,

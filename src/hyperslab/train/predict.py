@@ -23,12 +23,15 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import append_whole, json_lines, read_json_lines, write_bytes, write_csv
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import all_or_raise, from_main, start_alike
-from hyperslab.comm.start.last_words import last_words
+from hyperslab.comm.agreement import (
+    broadcast_from_main,
+    collective_try,
+    failure_broadcast,
+    start_alike,
+)
 from hyperslab.data import Source, Subvolumes
 from hyperslab.data.assemble import check_values
 from hyperslab.data.transforms import MeanScale, Transform, decode, transform_of
@@ -41,7 +44,7 @@ from hyperslab.geometry import Box
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.main_rank import gather_to_main
+from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import build_model
 from hyperslab.train.evaluate import find_checkpoint, recipe_for
 from hyperslab.train.input_volumes import (
@@ -61,6 +64,13 @@ from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, BlendedScores, WindowPolicy
 from hyperslab.train.step import autocast
+from hyperslab.util.atomic_files import (
+    append_whole,
+    json_lines,
+    read_json_lines,
+    write_bytes,
+    write_csv,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +118,7 @@ class TrainedNetwork:
                 extents like those of the volume.
             LayoutError: the volume is too small for the grid or the network.
         """
-        all_or_raise(
+        collective_try(
             lambda: check_values(block, self.transform, where),
             failing=where,
             error=DataError,
@@ -272,7 +282,7 @@ class ResultFolder:
         self.grid = network.grid
         self.about = network.about
         self.journal: Journal | None = None
-        from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
+        broadcast_from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
 
     def _open(self) -> None:
         of = self.network
@@ -288,7 +298,9 @@ class ResultFolder:
     def predict(self, entry: InputFile) -> InputOutcome:
         """One input; every rank calls it and gets the same outcome."""
         try:
-            if from_main(lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError):
+            if broadcast_from_main(
+                lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError
+            ):
                 return InputOutcome(entry, "kept")
             if self.about.classes:
                 self._classes(entry)
@@ -317,7 +329,7 @@ class ResultFolder:
             volume.write(mask, path)
             self._note(entry)
 
-        from_main(write, failing=f"cannot write {path}", error=DataError)
+        broadcast_from_main(write, failing=f"cannot write {path}", error=DataError)
 
     def _whole(self, volume: InputVolume, where: str) -> NDArray[np.uint8] | None:
         """The mask (D, H, W) of a volume in one piece, on the main rank."""
@@ -372,7 +384,7 @@ class ResultFolder:
             prediction = self.network(block, box.shape, source.where(sample))
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
-        from_main(
+        broadcast_from_main(
             lambda: self._note(entry, samples=rows),
             failing=f"cannot write {self.folder}",
             error=DataError,
@@ -386,7 +398,7 @@ class ResultFolder:
         """Write the table of parameters, where that is the result."""
         if not self.about.classes:
             words = f"cannot write into {self.folder}"
-            from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
+            broadcast_from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
 
     def _tabulate(self, entries: Sequence[InputFile]) -> None:
         """One line a sample: the normalised values and those in physical units."""
@@ -447,11 +459,11 @@ def predict(
     facts = launch_facts(recipe, command="predict", **where, **options)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
-        with last_words():
+        with failure_broadcast():
             grid = Grid(**recipe.grid.model_dump())
             network = TrainedNetwork.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
             channels = network.about.whole[0] if network.about.classes else 1
-            entries = from_main(
+            entries = broadcast_from_main(
                 lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
                 failing="cannot list the inputs",
             )

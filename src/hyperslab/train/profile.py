@@ -25,8 +25,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.autograd.profiler_util import FunctionEvent
 
-from hyperslab.atomic_files import write_json
 from hyperslab.errors import DataError
+from hyperslab.util.atomic_files import write_json
 
 Stage = Literal["forward", "backward", "optimizer"]
 

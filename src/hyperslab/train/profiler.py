@@ -23,8 +23,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 from hyperslab.comm import Grid
-from hyperslab.comm.communicator import GroupCommunicator, Pending
-from hyperslab.comm.shared_memory.channels import Shared
+from hyperslab.comm.communicator import GroupCommunicator, PendingMessages
+from hyperslab.comm.shared_memory import SharedChannels
 from hyperslab.data.prefetch import Prefetcher
 from hyperslab.errors import reason
 from hyperslab.train.flops import measure_peak
@@ -62,18 +62,18 @@ def marks(model: nn.Module) -> Iterator[None]:
 
 
 def _gradient_label(
-    _own: Shared, _x: object, _ranks: object, what: str, *_: object, **__: object
+    _own: SharedChannels, _x: object, _ranks: object, what: str, *_: object, **__: object
 ) -> str | None:
     # Other sums through shared memory are a communicator's, which has its mark.
     return f"{MARK}gradients:{what}" if what == "the average of the gradients" else None
 
 
 MARKED_METHODS: tuple[tuple[type, str, Method], ...] = (
-    (Pending, "__init__", lambda own, _g, _s, _r, what: f"{MARK}halos:{id(own)}:{what}"),
-    (Pending, "wait", lambda own: f"{MARK}halos:{id(own)}:{own._what}"),
+    (PendingMessages, "__init__", lambda own, _g, _s, _r, what: f"{MARK}halos:{id(own)}:{what}"),
+    (PendingMessages, "wait", lambda own: f"{MARK}halos:{id(own)}:{own._what}"),
     (GroupCommunicator, "sum_in_place", lambda _own, _x, what: f"{MARK}statistics:{what}"),
-    (Shared, "all_reduce", _gradient_label),
-    (Shared, "average_shown", lambda _own, _sums, what, **_: f"{MARK}gradients:{what}"),
+    (SharedChannels, "all_reduce", _gradient_label),
+    (SharedChannels, "average_shown", lambda _own, _sums, what, **_: f"{MARK}gradients:{what}"),
     (Prefetcher, "take", lambda *_: f"{MARK}data:a mini-batch"),
     (Trainer, "train_step", lambda *_: f"{MARK}framework:between operators"),
     (Progress, "record", lambda *_: f"{MARK}framework:the history"),

@@ -17,12 +17,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperslab.atomic_files import open_to_append, try_lock
 from hyperslab.checkpoint.retention import folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import LOST, any_rank, from_main, lost_contact, start_alike
-from hyperslab.comm.start.last_words import last_words
+from hyperslab.comm.agreement import (
+    LOST_RANK_WORDS,
+    any_rank,
+    broadcast_from_main,
+    failure_broadcast,
+    lost_contact,
+    start_alike,
+)
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
@@ -43,6 +48,7 @@ from hyperslab.train.objective import Objective, build_objective, loss_to_device
 from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule, settings_of_optimizer
 from hyperslab.train.profiler import ProfiledTrainer, ProfilePolicy
 from hyperslab.train.trainer import TEST_LOSS, Progress, Trainer
+from hyperslab.util.atomic_files import open_to_append, try_lock
 
 LOCK_FILE = ".lock"
 
@@ -106,7 +112,7 @@ def train(
     facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
-        with last_words():
+        with failure_broadcast():
             if recipe.grid.auto and choose is not None:
                 recipe = _with_chosen_grid(recipe, choose)
             _train(recipe, resume or any_rank(started_again), profile, given)
@@ -120,7 +126,7 @@ def train(
 
 def _with_chosen_grid(recipe: Recipe, choose: GridChoice) -> Recipe:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return from_main(lambda: choose(recipe, ranks))
+    return broadcast_from_main(lambda: choose(recipe, ranks))
 
 
 def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: UserObjects) -> None:
@@ -155,7 +161,7 @@ def _events(recipe: Recipe, grid: Grid, stack: ExitStack) -> RunEvents:
         return events
 
     found: list[RunEvents] = []
-    from_main(lambda: found.append(opened()), error=RecipeError)
+    broadcast_from_main(lambda: found.append(opened()), error=RecipeError)
     return found[0] if found else RunEvents()
 
 
@@ -195,7 +201,7 @@ def build_trainer(
         mend_best(path, at.best_step)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         words = f"cannot write into output {recipe.output}"
-        from_main(
+        broadcast_from_main(
             lambda: save_recipe(recipe, recipe.output / RECIPE), failing=words, error=RecipeError
         )
     if grid.is_main:
@@ -203,7 +209,7 @@ def build_trainer(
             log.info("nothing to resume in %s: from the start", recipe.output)
         log.info("%s", _opening_words(grid, data, validation, path))
     reporters: list[Reporter] = []
-    from_main(lambda: reporters.append(_reporter(recipe, objective, at, steps, stack)))
+    broadcast_from_main(lambda: reporters.append(_reporter(recipe, objective, at, steps, stack)))
     reporter = reporters[0] if reporters else None
     progress = Progress(recipe, grid, state, at, reporter=reporter, events=events)
     progress.flops.wanted = not data.source.shapes  # those of the first step are not of all
@@ -220,14 +226,14 @@ def build_trainer(
 
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
-    changes = from_main(lambda: _changes(recipe))
+    changes = broadcast_from_main(lambda: _changes(recipe))
     settings = settings_of_optimizer(state.optimizer)
     at = state.restore(path, trust_pickle=recipe.checkpoint.trust_pickle)
     assert isinstance(state.schedule, RateSchedule)
     state.schedule.put_settings(settings)
     if changes:
         words = f"cannot write into output {recipe.output}"
-        from_main(
+        broadcast_from_main(
             lambda: record_changes(recipe.output, at.step, changes),
             failing=words,
             error=RecipeError,
@@ -258,7 +264,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
         RecipeError: it holds another run, or one is under way there, or it cannot be written.
     """
     words = f"cannot write into output {recipe.output}"
-    from_main(lambda: _prepare(recipe, stack, resume), failing=words, error=RecipeError)
+    broadcast_from_main(lambda: _prepare(recipe, stack, resume), failing=words, error=RecipeError)
 
 
 def _prepare(recipe: Recipe, stack: ExitStack, resume: bool) -> None:
@@ -307,7 +313,7 @@ def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
     except OSError as error:
         raise HyperslabError(f"run {recipe.output}: {reason(error)}") from error
     except RuntimeError as error:
-        if grid.size == 1 or not LOST.search(str(error)):
+        if grid.size == 1 or not LOST_RANK_WORDS.search(str(error)):
             raise
         what = f"training with timeout={recipe.timeout:g} s"
         lost = lost_contact(grid.rank, (), what, error)

@@ -21,7 +21,7 @@ from hyperslab.formats import optional
 from hyperslab.formats.views import take_filled
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.main_rank import gather_to_main, scatter_from_main
+from hyperslab.tensor.root_rank import gather_to_main, scatter_from_main
 
 Blend = Literal["constant", "gaussian"]
 

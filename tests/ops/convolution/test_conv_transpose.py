@@ -98,8 +98,8 @@ def silent() -> bool:
     x = hs.shard(full, grid).local.clone().requires_grad_()
     cut = hs.Sharded.from_local(x, grid.partition(full.shape), grid)
     layer = nn.ConvTranspose3d(3, 2, 2, stride=2)
-    kept = communicator.Pending
-    communicator.Pending = None  # type: ignore[assignment, misc]
+    kept = communicator.PendingMessages
+    communicator.PendingMessages = None  # type: ignore[assignment, misc]
     saved: list[int] = []
 
     def save(t: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ def silent() -> bool:
             y = layer(cut)
         y.local.sum().backward()
     finally:
-        communicator.Pending = kept  # type: ignore[misc]
+        communicator.PendingMessages = kept  # type: ignore[misc]
     theirs = {t.untyped_storage().data_ptr() for t in (x, layer.weight)}
     return x.grad is not None and set(saved) == theirs and y.local.is_contiguous()
 

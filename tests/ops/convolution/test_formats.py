@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.memory_format import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from tests.ranks import run_ranks
 
 LAST = torch.channels_last_3d

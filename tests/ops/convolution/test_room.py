@@ -8,13 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.memory_format import CHANNELS_LAST
-from hyperslab.ops.common.room import Room
+from hyperslab.kernels.memory_format import CHANNELS_LAST, HaloPaddedBuffer
 from tests.ranks import run_ranks
 
 
 def test_a_block_lies_in_the_middle_of_its_buffer() -> None:
-    room = Room(1, 2)
+    room = HaloPaddedBuffer(1, 2)
     block = room.block((1, 3, 4, 5, 6), torch.float32, torch.channels_last_3d)
     assert block is not None
     assert room.buffer is not None
@@ -31,7 +30,7 @@ def test_a_block_lies_in_the_middle_of_its_buffer() -> None:
     ("samples", "order"), [(2, torch.channels_last_3d), (1, torch.contiguous_format)]
 )
 def test_no_room_where_planes_lie_apart(samples: int, order: torch.memory_format) -> None:
-    room = Room(1, 1)
+    room = HaloPaddedBuffer(1, 1)
     assert room.block((samples, 3, 4, 5, 6), torch.float32, order) is None
     assert room.buffer is None
 

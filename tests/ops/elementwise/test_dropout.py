@@ -14,7 +14,7 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.geometry import Box
-from hyperslab.ops.kernels.random_bits import uniform_bits
+from hyperslab.kernels.random_bits import uniform_bits
 from tests.ranks import run_ranks
 
 COVERS = {

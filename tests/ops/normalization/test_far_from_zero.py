@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.memory_format import CHANNELS_LAST
+from hyperslab.kernels.memory_format import CHANNELS_LAST
 from tests.ranks import run_ranks
 
 NORMS: dict[str, Callable[..., Any]] = {

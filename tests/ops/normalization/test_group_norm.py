@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.ops.normalization.statistics import Normalise
+from hyperslab.ops.normalization import Normalise
 from tests.ops.serial import (
     RANKS,
     Example,

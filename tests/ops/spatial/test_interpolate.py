@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import hyperslab as hs
-from hyperslab.memory_format import CHANNELS_LAST
-from hyperslab.ops.spatial.interpolate import lay_out_interpolate
-from hyperslab.ops.spatial.resize import Kind, Resize
+from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.ops.spatial.interpolate import BlockKind, Resize, lay_out_interpolate
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
@@ -257,7 +256,9 @@ def test_what_is_refused(case: str, error: type[Exception], message: str) -> Non
 def planes_read(mode: str, align: bool | None) -> int:
     x = hs.shard(torch.randn(1, 1, 96, 4, 4), hs.Grid(depth=3))
     resize = Resize(mode, (192, 8, 8), None, align, False)
-    plan = lay_out_interpolate(x.grid, x.partition, resize, Kind.of(x.local), "interpolate").plan
+    plan = lay_out_interpolate(
+        x.grid, x.partition, resize, BlockKind.of(x.local), "interpolate"
+    ).plan
     return plan.wanted.shape[2]
 
 

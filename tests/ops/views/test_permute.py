@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.tensor.policy import Policy
+from hyperslab.tensor.sharded import Policy
 from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks

@@ -14,12 +14,12 @@ from hyperslab.planner.trace.records import (
     Exchange,
     LocalOperator,
     Pass,
-    Stage,
     Sum,
     TensorSpec,
     Trace,
     Wait,
 )
+from hyperslab.train.profile import Stage
 
 
 def round_machine(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hyperslab.comm.shared_memory.channels import shared_bytes
+from hyperslab.comm.shared_memory import shared_bytes
 from hyperslab.planner.cost import HostMemory, rank_memory
 from tests.planner.cost.made import exchange, operator, round_machine, trace
 

@@ -38,7 +38,7 @@ def test_a_heap_whose_holes_are_joined_is_reused_whole() -> None:
 
 PROGRAM = """
 import re, torch
-from hyperslab.comm.allocator import keep_freed_memory
+from hyperslab.comm.bootstrap import keep_freed_memory
 from hyperslab.planner.trace.unbacked_memory import HeapBounds
 
 def resident():

@@ -13,7 +13,7 @@ from hyperslab.planner.trace.unbacked_memory import scratch_of
 
 PROGRAM = """
 import re, sys, torch
-from hyperslab.comm.allocator import keep_freed_memory
+from hyperslab.comm.bootstrap import keep_freed_memory
 
 def resident():
     status = open("/proc/self/status").read()

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import nn
 
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import save
 from hyperslab.data import Parameters
 from hyperslab.models import CosmoFlow, UNet3D

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperslab.checkpoint.data_card import DataCard
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.data import Parameters
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of

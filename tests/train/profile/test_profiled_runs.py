@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hyperslab.comm.communicator import Pending
+from hyperslab.comm.communicator import PendingMessages
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.profile import Profile, predicted_path, profile_path, read_profiles
@@ -103,12 +103,12 @@ def test_a_profile_changes_no_number(tmp_path: Path, universes: Path) -> None:
 
 
 def test_nothing_is_left_of_it_after_its_steps(tmp_path: Path, universes: Path) -> None:
-    original = Pending.__init__
+    original = PendingMessages.__init__
     seen: list[tuple[bool, bool]] = []
 
     def look(trainer: Trainer) -> None:
         hooks = any(m._forward_hooks or m._forward_pre_hooks for m in trainer.model.modules())
-        seen.append((Pending.__init__ is original, hooks))
+        seen.append((PendingMessages.__init__ is original, hooks))
 
     with at_step(2, look):
         profiled(write_recipe(tmp_path / "during.yaml", universes))
@@ -124,10 +124,10 @@ def test_without_it_nothing_is_recorded(
         raise AssertionError("a run without --profile")
 
     monkeypatch.setattr(StepRecorder, "__init__", never)
-    original = Pending.__init__
+    original = PendingMessages.__init__
 
     def look(trainer: Trainer) -> None:
-        assert Pending.__init__ is original
+        assert PendingMessages.__init__ is original
         assert not torch.autograd.profiler._is_profiler_enabled
         assert not any(m._forward_hooks for m in trainer.model.modules())
 

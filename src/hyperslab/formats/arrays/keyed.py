@@ -28,7 +28,7 @@ import h5py
 import numpy as np
 
 from hyperslab.comm import Grid, log_once, per_grid
-from hyperslab.comm.agreement import all_or_raise, from_main
+from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats import optional
 from hyperslab.formats.arrays.hdf5 import check_storage
@@ -323,7 +323,7 @@ class KeyedFolder(Source):
         ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
         """
         options = ScanOptions(channels, refuse=refuse)
-        source = from_main(lambda: cls.scanned(Path(path), options, lbann))
+        source = broadcast_from_main(lambda: cls.scanned(Path(path), options, lbann))
         if source.remark:
             log_once(grid, source.remark)
         return source
@@ -512,7 +512,7 @@ class MpioOpener(KeyedOpener):
         """
         failing = f"{path}: cannot be read"
         gather = self.communicator.allgather
-        return all_or_raise(attempt, failing=failing, error=DataError, gather=gather)
+        return collective_try(attempt, failing=failing, error=DataError, gather=gather)
 
 
 @per_grid

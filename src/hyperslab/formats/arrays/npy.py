@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.checks import naming
 from hyperslab.formats.files import Refuse, Stamp, list_files, sift, unchanged
@@ -199,7 +199,7 @@ class NpyFolder(Source):
                 the shape does not tell.
         """
         options = ScanOptions(channels, refuse=refuse)
-        return from_main(lambda: cls.open_folder(Path(path), options))
+        return broadcast_from_main(lambda: cls.open_folder(Path(path), options))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NpyFolder:

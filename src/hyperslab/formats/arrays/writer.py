@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
-from hyperslab.atomic_files import append_whole, write_bytes
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
 from hyperslab.formats.arrays.npy import TARGET_SUFFIX, TARGETS_FILE
@@ -40,6 +39,7 @@ from hyperslab.formats.storage_order import (
 from hyperslab.formats.targets import SCAN_KEYS
 from hyperslab.formats.writer import SampleToWrite, Slabs, Writer
 from hyperslab.geometry import Box
+from hyperslab.util.atomic_files import append_whole, write_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import google_crc32c
 
-from hyperslab.atomic_files import append_whole, json_lines, open_to_append, try_lock
 from hyperslab.errors import DataError
 from hyperslab.formats.files import file_checksum
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
+from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, try_lock
 
 REMEDY = "convert into another folder"
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from hyperslab.atomic_files import make_scratch, remove_scratch
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
@@ -37,7 +36,8 @@ from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import Source
 from hyperslab.formats.storage import chunk_sides
 from hyperslab.formats.storage_order import Channels
-from hyperslab.worker_pool import each
+from hyperslab.util.atomic_files import make_scratch, remove_scratch
+from hyperslab.util.worker_pool import map_tasks
 
 SCRATCH = ".partial"
 """The folder of what is being written, hidden from readers, in the one that is filled."""
@@ -294,7 +294,7 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
             names = plan.samples.parameters.names
             plan.request.writer.begin(manifest.folder, names, finished)
             shards = _shards(plan, manifest)
-        with closing(each(run, [(job,) for job in jobs], workers)) as results:
+        with closing(map_tasks(run, [(job,) for job in jobs], workers)) as results:
             for result in results:
                 with _writing(manifest.folder):
                     _finish(plan, manifest, result, shards)

@@ -29,7 +29,6 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import write_bytes
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
 from hyperslab.formats.arrays.writer import SUMMED_LIBVER, read_summed
@@ -40,7 +39,8 @@ from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, write_dataset_json
 from hyperslab.formats.nifti.source import listed_scans
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.formats.targets import LIVER
-from hyperslab.worker_pool import each
+from hyperslab.util.atomic_files import write_bytes
+from hyperslab.util.worker_pool import map_tasks
 
 LatticeShape = tuple[int, int, int]
 
@@ -190,7 +190,7 @@ def _each(
         check_scan_file(_path(folder, pair), pair, shape)
     yield from (ScanOutcome(pair, "kept") for pair in there)
     todo = [pair for pair in pairs if pair not in there]
-    yield from each(_convert, [(pair, folder, shape) for pair in todo], workers)
+    yield from map_tasks(_convert, [(pair, folder, shape) for pair in todo], workers)
 
 
 def _convert(pair: Pair, folder: Path, shape: LatticeShape) -> ScanOutcome:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.atomic_files import created_aside
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
 from hyperslab.formats.checks import ANY, naming
@@ -28,6 +27,7 @@ from hyperslab.formats.nifti import resample
 from hyperslab.formats.nifti.lists import Pair
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats
+from hyperslab.util.atomic_files import created_aside
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hyperslab.atomic_files import write_json
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.checks import ANY, naming
 from hyperslab.formats.files import FileAccess
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
+from hyperslab.util.atomic_files import write_json
 
 PairKey = tuple[str, int]
 

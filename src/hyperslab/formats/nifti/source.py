@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
 from hyperslab.formats.checks import ANY, naming
@@ -106,7 +106,7 @@ class NiftiFolder(Source):
                 than their volume; volumes differ in their channels; or its list is no good.
             HyperslabError: the extra ``medical`` is not installed.
         """
-        return from_main(lambda: cls.open_folder(Path(path), ScanOptions(refuse=refuse)))
+        return broadcast_from_main(lambda: cls.open_folder(Path(path), ScanOptions(refuse=refuse)))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:

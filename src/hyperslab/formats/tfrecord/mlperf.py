@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_main
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.checks import naming
 from hyperslab.formats.files import Refuse, Stamp, list_files, sift, unchanged
@@ -95,7 +95,7 @@ class TfRecordFolder(Source):
                 TFRecord, of several records, or of another length than the first; the first has
                 no ``x`` or ``y``, or ``x`` is not of the shape.
         """
-        return cls(from_main(lambda: _scan(Path(path), shape, refuse)))
+        return cls(broadcast_from_main(lambda: _scan(Path(path), shape, refuse)))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]

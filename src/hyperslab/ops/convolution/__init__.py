@@ -1,5 +1,7 @@
-"""Convolutions and transposed convolutions."""
+"""Distributes convolutions and transposed convolutions."""
 
-from hyperslab.ops.convolution import conv, conv_transpose
+from hyperslab.ops.convolution import conv
 
-__all__ = ["conv", "conv_transpose"]
+__all__ = [
+    "conv",
+]

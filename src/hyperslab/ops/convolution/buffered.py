@@ -1,8 +1,13 @@
-"""The general distributed convolution: fill a halo buffer, convolve it without padding."""
+"""Runs the general distributed convolution: fills a halo buffer, convolves it without padding.
+
+`ConvSpec` is one rank's share of a convolution as geometry; `BufferConv` is for windows that do
+not line up with the cut, and for transposed convolutions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,12 +24,68 @@ from hyperslab.comm.exchange import (
     start,
     start_adjoint,
 )
-from hyperslab.geometry import Box
-from hyperslab.ops.common.room import Room
-from hyperslab.ops.kernels.convolution import Gradients, Kept, Kernels, Passes, Recomputed
+from hyperslab.geometry import Box, Window
+from hyperslab.kernels.conv.aten_conv import Gradients
+from hyperslab.kernels.conv.passes import (
+    Passes,
+    RecomputedInput,
+    SavedInput,
+    conv_backward,
+    conv_forward,
+)
+from hyperslab.kernels.conv.problem import ConvOptions, Kernels
+from hyperslab.kernels.memory_format import HaloPaddedBuffer
 
 
-class Local(Passes, Protocol):
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """The windows, the exchange and the output box of one rank.
+
+    ``covered[i]``: the plan's wanted box spans spatial dim ``i`` with its halo and its padding,
+    so that a convolution of it needs no padding there.
+    """
+
+    name: str
+    windows: tuple[Window, ...]
+    covered: tuple[bool, ...]
+    options: ConvOptions
+    plan: ExchangePlan
+    out: Box
+
+    @property
+    def uncovered_padding(self) -> list[int]:
+        """Padding left to the op when it runs on the wanted box."""
+        return [0 if c else w.before for c, w in zip(self.covered, self.windows, strict=True)]
+
+    @property
+    def box(self) -> Box:
+        """What the buffer spans for one convolution of block and halo."""
+        return self.plan.wanted
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
+    ) -> torch.Tensor:
+        """The rank's outputs from the buffer."""
+        return conv_forward(x, weight, bias, self.options, self.uncovered_padding, kernels)
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        needs: Sequence[bool],
+        kernels: Kernels,
+    ) -> Gradients:
+        """Gradients of buffer, weight and bias; None where ``needs`` is false."""
+        padding = self.uncovered_padding
+        return conv_backward(gradient, x, weight, self.options, padding, needs, kernels)
+
+
+class BufferedPasses(Passes, Protocol):
     """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
 
     ``box``: what the buffer spans: what the plan brings, and zeros beside it.
@@ -57,14 +118,14 @@ class BufferConv(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        spec: Local,
+        spec: BufferedPasses,
         kernels: Kernels,
-        source: Recomputed | None,
-        room: Room | None = None,
+        source: RecomputedInput | None,
+        room: HaloPaddedBuffer | None = None,
     ) -> torch.Tensor:
         pieces = start(x, spec.plan, spec.name).wait()
-        buffer = _fill(x, pieces, spec, room)
-        kept = Kept(x, source)
+        buffer = _fill_buffer(x, pieces, spec, room)
+        kept = SavedInput(x, source)
         ctx.value = kept.value
         ctx.spec = spec
         ctx.kernels = kernels
@@ -90,7 +151,7 @@ class BufferConv(torch.autograd.Function):
         if ctx.has_buffer:
             (buffer,) = halos
         else:
-            buffer = _fill(ctx.value(kept, ctx.room), halos, spec, ctx.room)
+            buffer = _fill_buffer(ctx.value(kept, ctx.room), halos, spec, ctx.room)
         whole, dw, db = spec.backward(gradient, buffer, weight, needs, ctx.kernels)
         del buffer
         if whole is None:
@@ -110,7 +171,7 @@ def backward_with_graph(
     gradient: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    spec: Local,
+    spec: BufferedPasses,
     needs: Sequence[bool],
 ) -> Gradients:
     """Gradients of block, weight and bias out of operators that can be differentiated again.
@@ -130,8 +191,11 @@ def backward_with_graph(
     return give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
 
 
-def _fill(
-    x: torch.Tensor, pieces: Sequence[torch.Tensor], spec: Local, room: Room | None
+def _fill_buffer(
+    x: torch.Tensor,
+    pieces: Sequence[torch.Tensor],
+    spec: BufferedPasses,
+    room: HaloPaddedBuffer | None,
 ) -> torch.Tensor:
     """What the outputs read; ``x`` itself, or a part of it, where that is all."""
     plan = spec.plan

@@ -1,42 +1,35 @@
-"""Convolution: the rule of ``conv1d``, ``conv2d`` and ``conv3d``."""
+"""Distributes ``conv1d``, ``conv2d``, ``conv3d`` and their transposed forms: layouts and rules."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid, plan_exchange
+from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
-from hyperslab.errors import UnsupportedOp
-from hyperslab.geometry import Box, Partition, Window
-from hyperslab.memory_format import memory_format_of
-from hyperslab.ops.chains.chain import operand
-from hyperslab.ops.common.arguments import PerDim, hashable, per_dim
-from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
-from hyperslab.ops.common.operands import whole_of
-from hyperslab.ops.common.placement import (
-    check_input,
-    output_partition,
-    placement,
-    read_cover,
-)
-from hyperslab.ops.common.room import Room
-from hyperslab.ops.common.unbatched import with_batch
-from hyperslab.ops.convolution.buffered import BufferConv
-from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
-from hyperslab.ops.convolution.spec import ConvSpec
-from hyperslab.ops.filters import filter_share, operand_type, taken
-from hyperslab.ops.kernels import choose
-from hyperslab.ops.kernels.convolution import (
-    ConvOptions,
+from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.geometry import Box, Crop, Partition, TransposedWindow, Window
+from hyperslab.kernels import registry
+from hyperslab.kernels.conv.aten_conv import Gradients
+from hyperslab.kernels.conv.passes import (
     LocalConv,
-    converted,
+    conv_input,
     differentiable_conv,
-    torch_makes_columns,
+    transposed_backward,
+    transposed_forward,
 )
+from hyperslab.kernels.conv.problem import ConvOptions, Kernels, torch_uses_im2col
+from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
+from hyperslab.ops.convolution.buffered import BufferConv, ConvSpec
+from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin
+from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
+from hyperslab.ops.fusion import conv_operand
+from hyperslab.ops.operands import whole_of
+from hyperslab.ops.overloads import Operator, PerDim, hashable, per_dim, register_each, spatial_dims
+from hyperslab.ops.placement import check_input, output_partition, placement, read_cover, with_batch
 from hyperslab.tensor import Sharded
 
 
@@ -116,11 +109,11 @@ def lay_out_conv(
         out=output.box(grid.coords),
     )
     slabs = slabs_of(spec) if aligned(spec) and not thin(spec) else None
-    room = _room(spec.plan.own, spec.box)
+    room = _planes_beside(spec.plan.own, spec.box)
     return ConvLayout(x, output, options, shared, margins, spec, slabs, room)
 
 
-def _room(own: Box, box: Box) -> tuple[int, int] | None:
+def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
     """Planes that a buffer for ``box`` has before and after the block.
 
     None where it has other extents as well.
@@ -186,22 +179,22 @@ def convolve(
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
     room = None
-    if layout.room is not None and kernels != "torch" and choose.device_kind(x) == "cpu":
-        room = Room(*layout.room)
-    block, source = operand(x, operand_type(x), room)
+    if layout.room is not None and kernels != "torch" and registry.device_kind(x) == "cpu":
+        room = HaloPaddedBuffer(*layout.room)
+    block, source = conv_operand(x, operand_type(x), room)
     share = None
     if layout.spec is None and groups == 1:
         share = filter_share(x, weight, layout.output, 1)
     homes = x.policy.homes
     if share is None:
-        weight = taken(weight, operand_type(weight), homes)
+        weight = shard_parameter(weight, operand_type(weight), homes)
         bias = bias if bias is None else cast_for_autocast(bias)
     else:
         weight = share.of(weight, operand_type(weight), homes)
         bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
     last = serial_is_last(x, block, weight, layout.options)
     given = block
-    block = converted(block, weight, kernels, operand_type(x), room)
+    block = conv_input(block, weight, kernels, operand_type(x), room)
     if layout.spec is None:
         y = differentiable_conv(
             block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
@@ -233,9 +226,165 @@ def serial_is_last(
     if formats == {torch.contiguous_format}:
         return False
     on_cpu = block.device.type == "cpu" and operand_type(x) == torch.float32
-    return not (on_cpu and torch_makes_columns(x.shape, weight.shape, options))
+    return not (on_cpu and torch_uses_im2col(x.shape, weight.shape, options))
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
     """What autocast does to a convolution's argument; it does not know our autograd functions."""
     return value.to(operand_type(value))
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedSpec:
+    """One rank's share of a transposed convolution: what it fetches, and the op on the buffer.
+
+    ``box``: what the buffer spans: the inputs that the rank's outputs read, and a few planes of
+    zeros where the op could not crop its result otherwise.
+    """
+
+    name: str
+    plan: ExchangePlan
+    box: Box
+    options: ConvOptions
+    padding: tuple[int, ...]
+    extra: tuple[int, ...]
+
+    @property
+    def local(self) -> bool:
+        """Whether the rank's outputs are the op on its own block: no message and no buffer."""
+        return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
+    ) -> torch.Tensor:
+        """The rank's outputs from the buffer."""
+        return transposed_forward(x, weight, bias, self.options, self.padding, self.extra, kernels)
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        needs: Sequence[bool],
+        kernels: Kernels,
+    ) -> Gradients:
+        """Gradients of buffer, weight and bias; None where ``needs`` is false."""
+        return transposed_backward(
+            gradient, x, weight, self.options, self.padding, self.extra, needs, kernels
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTransposeLayout:
+    """One rank's geometry of a transposed convolution."""
+
+    input: Partition  # the input's, after gathering axes for which the output is too thin
+    output: Partition
+    spec: TransposedSpec
+
+
+@per_grid
+def lay_out_conv_transpose(
+    grid: Grid,
+    x: Partition,
+    shape: torch.Size,
+    stride: PerDim,
+    padding: PerDim,
+    output_padding: PerDim,
+    dilation: PerDim,
+    groups: int,
+) -> ConvTransposeLayout:
+    """Where the outputs lie and what they read; ``shape`` is the weight's."""
+    options = (per_dim(v, len(shape) - 2) for v in (stride, padding, output_padding, dilation))
+    windows = tuple(map(TransposedWindow, shape[2:], *options))
+    name = f"conv_transpose{len(windows)}d"
+    extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
+    if any(extent < 1 for extent in extents):
+        raise LayoutError(f"{name}: an output {extents} of {x} would be empty; use less padding")
+    x, cuts = placement(x, grid, windows, extents, name)
+    output = output_partition(x, shape[1] * groups, extents, cuts)
+    out = output.box(grid.coords)
+    volume = Box.whole(x.shape)
+    crops = [
+        window.crop(out.interval(dim), x.shape[dim]) for dim, window in enumerate(windows, start=2)
+    ]
+    cover = read_cover(x, windows, cuts, extents, [True] * len(windows))
+    plan = plan_exchange(x, cover, grid)
+    return ConvTransposeLayout(
+        x, output, _transposed_spec(name, plan, volume, windows, crops, groups)
+    )
+
+
+def _transposed_spec(
+    name: str,
+    plan: ExchangePlan,
+    volume: Box,
+    windows: Sequence[TransposedWindow],
+    crops: Sequence[Crop],
+    groups: int,
+) -> TransposedSpec:
+    own = plan.own
+    return TransposedSpec(
+        name=f"the halo exchange of {name}",
+        plan=replace(plan, own=own, wanted=plan.wanted.intersect(volume)),
+        box=Box.of([own.interval(0), own.interval(1), *(crop.inputs for crop in crops)]),
+        options=ConvOptions(
+            stride=tuple(w.stride for w in windows),
+            dilation=tuple(w.dilation for w in windows),
+            groups=groups,
+        ),
+        padding=tuple(crop.padding for crop in crops),
+        extra=tuple(crop.extra for crop in crops),
+    )
+
+
+@register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
+@with_batch
+def convolve_transposed(
+    operator: Operator,
+    input: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: PerDim = 1,
+    padding: PerDim = 0,
+    output_padding: PerDim = 0,
+    groups: int = 1,
+    dilation: PerDim = 1,
+) -> Sharded:
+    """Any kernel, stride, padding, output_padding, dilation, groups.
+
+    Distribution scheme:
+    1. Place the outputs: to every input belong the ``stride`` outputs in its middle.
+    2. Where they need the rank's own block and no more (a kernel as wide as the stride): the plain
+       local op, no message.
+    3. Otherwise halo buffer and one op on it, whose cropping yields just the rank's outputs
+       (`BufferConv`): no partial sums travel.
+    """
+    name = operator.__name__
+    check_input(input, spatial_dims(operator), name)
+    weight = whole_of(weight, f"the filters of {name}")
+    bias = whole_of(bias, f"the bias of {name}")
+    layout = lay_out_conv_transpose(
+        input.grid,
+        input.partition,
+        weight.shape,
+        hashable(stride),
+        hashable(padding),
+        hashable(output_padding),
+        hashable(dilation),
+        groups,
+    )
+    x = input.redistribute(layout.input, f"the gather before {name}")
+    kernels = x.policy.kernels
+    weight = cast_for_autocast(weight)
+    bias = bias if bias is None else cast_for_autocast(bias)
+    spec = layout.spec
+    last = serial_is_last(x, x.block, weight, spec.options)
+    block = conv_input(cast_for_autocast(x.block), weight, kernels)
+    apply = LocalConv.apply if spec.local else BufferConv.apply
+    y = apply(block, weight, bias, spec, kernels, None)
+    return x.like(y, layout.output, fresh=True, reordered=not last)

@@ -1,4 +1,4 @@
-"""The distributed convolution that costs nothing extra: local convolution plus halo slabs.
+"""Runs the distributed convolution that costs nothing extra: local convolution plus halo slabs.
 
 A convolution is linear, so its result is the local convolution with zeros at the cut plus the
 contribution of the halo alone. The halo of a block is tiled by *slabs*, two per cut dim: a slab
@@ -15,9 +15,9 @@ import torch
 
 from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, start_adjoint
 from hyperslab.geometry import Box
-from hyperslab.ops.convolution.buffered import backward_with_graph
-from hyperslab.ops.convolution.spec import ConvSpec
-from hyperslab.ops.kernels.convolution import Kept, Kernels, Recomputed, conv_backward, conv_forward
+from hyperslab.kernels.conv.passes import RecomputedInput, SavedInput, conv_backward, conv_forward
+from hyperslab.kernels.conv.problem import Kernels
+from hyperslab.ops.convolution.buffered import ConvSpec, backward_with_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class SlabConv(torch.autograd.Function):
         spec: ConvSpec,
         slabs: tuple[Slab, ...],
         kernels: Kernels,
-        source: Recomputed | None,
+        source: RecomputedInput | None,
     ) -> torch.Tensor:
         pending = start(x, spec.plan, spec.name)
         padding = [w.before for w in spec.windows]
@@ -142,7 +142,7 @@ class SlabConv(torch.autograd.Function):
                     kernels,
                 )
                 y.narrow(slab.dim, plane.output, 1).add_(part)
-        kept = Kept(x, source)
+        kept = SavedInput(x, source)
         ctx.value = kept.value
         ctx.spec = spec
         ctx.slabs = slabs

@@ -1,23 +1,8 @@
-"""Elementwise operators: pointwise ones, activations, dropout, creation of tensors."""
+"""Distributes elementwise operators: pointwise ones, activations, dropout, creation of tensors."""
 
-from hyperslab.ops.elementwise import (
-    activations,
-    alpha_dropout,
-    creation,
-    differences,
-    draws,
-    dropout,
-    pointwise,
-    rectifiers,
-)
+from hyperslab.ops.elementwise import pointwise, random
 
 __all__ = [
-    "activations",
-    "alpha_dropout",
-    "creation",
-    "differences",
-    "draws",
-    "dropout",
     "pointwise",
-    "rectifiers",
+    "random",
 ]

@@ -1,7 +1,13 @@
-"""Pointwise operators: the allow-list, and their one rule."""
+"""Distributes pointwise operators: an allow-list with one rule, and those with one of their own.
+
+In reading order: the allow-list and its rule; ReLU and leaky ReLU, which join a fused epilogue
+where they can; activations that know one dim from another; differences of neighbours along
+dims, and the place of values among boundaries.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +19,13 @@ import torch.nn.functional as F
 
 from hyperslab.comm import log_once
 from hyperslab.errors import LayoutError
-from hyperslab.ops.common.forms import Operator, forms_of
-from hyperslab.ops.common.operands import (
-    check_writable,
-    common_partition,
-    operand_block,
-)
+from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
+from hyperslab.ops.operands import check_uncut, check_writable, common_partition, operand_block
+from hyperslab.ops.overloads import Operator, overloads_of
+from hyperslab.ops.views.concat import concatenate
+from hyperslab.ops.views.slicing import Span, crop
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import refuse
+from hyperslab.tensor.dispatch import read_dims, refuse
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -81,7 +86,7 @@ def apply_pointwise(
     first = args[0]
     ordinary = isinstance(first, torch.Tensor) and not isinstance(first, Sharded)
     if in_place and ordinary and not target.axes:
-        return _changed(function, args, kwargs)
+        return _changed_in_place(function, args, kwargs)
     if in_place and (args[0] is not like or like.partition.shape != target.shape):
         raise LayoutError(
             f"{function.__name__} in place would change the cut of its first operand; "
@@ -114,7 +119,9 @@ def apply_pointwise(
     return like.like(result, target, reordered=reordered, fresh=fresh)
 
 
-def _changed(function: Operator, args: Iterable[object], kwargs: Mapping[str, object]) -> Any:
+def _changed_in_place(
+    function: Operator, args: Iterable[object], kwargs: Mapping[str, object]
+) -> Any:
     """An ordinary tensor, changed in place by operands of which every rank holds all."""
 
     def whole(value: object) -> object:
@@ -140,7 +147,7 @@ def _is_in_place(function: Operator) -> bool:
     return name.endswith("_")
 
 
-def _rule(function: Operator) -> Operator:
+def _pointwise_rule(function: Operator) -> Operator:
     last = _inplace_position(function)
     random = function in RANDOM_IN_TRAINING
 
@@ -209,12 +216,195 @@ def contiguous(
 
 def _register_all() -> None:
     for name in POINTWISE:
-        for function in (*forms_of(name), *forms_of(f"{name}_")):
-            register(function, family="elementwise", merged=True)(_rule(function))
+        for function in (*overloads_of(name), *overloads_of(f"{name}_")):
+            register(function, family="elementwise", merged=True)(_pointwise_rule(function))
     for name in POINTWISE_METHODS:
         method = getattr(torch.Tensor, name, None)
         if callable(method):
-            register(method, family="elementwise", merged=True)(_rule(method))
+            register(method, family="elementwise", merged=True)(_pointwise_rule(method))
 
 
 _register_all()
+
+
+@register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
+def relu(input: Sharded, inplace: bool = False) -> Sharded:
+    """Block by block; in one pass with a normalisation before and a pooling after it."""
+    if _joined_in_place(input, 0.0, inplace):
+        return input
+    chain = None if inplace else _with_activation(input, 0.0)
+    if chain is None:
+        input.settle()
+        return apply_pointwise(F.relu, (input,), {"inplace": inplace})
+    return epilogue_result(chain, input, input.partition)
+
+
+@register(F.leaky_relu, family="elementwise", lazy=True, merged=True)
+def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = False) -> Sharded:
+    """Block by block; in one pass with a normalisation before and a pooling after it."""
+    slope = float(negative_slope)
+    if _joined_in_place(input, slope, inplace):
+        return input
+    chain = None if inplace else _with_activation(input, slope)
+    if chain is None:
+        input.settle()
+        options = {"negative_slope": negative_slope, "inplace": inplace}
+        return apply_pointwise(F.leaky_relu, (input,), options)
+    return epilogue_result(chain, input, input.partition)
+
+
+def _with_activation(x: Sharded, slope: float) -> FusedEpilogue | None:
+    """``x`` with this activation as the next link, where one can be put off."""
+    if isinstance(x.pending, FusedEpilogue) and (
+        x.pending.links.slope != 1 or x.pending.links.pool
+    ):
+        x.settle()
+    chain = begin_epilogue(x) if x.private and torch.is_grad_enabled() and slope >= 0 else None
+    if chain is None or slope == 1:
+        return None
+    return chain.linked(chain.links.activated(slope))
+
+
+def _joined_in_place(x: Sharded, slope: float, inplace: bool) -> bool:
+    """In place: whether ``x`` has become what its activation will be."""
+    if not inplace or slope < 0 or slope == 1 or not torch.is_grad_enabled():
+        return False
+    x.settle_readers()
+    pending = x.pending
+    if isinstance(pending, FusedEpilogue) and pending.links.slope == 1 and not pending.links.pool:
+        x.pending = pending.linked(pending.links.activated(slope))
+        return True
+    if not x.replaceable:
+        return False
+    source = x.like(x.block, fresh=True)
+    chain = begin_epilogue(source)
+    if chain is None:
+        return False
+    with torch.no_grad():
+        x.become(torch.empty(0, dtype=x.dtype, device=x.device))
+    x.defer(chain.linked(chain.links.activated(slope)))
+    return True
+
+
+@register(F.prelu, torch.prelu, torch.Tensor.prelu, family="elementwise")
+def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
+    """One slope or one for each channel, which are not cut."""
+    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
+        raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
+    if weight.numel() != 1 and input.dim() > 1 and input.partition.cuts[1] is not None:
+        raise LayoutError(
+            f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
+            "    use hyperslab.gather(x, axes) before it"
+        )
+    return input.like(torch.prelu(input.block, weight), fresh=True)
+
+
+@register(F.glu, family="elementwise", dims=["dim"])
+def glu(input: Sharded, dim: int = -1) -> Sharded:
+    """Halves of a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), "glu needs all of")
+    block = F.glu(input.block, dim)
+    return input.like(block, input.partition.with_dim(dim, block.shape[dim], None))
+
+
+@register(torch.diff, torch.Tensor.diff, family="elementwise", dims=["dim"])
+def diff(
+    input: torch.Tensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: torch.Tensor | None = None,
+    append: torch.Tensor | None = None,
+) -> Sharded:
+    """Along any dim; along a cut dim each rank fetches the neighbour's plane.
+
+    Distribution scheme: ``n`` times 1. the elements without the last one, and without the first
+    one, as two crops that are aligned, 2. their difference, block by block.
+    """
+    if n == 0 and isinstance(input, Sharded):  # torch leaves out what would come beside it
+        return input.like(input.local.clone())
+    parts = [part for part in (prepend, input, append) if part is not None]
+    x = input if len(parts) == 1 else concatenate(parts, dim, "diff")
+    if not isinstance(x, Sharded):
+        raise LayoutError("diff: the input is cut, or what is put before or behind it")
+    subtract = torch.logical_xor if x.dtype == torch.bool else torch.sub
+    for _ in range(n):
+        last = max(0, x.shape[dim] - 1)
+        before, after = (crop(x, {dim: Span(min(at, last), last)}) for at in (0, 1))
+        x = apply_pointwise(subtract, (after, before), {})
+    return x
+
+
+@register(torch.gradient, family="elementwise")
+def gradient(
+    input: Sharded,
+    *,
+    spacing: float | Sequence[float] = 1.0,
+    dim: int | Sequence[int] | None = None,
+    edge_order: int = 1,
+) -> tuple[Sharded, ...]:
+    """Along any dims, at equal distances; along a cut dim ranks exchange planes."""
+    given = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = read_dims(given, input.dim(), "gradient")
+    distances = _distances(spacing, len(dims))
+    if edge_order not in (1, 2):
+        raise ValueError(f"gradient: edge_order is 1 or 2, not {edge_order}")
+    if len(set(dims)) < len(dims) or any(input.shape[d] <= edge_order for d in dims):
+        raise ValueError(
+            f"gradient along the dims {dims} of {input.partition}: each of them once, and with "
+            f"more than {edge_order} elements"
+        )
+    if input.dtype in (torch.bool, torch.uint8):
+        raise ValueError(f"gradient of {input.dtype}")
+    return tuple(_slope(input, d, h, edge_order) for d, h in zip(dims, distances, strict=True))
+
+
+def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
+    """Of neighbours along each of ``count`` dims."""
+    numbers = list(spacing) if isinstance(spacing, Sequence) else [spacing] * count
+    if any(isinstance(number, torch.Tensor) for number in (spacing, *numbers)):
+        raise LayoutError(
+            "gradient of a cut tensor knows equal distances only: spacing is a number for each dim"
+        )
+    if len(numbers) != count:
+        raise ValueError(f"gradient: {len(numbers)} distances for {count} dims")
+    return numbers
+
+
+def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
+    """Central differences; at both ends those of first or second order. Rounded as torch's."""
+    count = x.shape[dim]
+
+    def part(start: int, length: int = 1) -> Sharded:
+        return crop(x, {dim: Span(start, length)})
+
+    def over(y: Sharded, number: float) -> Sharded:
+        return apply_pointwise(torch.div, (y, number), {})
+
+    if order == 1:
+        begin = apply_pointwise(torch.sub, (part(1), part(0)), {})
+        end = apply_pointwise(torch.sub, (part(count - 1), part(count - 2)), {})
+    else:
+        begin = _weighted_sum([(-1.5, part(0)), (2.0, part(1)), (-0.5, part(2))])
+        end = _weighted_sum(
+            [(0.5, part(count - 3)), (-2.0, part(count - 2)), (1.5, part(count - 1))]
+        )
+    inner = []
+    if count > 2:
+        across = apply_pointwise(torch.sub, (part(2, count - 2), part(0, count - 2)), {})
+        inner = [over(over(across, distance), 2)]
+    return concatenate([over(begin, distance), *inner, over(end, distance)], dim, "gradient")
+
+
+def _weighted_sum(terms: Sequence[tuple[float, Sharded]]) -> Sharded:
+    products = (apply_pointwise(torch.mul, (x, weight), {}) for weight, x in terms)
+    return functools.reduce(lambda a, b: apply_pointwise(torch.add, (a, b), {}), products)
+
+
+@register(torch.bucketize, family="elementwise")
+def bucketize(
+    input: Sharded, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> Sharded:
+    """Block by block; the boundaries are an ordinary tensor."""
+    if isinstance(boundaries, Sharded) or not isinstance(input, Sharded):
+        raise LayoutError("bucketize: the input is cut, the boundaries are an ordinary tensor")
+    return input.like(torch.bucketize(input.local, boundaries, out_int32=out_int32, right=right))

@@ -1,5 +1,9 @@
-"""Dense layers, matrix products, attention."""
+"""Distributes dense layers, matrix products, attention and recurrent layers."""
 
-from hyperslab.ops.linalg import attention, cdist, linear, matmul, recurrent
+from hyperslab.ops.linalg import attention, contraction, recurrent
 
-__all__ = ["attention", "cdist", "linear", "matmul", "recurrent"]
+__all__ = [
+    "attention",
+    "contraction",
+    "recurrent",
+]

@@ -1,4 +1,4 @@
-"""Attention: queries may stay cut; every rank has all keys and values meanwhile."""
+"""Distributes attention: queries may stay cut; every rank has all keys and values meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hyperslab.comm import log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.ops.elementwise.dropout import check_whole_mask
+from hyperslab.ops.elementwise.random import check_whole_mask
 from hyperslab.ops.linalg.contraction import DimLabel, batch_labels, contract
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import gather_first

@@ -1,16 +1,26 @@
-"""Tensor contraction over labelled dims, to which all matrix products come down."""
+"""Contracts tensors over labelled dims: matrix products, Einstein sums, linear layers, distances.
+
+All but linear layers come down to `contract`; over a contracted dim that is cut the partial
+results are summed. A linear layer shares its filters among ranks instead
+(`hyperslab.ops.filter_parallel`).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from hyperslab.comm import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
-from hyperslab.ops.common.operands import block_of, first_cuts
-from hyperslab.tensor import Sharded
+from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.filter_parallel import filter_share, operand_type
+from hyperslab.ops.operands import block_of, first_cuts
+from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
 DimLabel = Hashable
@@ -40,8 +50,8 @@ def contract(
         LayoutError: extents differ, or a contracted label is cut and the result is no sum.
     """
     like = next(t for t in operands if isinstance(t, Sharded))
-    extents = _extents(name, operands, inputs)
-    cuts = _cuts(name, operands, inputs)
+    extents = _label_extents(name, operands, inputs)
+    cuts = _label_cuts(name, operands, inputs)
     inner = [cut.axis for label, cut in cuts.items() if label not in output]
     if inner and not linear:
         raise LayoutError(
@@ -62,7 +72,7 @@ def contract(
     return like.like(result, Partition(tuple(shape), kept))
 
 
-def _extents(
+def _label_extents(
     name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[DimLabel]]
 ) -> dict[DimLabel, int]:
     extents: dict[DimLabel, int] = {}
@@ -78,7 +88,7 @@ def _extents(
     return extents
 
 
-def _cuts(
+def _label_cuts(
     name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[DimLabel]]
 ) -> dict[DimLabel, Cut]:
     dims = [
@@ -114,3 +124,237 @@ def _operand_partition(
 def batch_labels(count: int) -> list[DimLabel]:
     """Labels of leading dims, which are broadcast from the right."""
     return [("batch", index) for index in range(-count, 0)]
+
+
+def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product of matrices or vectors, as `torch.matmul` has it."""
+    if not a.dim() or not b.dim():
+        raise LayoutError(f"{name} of a number\n{describe([a, b])}    use a * b")
+    left: list[DimLabel] = [*batch_labels(a.dim() - 2), "row", "inner"][-a.dim() :]
+    right: list[DimLabel] = ["inner"]
+    if b.dim() > 1:
+        right = [*batch_labels(b.dim() - 2), "inner", "column"]
+    batch = batch_labels(max(a.dim(), b.dim(), 2) - 2)
+    output = [*batch, *left[-2:-1], *right[-1:]] if b.dim() > 1 else [*batch, *left[-2:-1]]
+    return contract(name, (a, b), (left, right), output, torch.matmul)
+
+
+@register(
+    torch.matmul, torch.Tensor.matmul, torch.linalg.matmul, torch.Tensor.__matmul__, family="linalg"
+)
+def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Any dims cut; over a contracted dim that is cut the partial products are summed."""
+    return matrix_product("matmul", input, other)
+
+
+DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
+
+
+@register_each(*DIMS_OF_PRODUCT, family="linalg")
+def fixed_product(
+    operator: Operator, input: torch.Tensor, other: torch.Tensor, **options: object
+) -> torch.Tensor:
+    """Any dims cut; over a contracted dim that is cut the partial products are summed."""
+    name = operator.__name__
+    dims = DIMS_OF_PRODUCT[name]
+    if options:
+        raise LayoutError(f"{name} of cut tensors with other options has no rule: {options}")
+    if dims != (input.dim(), other.dim()):
+        raise LayoutError(f"{name} takes {dims} dims\n{describe([input, other])}    use matmul")
+    return matrix_product(name, input, other)
+
+
+DIMS_OF_FACTORS = {"addmm": 2, "baddbmm": 3}
+
+
+@register_each(*DIMS_OF_FACTORS, family="linalg")
+def add_product(
+    operator: Operator,
+    input: torch.Tensor,
+    a: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    **named: torch.Tensor,
+) -> torch.Tensor:
+    """As the product; then the sum, whose first part is broadcast by global shape."""
+    name = operator.__name__
+    factor = "mat" if name == "addmm" else "batch"
+    a, b = named.pop(f"{factor}1", a), named.pop(f"{factor}2", b)
+    if a is None or b is None or named:
+        raise TypeError(f"{name} takes {factor}1 and {factor}2, not {', '.join(named) or 'one'}")
+    dims = DIMS_OF_FACTORS[name]
+    if not all(isinstance(t, torch.Tensor) for t in (a, b)):
+        raise LayoutError(f"{name} takes a tensor and two matrices")
+    cut = any(isinstance(t, Sharded) for t in (a, b))
+    if (a.dim(), b.dim()) != (dims, dims) or not cut:
+        raise LayoutError(
+            f"{name} takes matrices of {dims} dims, one of them cut\n{describe([input, a, b])}"
+            "    use a @ b, and add to it"
+        )
+    y = _scale(matrix_product(name, a, b), alpha)
+    return y if beta == 0 else _add_in_product_type(y, _scale(input, beta))
+
+
+def _scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    if factor == 1:
+        return x
+    return x.like(x.local * factor) if isinstance(x, Sharded) else x * factor
+
+
+def _add_in_product_type(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Of the product's type, which autocast may have lowered."""
+    if not isinstance(y, Sharded) and not isinstance(bias, Sharded):
+        return y + bias.to(y.dtype)
+    total = apply_pointwise(torch.add, (y, bias), {})
+    return total.like(total.local.to(y.dtype))
+
+
+@register(torch.einsum, family="linalg")
+def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """Any dims cut; over contracted dims that are cut the partial sums are summed."""
+    tensors: list[torch.Tensor] = []
+    for operand in operands:
+        tensors.extend((operand,) if isinstance(operand, torch.Tensor) else operand)
+    inputs, output = _einsum_labels(equation, tensors)
+    return contract(
+        "einsum", tensors, inputs, output, lambda *blocks: torch.einsum(equation, *blocks)
+    )
+
+
+def _introduce_to_opt_einsum() -> None:
+    """Tell opt_einsum, through which tensorly calls torch, that cut tensors are torch's.
+
+    It goes by the package of their class. Torch imports it where it is installed.
+    """
+    library = torch.backends.opt_einsum.get_opt_einsum()
+    dispatch = getattr(getattr(library, "backends", None), "dispatch", None)
+    aliases = getattr(dispatch, "_aliases", None)
+    if aliases is not None:
+        aliases["hyperslab"] = "opt_einsum.backends.torch"
+
+
+_introduce_to_opt_einsum()
+
+
+def _einsum_labels(
+    equation: str, operands: Sequence[torch.Tensor]
+) -> tuple[list[list[DimLabel]], list[DimLabel]]:
+    """The labels of every operand and of the result; an ellipsis stands for leading dims."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        raise LayoutError(f"einsum: {len(terms)} terms in {equation!r}, {len(operands)} operands")
+    counts = [
+        t.dim() - len(term.replace("...", "")) for term, t in zip(terms, operands, strict=True)
+    ]
+    if any(n < 0 or (n and "..." not in term) for n, term in zip(counts, terms, strict=True)):
+        raise LayoutError(f"einsum: {equation!r} does not fit\n{describe(operands)}")
+    if not arrow:
+        times = Counter(left.replace("...", "").replace(",", ""))
+        right = "..." + "".join(sorted(label for label, n in times.items() if n == 1))
+    inputs = [_expand_ellipsis(term, n) for term, n in zip(terms, counts, strict=True)]
+    return inputs, _expand_ellipsis(right, max(counts))
+
+
+def _expand_ellipsis(term: str, count: int) -> list[DimLabel]:
+    front, _, back = term.partition("...")
+    return [*front, *(batch_labels(count) if "..." in term else []), *back]
+
+
+@register(torch.tensordot, family="linalg")
+def tensordot(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dims: int | Sequence[Sequence[int]] | torch.Tensor = 2,
+) -> torch.Tensor:
+    """Any dims cut; over contracted dims that are cut the partial sums are summed."""
+    given = dims.tolist() if isinstance(dims, torch.Tensor) else dims
+    last, front = (range(-given, 0), range(given)) if isinstance(given, int) else given
+    first = [d % a.dim() for d in last]
+    second = [d % b.dim() for d in front]
+    left: list[DimLabel] = [("a", d) for d in range(a.dim())]
+    right: list[DimLabel] = [("b", d) for d in range(b.dim())]
+    output = [label for d, label in enumerate(left) if d not in first]
+    output += [label for d, label in enumerate(right) if d not in second]
+    for d, e in zip(first, second, strict=True):
+        right[e] = left[d]
+    return contract(
+        "tensordot",
+        (a, b),
+        (left, right),
+        output,
+        lambda x, y: torch.tensordot(x, y, dims=(first, second)),
+    )
+
+
+@register(F.bilinear, family="linalg")
+def bilinear(
+    input1: torch.Tensor,
+    input2: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Over the last dims of both inputs; weight and bias are ordinary."""
+    batch = batch_labels(input1.dim() - 1)
+    y = contract(
+        "bilinear",
+        (input1, input2, weight),
+        ([*batch, "i"], [*batch, "j"], ["o", "i", "j"]),
+        [*batch, "o"],
+        lambda a, b, w: torch.einsum("...i,oij,...j->...o", a, w, b),
+    )
+    return y if bias is None else _add_in_product_type(y, bias)
+
+
+@register(F.linear, family="linalg")
+def linear_layer(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> Sharded:
+    """Over the last dim, which must not be cut; of many filters each rank computes its share."""
+    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
+        raise LayoutError("linear: the input is cut, weight and bias are ordinary tensors")
+    last = input.dim() - 1
+    cut = input.partition.cuts[last]
+    if cut is not None:
+        raise LayoutError(
+            f"linear contracts the last dim, which is cut: {input.partition}\n"
+            f"    use x.flatten(1) to leave space;\n{gather_first(cut.axis)}"
+        )
+    partition = input.partition.with_dim(last, weight.shape[0], None)
+    share = filter_share(input, weight, partition, last) if weight.dim() == 2 else None
+    if share is None:
+        return input.like(F.linear(input.local, weight, bias), partition)
+    homes = input.policy.homes
+    rows = share.of(weight, operand_type(weight), homes)
+    y = F.linear(input.local, rows, bias if bias is None else share.of(bias, bias.dtype, homes))
+    return input.like(share.whole(y, "the gather of the filters of linear"), partition)
+
+
+IF_NECESSARY = "use_mm_for_euclid_dist_if_necessary"
+"""Torch's default: a product of matrices where there are more than 25 vectors."""
+
+
+@register(torch.cdist, family="linalg")
+def cdist(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    p: float = 2.0,
+    compute_mode: str = IF_NECESSARY,
+) -> torch.Tensor:
+    """The vectors of either set may be cut; the numbers of a vector must be whole."""
+
+    if min(x1.dim(), x2.dim()) < 2:
+        raise LayoutError(f"cdist takes tensors of two dims or more\n{describe([x1, x2])}")
+    if compute_mode == IF_NECESSARY:  # a block has fewer vectors than the whole
+        product = max(x1.shape[-2], x2.shape[-2]) > 25
+        compute_mode = f"{'' if product else 'donot_'}use_mm_for_euclid_dist"
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(a, b, p, compute_mode)
+
+    first, second = batch_labels(x1.dim() - 2), batch_labels(x2.dim() - 2)
+    inputs = [[*first, "row", "number"], [*second, "column", "number"]]
+    batch = max(first, second, key=len)
+    return contract("cdist", [x1, x2], inputs, [*batch, "row", "column"], run, linear=False)

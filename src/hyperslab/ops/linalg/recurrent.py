@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: every rank has whole sequences of its part of the batch."""
+"""Distributes recurrent layers and cells: a rank has whole sequences of its part of the batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from hyperslab.comm import log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.ops.common.forms import Operator, register_each
-from hyperslab.ops.common.operands import whole_of
-from hyperslab.ops.elementwise.dropout import check_whole_mask
+from hyperslab.ops.elementwise.random import check_whole_mask
 from hyperslab.ops.linalg.contraction import DimLabel, contract
+from hyperslab.ops.operands import whole_of
+from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.tensor import Sharded, gather
 from hyperslab.tensor.dispatch import describe
 

@@ -1,5 +1,9 @@
-"""Poolings and their inverse."""
+"""Distributes poolings and their inverse."""
 
-from hyperslab.ops.pooling import adaptive_avg_pool, adaptive_max_pool, lp_pool, max_unpool, pool
+from hyperslab.ops.pooling import adaptive, pool, unpool
 
-__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "lp_pool", "max_unpool", "pool"]
+__all__ = [
+    "adaptive",
+    "pool",
+    "unpool",
+]

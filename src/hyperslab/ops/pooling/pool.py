@@ -1,27 +1,187 @@
-"""Average and maximum pooling."""
+"""Distributes average, maximum and power-average pooling over windows.
+
+In reading order: flat positions of maxima in a sample's whole volume; the input with its halo
+and the place of the output; windows that tile the block, which join a fused epilogue; windows
+that overlap, by the kernel of `hyperslab.kernels.max_pool` with its graph; the rules.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from hyperslab.comm import plan_exchange
+from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Interval, Window
-from hyperslab.ops.chains.chain import result
-from hyperslab.ops.common.arguments import PerDim, per_dim
-from hyperslab.ops.common.constants import constant
-from hyperslab.ops.common.forms import Operator, register_each, spatial_dims
-from hyperslab.ops.common.result_type import result_type
-from hyperslab.ops.common.unbatched import with_batch
-from hyperslab.ops.kernels import choose
-from hyperslab.ops.kernels.tile_average import TileAverage
-from hyperslab.ops.pooling.flat_indices import move_indices
-from hyperslab.ops.pooling.pooled import Pooled, Windows
-from hyperslab.ops.pooling.tiled import pooled_chain
-from hyperslab.ops.pooling.window_maximum import WindowGrid, WindowMaximum
+from hyperslab.kernels import registry
+from hyperslab.kernels import registry as _windows  # noqa: F401 - registers the operators
+from hyperslab.kernels.avg_pool import TileAverage
+from hyperslab.kernels.max_pool import window_maximum_backward
+from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
+from hyperslab.ops.operands import device_constant
+from hyperslab.ops.overloads import (
+    Operator,
+    PerDim,
+    per_dim,
+    register_each,
+    result_type,
+    spatial_dims,
+)
+from hyperslab.ops.placement import (
+    check_input,
+    output_partition,
+    place_outputs,
+    read_cover,
+    with_batch,
+)
 from hyperslab.tensor import Sharded
+
+
+def move_indices(
+    index: torch.Tensor,
+    extents: Sequence[int],
+    move: Callable[[int, torch.Tensor], torch.Tensor],
+    target: Sequence[int],
+) -> torch.Tensor:
+    """Flat positions in a block of ``extents`` as flat positions in one of ``target`` extents.
+
+    ``move(dim, coordinate)`` says where a coordinate of a spatial dim lies in the other block.
+    """
+    moved = torch.zeros_like(index)
+    rest = index
+    stride = 1
+    for dim in reversed(range(len(extents))):
+        moved = moved + stride * move(dim, rest % extents[dim])
+        rest = rest // extents[dim]
+        stride *= target[dim]
+    return moved
+
+
+Windows = Sequence[Window]
+
+
+class PoolingInput:
+    """A pooling's input with its halo, and where its output lies.
+
+    Distribution scheme: 1. place every output on the rank that owns the centre of its window,
+    2. fetch the halo; beyond the volume's edge is ``fill``, 3. pool without padding along the cut
+    dims, with the op's own padding along the others.
+    """
+
+    def __init__(self, x: Sharded, windows: Windows, ceil: bool, fill: float, name: str) -> None:
+        check_input(x, len(windows), name)
+        self.windows = windows
+        self.inputs = tuple(x.shape[2:])
+        extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, self.inputs, strict=True)]
+        x, self.cuts = place_outputs(x, windows, extents, name)
+        self.partition = output_partition(x.partition, x.shape[1], extents, self.cuts)
+        covered = [cut is not None for cut in self.cuts]
+        cover = read_cover(x.partition, windows, self.cuts, extents, covered)
+        plan = plan_exchange(x.partition, cover, x.grid)
+        self.plan = plan
+        self.fill = fill
+        self.name = name
+        self.first = plan.wanted.lo[2:]
+        self.kernel = [w.kernel for w in windows]
+        self.stride = [w.stride for w in windows]
+        self.padding = [0 if c else w.before for c, w in zip(covered, windows, strict=True)]
+        self.out = self.partition.box(x.grid.coords)
+        self.x = x
+
+    @cached_property
+    def block(self) -> torch.Tensor:
+        """The rank's input with its halo."""
+        what = f"the halo exchange of {self.name}"
+        return fetch(self.x.block, self.plan, fill=self.fill, what=what)
+
+    def wrap(self, block: torch.Tensor) -> Sharded:
+        """A block of the output."""
+        return self.x.like(block, self.partition, fresh=True)
+
+
+MOST_WINNERS = 256
+"""Elements of a tile of which one byte can say which is the largest."""
+
+
+def pooled_epilogue(p: PoolingInput, *, maximum: bool) -> FusedEpilogue | None:
+    """The input's chain with this pooling as the last link, where the windows tile the block."""
+    if not _tiles_every_block(p):
+        return None
+    if isinstance(p.x.pending, FusedEpilogue) and p.x.pending.links.pool:
+        p.x.settle()
+    chain = begin_epilogue(p.x)
+    if chain is None or (maximum and math.prod(p.kernel) > MOST_WINNERS):
+        return None
+    dtype = result_type(p.name, chain.dtype, chain.block.device)
+    return chain.linked(chain.links.pooled(tuple(p.kernel), maximum, dtype))
+
+
+def _tiles_every_block(p: PoolingInput) -> bool:
+    """Whether tiles cover the block of every rank: all decide alike, see `begin`."""
+    if p.kernel != p.stride or any(w.before or w.after or w.dilation != 1 for w in p.windows):
+        return False
+    for cut, extent, k in zip(p.x.partition.cuts[2:], p.inputs, p.kernel, strict=True):
+        ends = [extent] if cut is None else [hi for _, hi in cut.intervals]
+        if any(end % k for end in ends):
+            return False
+    return True
+
+
+_kernels = torch.ops.hyperslab
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGrid:
+    """Where the windows of a block lie; ``extents`` is how many there are along each dim."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
+class WindowMaximum(torch.autograd.Function):
+    """The maximum of every window, in ``dtype``; kept is one byte an element of the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grid: WindowGrid, dtype: torch.dtype) -> torch.Tensor:
+        ctx.grid = grid
+        ctx.shape = tuple(x.shape)
+        ctx.dtype = x.dtype
+        ctx.channels_last = memory_format_of(x) is not torch.contiguous_format
+        mark = ctx.needs_input_grad[0]
+        y, winners = _kernels.window_maximum(
+            x, grid.kernel, grid.stride, grid.padding, grid.extents, mark, dtype
+        )
+        ctx.save_for_backward(winners if mark else None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (winners,) = ctx.saved_tensors
+        grid = ctx.grid
+        differentiable = torch.is_grad_enabled()
+        run = window_maximum_backward if differentiable else _kernels.window_maximum_backward
+        dx = run(
+            gradient,
+            winners,
+            grid.kernel,
+            grid.stride,
+            grid.padding,
+            ctx.shape,
+            ctx.channels_last,
+            ctx.dtype,
+        )
+        return dx, None, None
+
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 MAX_WITH_INDICES = {
@@ -54,12 +214,12 @@ def pool_windows(
 
 def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
     """The maximum of every window."""
-    p = _for_maximum(x, windows, ceil)
-    chain = pooled_chain(p, maximum=True)
+    p = _max_pool_input(x, windows, ceil)
+    chain = pooled_epilogue(p, maximum=True)
     if chain is not None:
-        return result(chain, p.x, p.partition)
+        return epilogue_result(chain, p.x, p.partition)
     dilation = [w.dilation for w in windows]
-    if choose.maximum_version(p.block, p.kernel, max(dilation)) == "windows":
+    if registry.maximum_version(p.block, p.kernel, max(dilation)) == "windows":
         shapes = (p.kernel, p.stride, p.padding, p.out.shape[2:])
         grid = WindowGrid(*map(tuple, shapes))
         dtype = result_type(p.name, p.block.dtype, p.block.device)
@@ -70,7 +230,7 @@ def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
 
 def max_pool_with_indices(x: Sharded, windows: Windows, ceil: bool) -> tuple[Sharded, Sharded]:
     """The maxima and their flat positions in the whole volume."""
-    p = _for_maximum(x, windows, ceil)
+    p = _max_pool_input(x, windows, ceil)
     dilation = [w.dilation for w in windows]
     run = MAX_WITH_INDICES[len(windows)]
     y, index = run(p.block, p.kernel, p.stride, p.padding, dilation, ceil)
@@ -83,9 +243,9 @@ def max_pool_with_indices(x: Sharded, windows: Windows, ceil: bool) -> tuple[Sha
     return p.wrap(y), p.wrap(move_indices(index, p.block.shape[2:], move, p.inputs))
 
 
-def _for_maximum(x: Sharded, windows: Windows, ceil: bool) -> Pooled:
+def _max_pool_input(x: Sharded, windows: Windows, ceil: bool) -> PoolingInput:
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
-    p = Pooled(x, windows, ceil, lowest, f"max_pool{len(windows)}d")
+    p = PoolingInput(x, windows, ceil, lowest, f"max_pool{len(windows)}d")
     for window, extent in zip(windows, p.inputs, strict=True):
         _check_not_empty(window, extent, ceil, x)
     return p
@@ -111,26 +271,26 @@ def avg_pool(
     divisor: int | None = None,
 ) -> Sharded:
     """The mean of every window, or its sum over ``divisor``."""
-    p = Pooled(x, windows, ceil, 0.0, f"avg_pool{len(windows)}d")
+    p = PoolingInput(x, windows, ceil, 0.0, f"avg_pool{len(windows)}d")
     counts = [
         _divisors(w, e, p.out.interval(dim + 2), count_include_pad)
         for dim, (w, e) in enumerate(zip(windows, p.inputs, strict=True))
     ]
     full = all(c == w.kernel for w, per in zip(windows, counts, strict=True) for c in per)
-    chain = pooled_chain(p, maximum=False) if full and divisor is None else None
+    chain = pooled_epilogue(p, maximum=False) if full and divisor is None else None
     if chain is not None:
-        y = result(chain, p.x, p.partition)
+        y = epilogue_result(chain, p.x, p.partition)
         y.reordered = y.reordered or len(windows) == 3  # torch's is contiguous
         return y
     if full or divisor is not None:
         return p.wrap(_average(p, ceil, divisor))
     total = _average(p, ceil, 1)
-    return p.wrap(total / _outer(counts, total))
+    return p.wrap(total / _outer_product(counts, total))
 
 
-def _average(p: Pooled, ceil: bool, divisor: int | None) -> torch.Tensor:
+def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
     plain = divisor is None and not any(p.padding)
-    if plain and choose.average_version(p.block, p.kernel, p.stride) == "tiles":
+    if plain and registry.average_version(p.block, p.kernel, p.stride) == "tiles":
         return TileAverage.apply(p.block, p.kernel)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(
@@ -156,11 +316,11 @@ def _divisors(window: Window, extent: int, out: Interval, include: bool) -> list
     return counts
 
 
-def _outer(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
+def _outer_product(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
     out = like.new_ones(())
     for dim, per in enumerate(counts):
         shape = [len(per) if d == dim else 1 for d in range(len(counts))]
-        out = out * constant(per, like.device, like.dtype).view(shape)
+        out = out * device_constant(per, like.device, like.dtype).view(shape)
     return out
 
 
@@ -229,3 +389,33 @@ def average(
         count_include_pad=count_include_pad,
         divisor=divisor_override,
     )
+
+
+@register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
+@with_batch
+def lp_pool(
+    operator: Operator,
+    input: Sharded,
+    norm_type: float,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    ceil_mode: bool = False,
+) -> Sharded:
+    """Any window, any power, infinity included: the norm of every window.
+
+    Distribution scheme: 1. the power, block by block, 2. average pooling, 3. its root, block by
+    block, as torch composes it. An infinite power is the maximum of the absolute values (or the
+    minimum).
+    """
+    n = spatial_dims(operator)
+    check_input(input, n, f"lp_pool{n}d")
+    windows = pool_windows(n, kernel_size, stride)
+    block = input.block
+    if math.isinf(norm_type):
+        sign = math.copysign(1, norm_type)
+        y = max_pool(input.like(block.abs() * sign), windows, ceil_mode)
+        return y.like(y.block * sign)
+    y = avg_pool(input.like(block.pow(norm_type)), windows, ceil_mode)
+    average = torch.sign(y.block) * F.relu(y.block.abs())
+    elements = math.prod(window.kernel for window in windows)
+    return y.like((average * elements).pow(1.0 / norm_type))

@@ -1,14 +1,10 @@
-"""Reductions over dims, cut or not; softmax, sorting and scans."""
+"""Distributes reductions over dims, cut or not; softmax, sorting and scans."""
 
-from hyperslab.ops.reductions import (
-    distances,
-    extrema,
-    histogram,
-    norms,
-    softmax,
-    sort_scan,
-    sums,
-    variance,
-)
+from hyperslab.ops.reductions import extrema, norms, softmax, sums
 
-__all__ = ["distances", "extrema", "histogram", "norms", "softmax", "sort_scan", "sums", "variance"]
+__all__ = [
+    "extrema",
+    "norms",
+    "softmax",
+    "sums",
+]

@@ -1,4 +1,9 @@
-"""Maxima and minima over dims, cut or not: values, global indices and their gradients."""
+"""Distributes maxima, minima, histograms, sorting and scans.
+
+In reading order: maxima and minima over dims, cut or not (values, global indices and their
+gradients); histograms; operators along one dim that must not be cut: sorting, ranks, quantiles,
+running sums.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +13,26 @@ from typing import Any, SupportsIndex
 import torch
 from torch.autograd.function import once_differentiable
 
-from hyperslab.comm import Communicator
+from hyperslab.comm import Communicator, all_reduce_sum
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
-from hyperslab.ops.common.arguments import integers
-from hyperslab.ops.common.forms import Operator, register_each
-from hyperslab.ops.common.half_precision import wide
+from hyperslab.errors import LayoutError
+from hyperslab.kernels.memory_format import as_float32
 from hyperslab.ops.elementwise.pointwise import apply_pointwise
-from hyperslab.ops.reductions.base import (
+from hyperslab.ops.operands import check_uncut
+from hyperslab.ops.overloads import Operator, integers, register_each
+from hyperslab.ops.reductions.sums import (
     Dims,
-    finish,
     group_over,
     reduced_dims,
     without_empty_shards,
+    wrap_reduced,
 )
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.signature import read_dim
+from hyperslab.tensor.dispatch import describe, read_dim
 
 LARGEST_INDEX = torch.iinfo(torch.int64).max
 
-_Pair = tuple[torch.Tensor, torch.Tensor]
+_ValuesAndIndices = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Extremum(torch.autograd.Function):
@@ -61,7 +67,7 @@ class _Extremum(torch.autograd.Function):
         equal = x == value
         if ctx.ties_of_nan:
             equal |= x.isnan() & value.isnan()
-        g = wide(gradient)
+        g = as_float32(gradient)
         both = torch.stack([equal.sum(ctx.dims, keepdim=True).to(g.dtype), g])
         number, g = reduce_in_place(both, ctx.group, "the gradient of an extremum")
         return (equal * (g / number)).to(x.dtype), None, None, None, None
@@ -94,18 +100,18 @@ def values_only(
     """Over any dims; equal ones share the gradient, on whatever rank they are."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
-    return finish(x, extremum(x, x.local, dims, keepdim, operator), dims, keepdim)
+    return wrap_reduced(x, extremum(x, x.local, dims, keepdim, operator), dims, keepdim)
 
 
 @register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
-def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _Pair:
+def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _ValuesAndIndices:
     """Over one dim or all; as amin and amax."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     smallest = extremum(x, x.local, dims, keepdim, torch.amin)
     largest = extremum(x, x.local, dims, keepdim, torch.amax)
     return torch.return_types.aminmax(
-        (finish(x, smallest, dims, keepdim), finish(x, largest, dims, keepdim))
+        (wrap_reduced(x, smallest, dims, keepdim), wrap_reduced(x, largest, dims, keepdim))
     )
 
 
@@ -118,7 +124,7 @@ def values_with_indices(
     *,
     dim: SupportsIndex | None = None,
     other: torch.Tensor | None = None,
-) -> torch.Tensor | _Pair:
+) -> torch.Tensor | _ValuesAndIndices:
     """Over all dims, or over one with global indices, or of two tensors.
 
     The second argument is a dim or the other tensor; by its name a dim may be a tensor, too.
@@ -138,16 +144,18 @@ def values_with_indices(
     if dim is not None:
         results = _with_indices(operator, x, dim, keepdim)
         named = getattr(torch.return_types, operator.__name__)
-        pair: _Pair = named([finish(x, result, dims, keepdim) for result in results])
+        pair: _ValuesAndIndices = named(
+            [wrap_reduced(x, result, dims, keepdim) for result in results]
+        )
         return pair
     if group_over(x, dims) is None:
-        return finish(x, operator(x.local), dims, False)
+        return wrap_reduced(x, operator(x.local), dims, False)
     kind = torch.amax if operator is torch.max else torch.amin
     value = extremum(x, x.local, dims, False, kind, ties_of_nan=True)
-    return finish(x, value, dims, False)
+    return wrap_reduced(x, value, dims, False)
 
 
-def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _Pair:
+def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _ValuesAndIndices:
     """Values and global indices along ``dim``; of equal ones the first, which has the gradient.
 
     Distribution scheme: 1. the local values and indices, 2. both are stacked from all ranks, in
@@ -177,7 +185,7 @@ def indices_only(
     else:
         indices = _flat_index(operator, x, group_over(x, dims))
         indices = indices.view([1] * x.dim()) if keepdim else indices
-    return finish(x, indices, dims, keepdim)
+    return wrap_reduced(x, indices, dims, keepdim)
 
 
 def _flat_index(operator: Operator, x: Sharded, group: Communicator | None) -> torch.Tensor:
@@ -194,3 +202,123 @@ def _flat_index(operator: Operator, x: Sharded, group: Communicator | None) -> t
     best = values[operator(values)]
     others = (values != best) & ~(values.isnan() & best.isnan())
     return indices.masked_fill(others, LARGEST_INDEX).min()
+
+
+@register(torch.histc, torch.Tensor.histc, family="reductions")
+def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Of all elements: an ordinary tensor of counts.
+
+    Distribution scheme: 1. without limits the smallest and the largest element of all ranks, 2. the
+    counts of the block, 3. their sum.
+    """
+    with torch.no_grad():
+        if min == max and input.numel():
+            low, high = aminmax(input)
+            min = low.item()
+            max = high.item()
+        counts = torch.histc(input.block, bins, min, max)
+        return all_reduce_sum(counts, group_over(input, range(input.dim())), "the sum of histc")
+
+
+ScanResults = torch.Tensor | tuple[torch.Tensor, ...]
+"""A tensor, or torch's named tuple of values and indices."""
+
+
+def _wrap_results(
+    x: Sharded, found: ScanResults, dim: int | None, keepdim: bool = True
+) -> ScanResults:
+    """Wrap blocks whose extent along ``dim`` may have changed, or that have lost it."""
+    if not isinstance(found, torch.Tensor):
+        named = type(found)
+        return named([_wrap_result(x, part, dim, keepdim) for part in found])
+    return _wrap_result(x, found, dim, keepdim)
+
+
+def _wrap_result(x: Sharded, block: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
+    if dim is None:
+        return wrap_reduced(x, block, range(x.dim()), False)
+    if keepdim:
+        return x.like(block, x.partition.with_dim(dim, block.shape[dim], None))
+    return wrap_reduced(x, block, (dim,), False)
+
+
+@register_each("sort", "argsort", family="reductions", dims=["dim"])
+def sort(
+    operator: Operator,
+    input: Sharded,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool = False,
+) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
+    return _wrap_results(
+        input, operator(input.local, dim=dim, descending=descending, stable=stable), dim
+    )
+
+
+@register(torch.msort, torch.Tensor.msort, family="reductions")
+def msort(input: Sharded) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (0,), "msort needs all of")
+    return _wrap_results(input, torch.msort(input.local), 0)
+
+
+@register_each("mode", "median", "nanmedian", family="reductions", dims=["dim"])
+def middle_value(
+    operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
+) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    name = operator.__name__
+    if dim is None and name == "mode":
+        dim = input.dim() - 1
+    check_uncut(input, reduced_dims(input, dim), f"{name} needs all of")
+    if dim is None:
+        return _wrap_results(input, operator(input.local), None)
+    return _wrap_results(input, operator(input.local, dim, keepdim), dim, keepdim)
+
+
+@register(torch.topk, torch.Tensor.topk, family="reductions", dims=["dim"])
+def topk(
+    input: Sharded, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), "topk needs all of")
+    return _wrap_results(input, torch.topk(input.local, k, dim, largest, sorted), dim)
+
+
+@register(torch.kthvalue, torch.Tensor.kthvalue, family="reductions", dims=["dim"])
+def kthvalue(input: Sharded, k: int, dim: int = -1, keepdim: bool = False) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), "kthvalue needs all of")
+    return _wrap_results(input, torch.kthvalue(input.local, k, dim, keepdim), dim, keepdim)
+
+
+@register_each(
+    "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", family="reductions", dims=["dim"]
+)
+def cumulative(operator: Operator, input: Sharded, dim: int, **options: object) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
+    return _wrap_results(input, operator(input.local, dim, **options), dim)
+
+
+@register_each("quantile", "nanquantile", family="reductions", dims=["dim"])
+def quantile(
+    operator: Operator,
+    input: Sharded,
+    q: float | torch.Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    **options: object,
+) -> torch.Tensor:
+    """One quantile along a dim that is not cut; otherwise refused."""
+    name = operator.__name__
+    if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
+        raise LayoutError(
+            f"{name} of a cut tensor takes one q at a time, a number\n{describe([input, q])}"
+            "    call it for each q, or use x.full()"
+        )
+    dims = reduced_dims(input, dim)
+    check_uncut(input, dims, f"{name} needs all of")
+    return wrap_reduced(input, operator(input.local, q, dim, keepdim, **options), dims, keepdim)

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and log-sum-exp over dims, cut or not."""
+"""Distributes softmax, its logarithm and log-sum-exp over dims, cut or not."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch.autograd.function import once_differentiable
 from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place, stack_ranks
 from hyperslab.errors import LayoutError
-from hyperslab.ops.common.forms import Operator, register_each
-from hyperslab.ops.common.half_precision import wide
-from hyperslab.ops.elementwise.draws import exponential_block
-from hyperslab.ops.reductions.base import (
+from hyperslab.kernels.memory_format import as_float32
+from hyperslab.ops.elementwise.random import exponential_block
+from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.reductions.sums import (
     Dims,
-    finish,
     group_over,
     reduced_dims,
     without_empty_shards,
+    wrap_reduced,
 )
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import gather_first
-from hyperslab.tensor.signature import read_dim
+from hyperslab.tensor.dispatch import gather_first, read_dim
 
 
 class _Softmax(torch.autograd.Function):
@@ -91,7 +90,7 @@ def softmax(
         return x.like(operator(x.local, dim, dtype=dtype))
     whole = operator(x.local.new_zeros(1), 0, dtype=dtype).dtype  # autocast may choose one
     log = operator.__name__ == "log_softmax"
-    y = _Softmax.apply(wide(x.local.to(whole)), dim, group, log)
+    y = _Softmax.apply(as_float32(x.local.to(whole)), dim, group, log)
     return x.like(y.to(whole))
 
 
@@ -138,7 +137,7 @@ def logsumexp(input: Sharded, dim: Dims, keepdim: bool = False) -> torch.Tensor:
     x = without_empty_shards(input, dims)
     group = group_over(x, dims)
     if group is None:
-        return finish(x, torch.logsumexp(x.local, dims, keepdim), dims, keepdim)
-    local = torch.logsumexp(wide(x.local), dims, keepdim)
+        return wrap_reduced(x, torch.logsumexp(x.local, dims, keepdim), dims, keepdim)
+    local = torch.logsumexp(as_float32(x.local), dims, keepdim)
     whole = torch.logsumexp(stack_ranks(local, group, "a log-sum-exp over cut dims"), 0)
-    return finish(x, whole.to(torch.logsumexp(x.local.new_zeros(1), 0).dtype), dims, keepdim)
+    return wrap_reduced(x, whole.to(torch.logsumexp(x.local.new_zeros(1), 0).dtype), dims, keepdim)

@@ -1,5 +1,9 @@
-"""What resamples or moves voxels."""
+"""Distributes operators that resample, pad or move voxels."""
 
-from hyperslab.ops.spatial import flip_roll, grid_sample, interpolate, pad, pixel_shuffle
+from hyperslab.ops.spatial import interpolate, pad, rearrange
 
-__all__ = ["flip_roll", "grid_sample", "interpolate", "pad", "pixel_shuffle"]
+__all__ = [
+    "interpolate",
+    "pad",
+    "rearrange",
+]

@@ -1,4 +1,13 @@
-"""Interpolation: the rule of ``interpolate``, and so of ``upsample`` and ``nn.Upsample``.
+"""Distributes ``interpolate`` (so ``upsample`` and ``nn.Upsample``) and sampling at coordinates.
+
+In reading order: interpolation weights along one dim, of which every output has a few; a
+request for a resize, and what torch's own operator makes of a dim; linear maps along all
+spatial dims in one pass, with their graph; layout and rules; `grid_sample`, where any output
+may read any input.
+
+Where torch samples, and how it weighs, follows from rounded arithmetic that differs between
+types, devices and modes. None of it is repeated here: torch's own operator answers to combs of
+ones.
 
 Legend: a *spatial dim* is counted from 0 after batch and channel.
 """
@@ -6,7 +15,8 @@ Legend: a *spatial dim* is counted from 0 after batch and channel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -16,20 +26,320 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Box, Partition
-from hyperslab.memory_format import memory_format_of
-from hyperslab.ops.common.arguments import PerDim, hashable
-from hyperslab.ops.common.placement import check_input, output_partition, placement, read_cover
-from hyperslab.ops.kernels.resample.maps import SparseMap
-from hyperslab.ops.pooling.adaptive_avg_pool import adaptive_avg_pool
-from hyperslab.ops.spatial.interpolation_weights import (
-    ApplyWeights,
-    InterpolationWeights,
-    ReadSpan,
-)
-from hyperslab.ops.spatial.resample import Resample, Resampling
-from hyperslab.ops.spatial.resize import Kind, Resize, taps_of
+from hyperslab.geometry import Box, Cut, Interval, Partition, scale_cut
+from hyperslab.kernels import registry
+from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
+from hyperslab.kernels.resample import SparseMap
+from hyperslab.ops.linalg.contraction import DimLabel, contract
+from hyperslab.ops.overloads import PerDim, hashable
+from hyperslab.ops.placement import check_input, output_partition, placement, read_cover
+from hyperslab.ops.pooling.adaptive import adaptive_avg_pool
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import describe
+
+REACH = 5
+"""How far an output reads to each side, in inputs or, where the map shrinks, in outputs: at most.
+
+The widest filter of torch, Lanczos, has 3; half an output more is the alignment of the corners.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InterpolationWeights:
+    """Output ``o`` is the sum over ``k`` of ``weight[k, o] * input[index[k, o]]``.
+
+    Without ``weight`` it is the copy of one input. ``back`` has the inputs that the gradient goes
+    to: ``index``, but for the rare copies where torch rounds otherwise in its backward pass. All
+    are of shape (taps, outputs). Weights of zero are those that torch multiplies by, too: they
+    make NaN of infinities.
+    """
+
+    index: torch.Tensor
+    back: torch.Tensor
+    weight: torch.Tensor | None
+
+    def of(self, out: Interval, origin: int) -> InterpolationWeights:
+        """Those of the outputs ``out``, for a block that begins at the input ``origin``."""
+        these = (slice(None), slice(*out))
+        weight = self.weight if self.weight is None else self.weight[these]
+        return InterpolationWeights(self.index[these] - origin, self.back[these] - origin, weight)
+
+    def copies_as(self, other: InterpolationWeights) -> bool:
+        """Whether both copy the same inputs."""
+        return (
+            self.weight is None
+            and other.weight is None
+            and torch.equal(self.index, other.index)
+            and torch.equal(self.back, other.back)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpan:
+    """The window map of an interpolation: the ``first`` and the ``last`` input of every output.
+
+    Of several taps it spans all that any of them touches. Blocks of one tensor may lie in memory
+    in different ways, and so have different taps, but all ranks must expect the same messages.
+    Of none it stands for a dim that is not cut.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+    @staticmethod
+    def of(several: Sequence[InterpolationWeights]) -> ReadSpan:
+        if not several:
+            return ReadSpan((), ())
+        touched = torch.cat([t for taps in several for t in (taps.index, taps.back)])
+        return ReadSpan(tuple(touched.amin(0).tolist()), tuple(touched.amax(0).tolist()))
+
+    def reads(self, out: Interval) -> Interval:
+        """Inputs that the outputs ``out`` read, or that get their gradient."""
+        return min(self.first[slice(*out)]), max(self.last[slice(*out)]) + 1
+
+    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
+        """The cut of the outputs, in proportion."""
+        return scale_cut(cut, outputs)
+
+
+RowOperator = Callable[[torch.Tensor], torch.Tensor]
+"""Of rows, one by one."""
+
+
+def find_weights(
+    operator: RowOperator, within: RowOperator, like: torch.Tensor, outputs: int
+) -> InterpolationWeights:
+    """The taps of an operator from (N, inputs) to (N, outputs), for rows like ``like`` (inputs).
+
+    A comb has a tooth at every ``period``-th input, so far apart that an output meets one of them
+    at most. ``within``: the operator on rows in a volume of zeros, times any number but zero.
+    """
+    extent = like.shape[0]
+    reach = math.ceil(REACH * max(1.0, extent / outputs)) + 1
+    period = 2 * reach + 1
+    residues = torch.arange(extent, device=like.device) % period
+    combs = torch.nn.functional.one_hot(residues, period).T.to(like.dtype)
+    infinite = within(combs.masked_fill(combs > 0, math.inf))
+    index, weight = _teeth(operator(combs), infinite.isnan(), extent, reach)
+    if weight.shape[0] > 1 or not bool((weight == 1).all()):
+        return InterpolationWeights(index, index, weight)
+    return InterpolationWeights(index, _where_gradients_go(operator, like), None)
+
+
+def _teeth(
+    answer: torch.Tensor, void: torch.Tensor, extent: int, reach: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which teeth the outputs of an ``answer`` (period, outputs) met, and with which weights.
+
+    ``void``: where infinite teeth became NaN, which is where one was multiplied by zero.
+    """
+    period, outputs = answer.shape
+    o = torch.arange(outputs, device=answer.device)
+    near = o * extent // outputs
+    inputs = near + torch.arange(-reach, reach + 1, device=answer.device)[:, None]
+    inside = (inputs >= 0) & (inputs < extent)
+    weights = answer[inputs % period, o] * inside
+    assert torch.allclose(weights.sum(0), answer.sum(0)), "an output reads beyond the reach"
+    used = torch.cat([weights != 0, void[inputs % period, o] & inside])
+    order = torch.argsort(used.int(), dim=0, descending=True, stable=True)
+    count = used.sum(0)
+    order = order[: int(count.max())]
+    index = torch.cat([inputs, inputs]).gather(0, order)
+    weight = torch.cat([weights, torch.zeros_like(weights)]).gather(0, order)
+    for tap in range(1, len(order)):  # who has fewer gets its last one in two halves
+        split = tap >= count
+        index[tap] = torch.where(split, index[tap - 1], index[tap])
+        half = weight[tap - 1] / 2
+        weight[tap] = torch.where(split, half, weight[tap])
+        weight[tap - 1] = torch.where(split, half, weight[tap - 1])
+    return index, weight
+
+
+def _where_gradients_go(operator: RowOperator, like: torch.Tensor) -> torch.Tensor:
+    """The input that gets each output's gradient, in order: (1, outputs)."""
+    with torch.inference_mode(False), torch.enable_grad():
+        row = torch.zeros_like(like)[None].requires_grad_()
+        (counts,) = torch.autograd.grad(operator(row).sum(), row)
+    inputs = torch.arange(like.shape[0], device=like.device)
+    return inputs.repeat_interleave(counts[0].long())[None]
+
+
+class ApplyWeights(torch.autograd.Function):
+    """Apply them along one dim of a block: a pass over the output for every tap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, taps: InterpolationWeights) -> torch.Tensor:
+        ctx.dim = dim
+        ctx.taps = taps
+        ctx.extent = x.shape[dim]
+        if taps.weight is None:
+            return x.index_select(dim, taps.index[0])
+        first, *others = zip(taps.index, _broadcast_along(taps.weight, dim, x.dim()), strict=True)
+        out = x.index_select(dim, first[0]).mul_(first[1])
+        for index, weight in others:
+            out.addcmul_(x.index_select(dim, index), weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _ApplyAdjoint.apply(gradient, ctx.dim, ctx.taps, ctx.extent), None, None
+
+
+class _ApplyAdjoint(torch.autograd.Function):
+    """The adjoint of `ApplyWeights`: an output's gradient, weighted, goes to its inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gradient: torch.Tensor, dim: int, taps: InterpolationWeights, extent: int
+    ) -> torch.Tensor:
+        ctx.dim = dim
+        ctx.taps = taps
+        shape = list(gradient.shape)
+        shape[dim] = extent
+        out = gradient.new_zeros(shape)
+        if taps.weight is None:
+            return out.index_add_(dim, taps.back[0], gradient)
+        for index, weight in zip(
+            taps.back, _broadcast_along(taps.weight, dim, out.dim()), strict=True
+        ):
+            out.index_add_(dim, index, gradient * weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ApplyWeights.apply(gradient, ctx.dim, ctx.taps), None, None, None
+
+
+def _broadcast_along(weight: torch.Tensor, dim: int, n: int) -> torch.Tensor:
+    """Weights (taps, outputs) for one dim of ``n``: (taps, 1, ..., outputs, ..., 1)."""
+    return weight.view(-1, *(weight.shape[1] if d == dim else 1 for d in range(n)))
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """What a call of torch's ``interpolate`` asks for; ``scales`` are those that torch samples by.
+
+    Without them it samples by the ratio of the extents.
+    """
+
+    mode: str
+    sizes: tuple[int, ...]
+    scales: tuple[float, ...] | None
+    align_corners: bool | None
+    antialias: bool
+
+    def run(self, x: torch.Tensor, dims: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """Resize the spatial ``dims`` of ``x`` to ``sizes`` (of all dims), leave the others."""
+        extents = x.shape[2:]
+        to: list[int] | None = None
+        by: list[float] | None = None
+        if self.scales is None:
+            to = [sizes[d] if d in dims else extent for d, extent in enumerate(extents)]
+        else:
+            by = [self.scales[d] if d in dims else 1.0 for d in range(len(extents))]
+        return F.interpolate(x, to, by, self.mode, self.align_corners, antialias=self.antialias)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What else torch's arithmetic depends on: one kind of block."""
+
+    dtype: torch.dtype
+    device: torch.device
+    channels: int
+    last: bool  # channels
+    at_once: bool  # by the compiled kernel
+
+    @staticmethod
+    def of(x: torch.Tensor) -> BlockKind:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        last = memory_format_of(x) is not torch.contiguous_format
+        at_once = registry.resample_version(x) == "sparse"
+        return BlockKind(wide, x.device, min(x.shape[1], 8), last, at_once)
+
+
+def taps_of(
+    resize: Resize, dim: int, inputs: int, outputs: int, kind: BlockKind
+) -> InterpolationWeights:
+    """The taps of torch's operator from so many inputs to so many outputs along a spatial dim."""
+    n = len(resize.sizes)
+    rest = [d for d in range(n) if d != dim]
+
+    def block_of(rows: torch.Tensor, others: int) -> torch.Tensor:
+        extents = [inputs if d == dim else others for d in range(n)]
+        layout = CHANNELS_LAST[n + 2] if kind.last else torch.contiguous_format
+        return rows.new_zeros(len(rows), kind.channels, *extents).contiguous(memory_format=layout)
+
+    def line(at: int) -> tuple[int | slice, ...]:
+        return (slice(None), 0, *(slice(None) if d == dim else at for d in range(n)))
+
+    def alone(rows: torch.Tensor) -> torch.Tensor:
+        block = block_of(rows, 2)  # with 1 formats look alike
+        block += rows.view(len(rows), 1, *(-1 if d == dim else 1 for d in range(n)))
+        return resize.run(block, (dim,), (outputs,) * n)[line(0)]
+
+    def within(rows: torch.Tensor) -> torch.Tensor:
+        others = 8 if n == 2 else 2  # an output that has an input's weight once: cubes need more
+        block = block_of(rows, others)
+        block[line((others - 1) // 2)] = rows
+        scales = resize.scales and tuple(
+            2.0 if d in rest else s for d, s in enumerate(resize.scales)
+        )
+        sizes = [outputs if d == dim else 2 * others for d in range(n)]
+        return replace(resize, scales=scales).run(block, range(n), sizes)[line(others - 1)]
+
+    like = torch.zeros(inputs, dtype=kind.dtype, device=kind.device)
+    return find_weights(alone, within, like, outputs)
+
+
+assert registry  # registers the operator reorder
+assert registry  # and resample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resampling:
+    """A map for every spatial dim, and their adjoints; with ``tensors`` as the operator takes them.
+
+    ``results``: the extents of what it makes of a block.
+    """
+
+    maps: tuple[SparseMap, ...]
+    adjoints: tuple[SparseMap, ...]
+    tensors: list[torch.Tensor]
+    results: tuple[int, ...]
+
+    @staticmethod
+    def of(maps: Sequence[SparseMap], adjoints: Sequence[SparseMap]) -> Resampling:
+        """Those of each dim."""
+        tensors = [tensor for one in maps for tensor in one.tensors]
+        return Resampling(tuple(maps), tuple(adjoints), tensors, tuple(m.results for m in maps))
+
+    @property
+    def adjoint(self) -> Resampling:
+        """From the gradient of the results to that of the block."""
+        return Resampling.of(self.adjoints, self.maps)
+
+
+class Resample(torch.autograd.Function):
+    """A block's results in ``dtype``; nothing is kept of either, and the adjoint is another one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, resampling: Resampling, dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.resampling = resampling
+        ctx.dtype = x.dtype
+        ctx.format = memory_format_of(x)
+        return torch.ops.hyperslab.resample(x, resampling.tensors, resampling.results, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            gradient = gradient.contiguous(memory_format=ctx.format)
+        elif not gradient.is_contiguous(memory_format=ctx.format):
+            last = ctx.format is not torch.contiguous_format
+            gradient = torch.ops.hyperslab.reorder(gradient, last, gradient.dtype)
+        return Resample.apply(gradient, ctx.resampling.adjoint, ctx.dtype), None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +367,7 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     4. Along the other dims torch's own operator.
     """
     name = f"interpolate(mode={resize.mode!r})"
-    kind = Kind.of(x.block)
+    kind = BlockKind.of(x.block)
     layout = lay_out_interpolate(x.grid, x.partition, resize, kind, name)
     x = x.redistribute(layout.input, f"the gather before {name}")
     block = fetch(x.block, layout.plan, what=f"the halo exchange of {name}")
@@ -101,7 +411,7 @@ def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout)
 @per_grid
 @torch.inference_mode(False)  # what is kept is used in later calls, which may want gradients
 def lay_out_interpolate(
-    grid: Grid, x: Partition, resize: Resize, kind: Kind, name: str
+    grid: Grid, x: Partition, resize: Resize, kind: BlockKind, name: str
 ) -> InterpolateLayout:
     """Where the outputs of an interpolation lie, what they read and how."""
     dims = range(len(resize.sizes))
@@ -131,7 +441,7 @@ def lay_out_interpolate(
         taps = several[d][0].of(out.interval(d + 2), plan.wanted.lo[d + 2])
         inputs = plan.wanted.shape[d + 2]
         outputs = out.shape[d + 2]
-        if _alone(taps, resize, d, inputs, outputs, kind):
+        if _block_alone_suffices(taps, resize, d, inputs, outputs, kind):
             rest.append(d)
         else:
             weights.append((d, taps))
@@ -144,7 +454,7 @@ def _resampling(
     x: Partition,
     plan: ExchangePlan,
     out: Box,
-    kind: Kind,
+    kind: BlockKind,
 ) -> Resampling:
     """The maps from the rank's inputs to its outputs; ``several``: the taps that are known."""
     maps = []
@@ -156,8 +466,8 @@ def _resampling(
     return Resampling.of(maps, [one.adjoint() for one in maps])
 
 
-def _alone(
-    taps: InterpolationWeights, resize: Resize, dim: int, inputs: int, outputs: int, kind: Kind
+def _block_alone_suffices(
+    taps: InterpolationWeights, resize: Resize, dim: int, inputs: int, outputs: int, kind: BlockKind
 ) -> bool:
     """Whether torch's operator on the block alone makes the same copies."""
     if taps.weight is not None:
@@ -168,7 +478,7 @@ def _alone(
 
 
 @register(F.interpolate, family="spatial")
-def resample(
+def interpolate_rule(
     input: Sharded,
     size: PerDim | None = None,
     scale_factor: float | Sequence[float] | None = None,
@@ -235,3 +545,43 @@ def _check_unmoved(
             f"an extent of {tuple(x.shape[2:])} as it is, and torch is not of one mind there\n"
             "    use recompute_scale_factor=True, or give the size"
         )
+
+
+@register(F.grid_sample, family="spatial")
+def grid_sample(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> torch.Tensor:
+    """Of a volume that is not cut in space, at coordinates that may be."""
+    if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
+        raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
+    n = input.dim() - 2
+    outputs: list[DimLabel] = [("output", d) for d in range(n)]
+
+    def run(volume: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(volume, points, mode, padding_mode, align_corners)
+
+    labels: list[list[DimLabel]] = [
+        ["batch", "channel", *[("input", d) for d in range(n)]],
+        ["batch", *outputs, "coordinate"],
+    ]
+    output = ["batch", "channel", *outputs]
+    return contract("grid_sample", (input, grid), labels, output, run, linear=False)
+
+
+@register(F.affine_grid, family="spatial")
+def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
+    """Coordinates for every sample by its own matrix; only the batch may be cut."""
+    batch, *matrix = theta.partition.cuts
+    if any(matrix) or size[0] != theta.shape[0]:
+        raise LayoutError(
+            f"affine_grid takes a whole matrix for each of {size[0]} samples, got "
+            f"{theta.partition}\n    use hyperslab.gather(x, axes) before it"
+        )
+    local = theta.local
+    points = F.affine_grid(local, [local.shape[0], *size[1:]], align_corners)
+    shape = (theta.shape[0], *points.shape[1:])
+    return theta.like(points, Partition(shape, (batch, *[None] * (len(shape) - 1))))

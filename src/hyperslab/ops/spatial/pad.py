@@ -1,5 +1,4 @@
-"""Padding and cropping: the rule of ``F.pad``, which the padding modules call, and of convolution
-with a padding mode other than zeros.
+"""Distributes padding and cropping: ``F.pad``, the padding modules, convolutions with their modes.
 
 Legend: an output ``o`` of a dim is padded at ``before`` and reads the *source* ``o - before``,
 which is an index of the input where it lies inside it and else goes by the mode.

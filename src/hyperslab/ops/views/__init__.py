@@ -1,5 +1,9 @@
-"""Views and copies of elements: reshape, permute, expand, slicing, concatenation."""
+"""Distributes views and copies of elements: reshape, permute, expand, slicing, concatenation."""
 
-from hyperslab.ops.views import concat, expand, permute, reshape, slicing, unfold
+from hyperslab.ops.views import concat, reshape, slicing
 
-__all__ = ["concat", "expand", "permute", "reshape", "slicing", "unfold"]
+__all__ = [
+    "concat",
+    "reshape",
+    "slicing",
+]

@@ -1,19 +1,24 @@
-"""Reshapes: cut dims that stay as they are stay cut, others are gathered."""
+"""Distributes reshapes and permutations of dims.
+
+In a reshape cut dims that stay as they are stay cut, others are gathered; in a permutation
+every cut goes with its dim, and nothing travels.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from hyperslab.errors import LayoutError
+from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Interval, Partition
-from hyperslab.ops.common.arguments import Integers, integers
+from hyperslab.ops.overloads import Integers, Operator, integers, register_each
 from hyperslab.tensor import Sharded, gather, register
-from hyperslab.tensor.signature import read_dim
+from hyperslab.tensor.dispatch import read_dim, read_dims
 
 _LAYOUTS = 4096
 """Layouts that are remembered, of reshapes of one partition each."""
@@ -59,12 +64,12 @@ def dim_groups(old: Sequence[int], new: Sequence[int]) -> list[DimGroup]:
         elif j < len(new) and new[j] == 1:
             j += 1
         else:
-            i, j = _match(old, new, i, j)
+            i, j = _match_runs(old, new, i, j)
         groups.append(DimGroup(range(source, i), range(target, j)))
     return groups
 
 
-def _match(old: Sequence[int], new: Sequence[int], i: int, j: int) -> tuple[int, int]:
+def _match_runs(old: Sequence[int], new: Sequence[int], i: int, j: int) -> tuple[int, int]:
     """The ends of the shortest runs from ``i`` and ``j`` with equal products."""
     left = right = 1
     start = (i, j)
@@ -78,7 +83,7 @@ def _match(old: Sequence[int], new: Sequence[int], i: int, j: int) -> tuple[int,
     return i, j
 
 
-def resolve(shape: Sequence[int], numel: int, old: Sequence[int]) -> tuple[int, ...]:
+def resolve_shape(shape: Sequence[int], numel: int, old: Sequence[int]) -> tuple[int, ...]:
     """Replace a -1 by the extent that fits the global number of elements."""
     known = math.prod(extent for extent in shape if extent != -1)
     free = list(shape).count(-1)
@@ -104,7 +109,7 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     stays cut until a rule asks for all of it; a batch that comes first stays cut for every rule,
     2. the local reshape.
     """
-    plan = _lay_out(x.partition, tuple(shape))
+    plan = _lay_out_reshape(x.partition, tuple(shape))
     whole = gather(x, plan.gathered) if plan.gathered else x
     block = whole.local.reshape(plan.partition.box(x.grid.coords).shape)
     # A view on some ranks, a copy on others, as `contiguous`.
@@ -116,9 +121,9 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
 
 
 @functools.lru_cache(_LAYOUTS)
-def _lay_out(old: Partition, shape: tuple[int, ...]) -> _Reshape:
+def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     """How a reshape to a global shape, which may have a -1, goes."""
-    new = resolve(shape, math.prod(old.shape), old.shape)
+    new = resolve_shape(shape, math.prod(old.shape), old.shape)
     cuts: list[Cut | None] = [None] * len(new)
     gathered: list[str] = []
     shards: list[Interval] = []
@@ -129,7 +134,7 @@ def _lay_out(old: Partition, shape: tuple[int, ...]) -> _Reshape:
             dim, cut = carried
             cuts[dim] = cut
             axes.remove(cut.axis)
-            shards += [] if _kept(group, old.shape, new) else _shards(group, old)
+            shards += [] if _kept_cut(group, old.shape, new) else _shards_of_group(group, old)
         gathered += axes
     if "data" in gathered:
         raise LayoutError(
@@ -141,7 +146,7 @@ def _lay_out(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     return _Reshape(tuple(gathered), Partition(new, tuple(cuts)), bool(shards), single)
 
 
-def _shards(group: DimGroup, old: Partition) -> list[Interval]:
+def _shards_of_group(group: DimGroup, old: Partition) -> list[Interval]:
     return [i for dim in group.source if (cut := old.cuts[dim]) for i in cut.intervals]
 
 
@@ -152,7 +157,7 @@ def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int
     """
     source = [dim for dim in group.source if old.shape[dim] != 1]
     target = [dim for dim in group.target if new[dim] != 1]
-    if _kept(group, old.shape, new):
+    if _kept_cut(group, old.shape, new):
         source = list(group.source)
         target = list(group.target)
     cut = old.cuts[source[0]] if source and target else None
@@ -175,7 +180,7 @@ def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int
     return None
 
 
-def _kept(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
+def _kept_cut(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
     return (
         len(group.source) == 1 == len(group.target) and old[group.source[0]] == new[group.target[0]]
     )
@@ -224,7 +229,7 @@ def ravel(input: Sharded) -> Sharded:
 def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
     """Splits a dim that is not cut."""
     shape = input.partition.shape
-    extents = resolve(tuple(sizes), shape[dim], (shape[dim],))
+    extents = resolve_shape(tuple(sizes), shape[dim], (shape[dim],))
     return reshape_to(input, (*shape[:dim], *extents, *shape[dim + 1 :]))
 
 
@@ -250,3 +255,110 @@ def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     keep = [d for d in range(n) if d not in drop]
     partition = Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
     return input.like(input.local.squeeze(drop) if drop else input.local, partition)
+
+
+def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
+    """The view whose dim ``i`` is dim ``dims[i]`` of ``x``."""
+    n = x.dim()
+    order = [d % n if -n <= d < n else n for d in dims]
+    if sorted(order) != list(range(n)):
+        raise LayoutError(f"permute: {tuple(dims)} is no order of the dims of {x.partition}")
+    shape = x.partition.shape
+    cuts = x.partition.cuts
+    partition = Partition(tuple(shape[d] for d in order), tuple(cuts[d] for d in order))
+    return x.like(x.local.permute(order), partition)
+
+
+def exchanged(x: Sharded, a: int, b: int) -> Sharded:
+    """The view with two dims exchanged."""
+    order = list(range(x.dim()))
+    a, b = read_dims((a, b), x.dim(), "transpose")
+    order[a], order[b] = order[b], order[a]
+    return permuted(x, order)
+
+
+def moved(x: Sharded, source: Sequence[int], destination: Sequence[int]) -> Sharded:
+    """The view in which the dims ``source`` stand at ``destination``, the others in order."""
+    origin = dict(zip(destination, source, strict=True))
+    if len(origin) != len(source) or len(set(origin.values())) != len(source):
+        raise LayoutError(f"movedim: repeated dims among {tuple(source)} or {tuple(destination)}")
+    others = iter([d for d in range(x.dim()) if d not in origin.values()])
+    return permuted(x, [origin[to] if to in origin else next(others) for to in range(x.dim())])
+
+
+@register(torch.permute, torch.Tensor.permute, family="views")
+def permute(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
+    """Any order of the dims; each cut goes with its dim."""
+    return permuted(input, integers(*dims, *named.values()))
+
+
+@register(torch.channel_shuffle, torch.native_channel_shuffle, family="views")
+def channel_shuffle(input: Sharded, groups: int) -> Sharded:
+    """Of channels that are not cut: block by block."""
+    if input.dim() < 3 or input.shape[1] % groups or input.partition.cuts[1] is not None:
+        raise LayoutError(
+            f"channel_shuffle in {groups} groups: {input.partition} has to have channels in dim 1 "
+            "that are not cut\n    and whose number is a multiple of the groups"
+        )
+    return input.like(torch.channel_shuffle(input.local, groups))
+
+
+@register_each("transpose", "swapaxes", "swapdims", family="views")
+def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
+    """Two dims exchanged; each cut goes with its dim."""
+    a, b = (*dims, *named.values())
+    return exchanged(input, a, b)
+
+
+@register(
+    torch.movedim,
+    torch.moveaxis,
+    torch.Tensor.movedim,
+    torch.Tensor.moveaxis,
+    family="views",
+    dims=["source", "destination"],
+)
+def movedim(input: Sharded, source: Integers, destination: Integers) -> Sharded:
+    """Some dims moved; each cut goes with its dim."""
+    return moved(input, integers(source), integers(destination))
+
+
+def _property_getter(name: str) -> Operator:
+    getter: Operator = getattr(torch.Tensor, name).__get__
+    return getter
+
+
+def _transposed(input: Sharded, most: int) -> Sharded:
+    if not 2 <= input.dim() <= most:
+        raise UnsupportedOp(
+            f"a transpose without dims, of {input.partition}\n    use x.transpose(a, b)"
+        )
+    return exchanged(input, -2, -1)
+
+
+@register(torch.t, torch.Tensor.t, _property_getter("T"), family="views")
+def t(input: Sharded, *_: object) -> Sharded:
+    """The last two dims exchanged; each cut goes with its dim."""
+    return _transposed(input, 2)
+
+
+@register(_property_getter("mT"), family="views")
+def matrix_transpose(input: Sharded, *_: object) -> Sharded:
+    """The last two dims exchanged; each cut goes with its dim."""
+    return _transposed(input, sys.maxsize)
+
+
+@register(_property_getter("H"), family="views")
+def conjugate_transpose(input: Sharded, *_: object) -> Sharded:
+    """The last two dims exchanged; each cut goes with its dim."""
+    return _conjugate(_transposed(input, 2))
+
+
+@register(torch.adjoint, torch.Tensor.adjoint, _property_getter("mH"), family="views")
+def adjoint(input: Sharded, *_: object) -> Sharded:
+    """The last two dims exchanged; each cut goes with its dim."""
+    return _conjugate(_transposed(input, sys.maxsize))
+
+
+def _conjugate(x: Sharded) -> Sharded:
+    return x.like(x.local.conj()) if x.is_complex() else x

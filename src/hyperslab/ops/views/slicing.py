@@ -1,4 +1,4 @@
-"""Slices along any dim: narrow, select, split, chunk and their kin."""
+"""Distributes slices along any dim (narrow, select, split, chunk and their kin) and windows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 from hyperslab.comm import plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Cover, Cut, Interval, Partition
-from hyperslab.ops.common.forms import Operator, register_each
+from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
+from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import read_dim
 
 _LAYOUTS = 4096
 """Layouts that are remembered, of crops of one partition each."""
@@ -62,7 +63,7 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     all if there are fewer elements than ranks, and every rank fetches its own.
     """
     chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
-    stay, target, cover = _lay_out(x.partition, chosen)
+    stay, target, cover = _lay_out_slices(x.partition, chosen)
     block = x.local
     origin = x.box
     if not stay:
@@ -79,7 +80,9 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
 
 
 @functools.lru_cache(_LAYOUTS)
-def _lay_out(partition: Partition, chosen: tuple[Span, ...]) -> tuple[bool, Partition, Cover]:
+def _lay_out_slices(
+    partition: Partition, chosen: tuple[Span, ...]
+) -> tuple[bool, Partition, Cover]:
     """Whether all elements stay where they are, how the result is cut, and what it reads."""
     cuts = []
     stay = True
@@ -212,3 +215,55 @@ def split_along(
     if input.dim() <= dim:
         raise LayoutError(f"{name} of {input.partition}\n    use tensor_split with a dim")
     return tensor_split(input, sections if indices is None else indices, dim)
+
+
+@register(torch.Tensor.unfold, family="views")
+def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
+    """Any dim; windows that lie within their rank's block are views of it.
+
+    Distribution scheme: 1. every window lies on the rank that owns its centre; where that leaves a
+    rank without any, that dim is cut in balanced shards, or not at all if there are fewer windows
+    than ranks, 2. every rank fetches what its windows read, 3. they are views of that.
+    """
+    dim = read_dim(dimension, self.dim(), "unfold")
+    if not 1 <= size <= self.shape[dim]:
+        raise ValueError(
+            f"unfold: windows of {size} elements along dim {dim}, which has {self.shape[dim]}: "
+            f"{self.partition}"
+        )
+    if step < 1:
+        raise ValueError(f"unfold: the step is {step} but must be greater than zero")
+    stay, windows, cover = _lay_out_windows(self.partition, dim, Window(size, step))
+    target = Partition((*windows.shape, size), (*windows.cuts, None))
+    if stay:
+        lo, hi = cover.box(self.grid.coords).interval(dim)
+        block = self.local.narrow(dim, lo - self.box.lo[dim], hi - lo)
+    else:
+        block = fetch(self.local, plan_exchange(self.partition, cover, self.grid), what="unfold")
+    y = self.like(block.unfold(dim, size, step), target)
+    if not stay:
+        y.mark_as_copy(self)
+    elif self.partition.cuts[dim] is not None:
+        y.is_crop = True
+    return y
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_windows(
+    partition: Partition, dim: int, window: Window
+) -> tuple[bool, Partition, Cover]:
+    """Whether every window lies in its rank's block, how windows are cut, and what they read."""
+    count = window.outputs(partition.shape[dim])
+    cut = partition.cuts[dim]
+    new = cut and window.cut_outputs(cut, count)
+    if new is not None and new.thin:
+        new = None
+    windows = partition.with_dim(dim, count, new)
+    outs = windows.cover.intervals
+    reads = [tuple(map(window.reads, own)) if d == dim else own for d, own in enumerate(outs)]
+    cover = Cover(windows.cover.axes, tuple(reads))
+    owned = partition.cover.intervals[dim]
+    stay = len(owned) == len(reads[dim]) and all(
+        lo <= a and b <= hi for (lo, hi), (a, b) in zip(owned, reads[dim], strict=True)
+    )
+    return stay, windows, cover

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from hyperslab.comm import Grid
-from hyperslab.comm.shared_memory.channels import LARGEST, shared_channels
-from hyperslab.comm.shared_memory.sums import SMALL
+from hyperslab.comm.shared_memory import LARGEST_SLOT, SMALL_SUM, shared_channels
 from hyperslab.parallel import parallelize
 from hyperslab.planner.calibrate.timing import Clock
 from hyperslab.planner.machine.links import (
@@ -124,7 +123,7 @@ def _measure_sums(clock: Clock, ranks: int) -> AllReduceFits:
     group = grid.group(("depth",))
     assert group is not None
     pieces = []
-    for first, last, up_to in _fit_ranges([SMALL, LARGEST], LARGEST_SUM):
+    for first, last, up_to in _fit_ranges([SMALL_SUM, LARGEST_SLOT], LARGEST_SUM):
         points: list[TimedBytes] = []
         for nbytes in message_sizes(first, last):
             x = torch.ones(nbytes // 4, device=grid.device)

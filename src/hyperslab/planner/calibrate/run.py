@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_all
+from hyperslab.comm.agreement import all_gather
 from hyperslab.errors import LayoutError, MachineError
 from hyperslab.planner.calibrate.communication import measure_hidden, measure_links, measure_sums
 from hyperslab.planner.calibrate.timing import (
@@ -126,7 +126,7 @@ def measure_reading(grid: Grid, folder: Path) -> ReadSpeed:
             for _ in range(READ_TRIES):
                 grid.barrier()
                 seconds, past = _timed_read(Path(file.name), size)
-                tries.append(max(from_all(seconds)))
+                tries.append(max(all_gather(seconds)))
                 direct = direct and past
             times.append(min(tries))
     small, large = FILE_SIZES
@@ -135,7 +135,7 @@ def measure_reading(grid: Grid, folder: Path) -> ReadSpeed:
         bandwidth=bandwidth,
         total=bandwidth * grid.size,
         latency=max(times[0] - small / bandwidth, 0.0),
-        cached=not all(from_all(direct)),
+        cached=not all(all_gather(direct)),
     )
 
 
@@ -240,7 +240,7 @@ def calibrate(grid: Grid, measurement: Measurement, progress: ProgressCallback) 
     else:
         machine = before
     check_threads(setting, measurement.name)
-    operators = itertools.chain(*from_all(list(measurement.operators)))  # the same on all ranks
+    operators = itertools.chain(*all_gather(list(measurement.operators)))  # the same on all ranks
     wanted = distinct_operators(operators, setting.measured)
     count = 0
 
@@ -290,7 +290,7 @@ def check_threads(setting: Setting, name: str) -> None:
 
 def ranks_of_node() -> int:
     """How many ranks there are on the node of the first one; all ranks call this."""
-    names = from_all(socket.gethostname())
+    names = all_gather(socket.gethostname())
     return names.count(names[0])
 
 

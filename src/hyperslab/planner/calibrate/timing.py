@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import from_all
+from hyperslab.comm.agreement import all_gather
 from hyperslab.parallel import parallelize
 from hyperslab.planner.machine import Measured, Overhead, measurable_passes
 from hyperslab.planner.machine.links import FitResidual
@@ -53,7 +53,7 @@ class Clock:
 
         All ranks call this. ``before`` runs before each repetition and is not counted.
         """
-        return statistics.fmean(from_all(self.of(self.times(work, before))))
+        return statistics.fmean(all_gather(self.of(self.times(work, before))))
 
     @property
     def least(self) -> Clock:
@@ -65,7 +65,7 @@ class Clock:
     ) -> list[float]:
         """On this rank, one [s] each repetition, after warming up."""
         self._once(work, before)
-        longest = max(from_all(self._once(work, before)))
+        longest = max(all_gather(self._once(work, before)))
         fewest, most = REPETITIONS
         count = int(min(max(self.budget / longest, fewest), most))
         self.grid.barrier()
@@ -250,7 +250,7 @@ def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
         replay()
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-    reasons = [found for found in from_all(reason) if found]
+    reasons = [found for found in all_gather(reason) if found]
     if reasons:
         return 0.0, reasons[0]
     return clock.seconds(replay, before=replay.refresh), ""

@@ -29,8 +29,6 @@ from pydantic import (
     model_validator,
 )
 
-from hyperslab.atomic_files import write_text
-from hyperslab.documents import MOST_LONG_YAML, parse_long_yaml, read_text
 from hyperslab.errors import MachineError
 from hyperslab.planner.machine.links import (
     LINKS,
@@ -45,6 +43,8 @@ from hyperslab.planner.machine.links import (
     ring_or_tree,
 )
 from hyperslab.planner.machine.operator_times import Setting
+from hyperslab.util.atomic_files import write_text
+from hyperslab.util.documents import MOST_LONG_YAML_CHARACTERS, parse_long_yaml, read_text
 
 FORMAT = 1
 """Of machine files; a later one may mean other things by the same keys."""
@@ -278,7 +278,7 @@ def _read_values(where: str) -> dict[str, Any]:
     shipped = where in shipped_machines()
     try:
         own = _SHIPPED / f"{where}.yaml"
-        text = own.read_text() if shipped else read_text(Path(where), MOST_LONG_YAML)
+        text = own.read_text() if shipped else read_text(Path(where), MOST_LONG_YAML_CHARACTERS)
         values = parse_long_yaml(text)
     except FileNotFoundError:
         raise MachineError(

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from hyperslab.errors import UnsupportedOp
-from hyperslab.memory_format import CHANNELS_LAST, memory_format_of
+from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpec, Trace
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory, scratch_of
 from hyperslab.train.flops import FLOP_FORMULAS

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from hyperslab.errors import UnsupportedOp
-from hyperslab.ops.kernels.choose import as_if_on
+from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.parallel.parallelize import prepare
 from hyperslab.planner.trace.recorder import Layers, TraceMode
 from hyperslab.planner.trace.records import Trace
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory
 from hyperslab.planner.trace.virtual_grid import GradientBuckets, MessageJournal, VirtualGrid
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.gradient_homes import GradientHomes
+from hyperslab.tensor.gradient_buffers import GradientBuffers
 
 Device = Literal["cpu", "cuda"]
 Extents = Mapping[str, int]
@@ -75,7 +75,7 @@ def trace_step(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(recorder)
-        stack.enter_context(as_if_on(device))
+        stack.enter_context(choose_as_if_on(device))
         step = _Step(workload, grid, nothing, layers)
         step.build(stack)
         first = Trace(rank)
@@ -113,7 +113,7 @@ class _Step:
             self.grid,
             until=work.until,
             batch_norm=work.batch_norm,
-            homes=GradientHomes(),
+            homes=GradientBuffers(),
         )
         if self.policy.scope is not None:
             stack.enter_context(self.policy.scope.running())

@@ -5,7 +5,7 @@ dispatch, autocast, autograd and the choice of kernels are those of a real run. 
 device has no autocast, and its fake tensors cannot be subclasses such as `hyperslab.Sharded`.)
 
 `Heap` simulates how far the C library's heap grows. On the CPU freed memory is kept for the
-next activation (`hyperslab.comm.allocator`), so a rank's memory is as high as its heap has
+next activation (`hyperslab.comm.bootstrap`), so a rank's memory is as high as its heap has
 ever grown, holes included. glibc takes the smallest hole into which a block and its alignment
 fit, joins a hole with those beside it, and grows where there is none. What alignment leaves
 over at both ends of a block becomes a small chunk; where such a chunk was given to a small
@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import torch
 
 from hyperslab.errors import HyperslabError
-from hyperslab.ops.kernels.choose import IM2COL
+from hyperslab.kernels.registry import IM2COL
 from hyperslab.planner.trace.records import Call, TensorSpec
 
 ALIGNMENT = 64

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hyperslab.atomic_files import write_text
 from hyperslab.errors import DataError
 from hyperslab.studies.report.canvas import FigureFormat, figures_beside, write_figures
 from hyperslab.studies.report.chapters import accuracy, key_numbers, lede, losses, provenance, speed
@@ -25,6 +24,7 @@ from hyperslab.studies.report.html import Chapter, Page, render_page
 from hyperslab.studies.report.segmentation import volumes
 from hyperslab.studies.report.timelines import timelines
 from hyperslab.studies.run_folder import Run, check_distinct, read_run
+from hyperslab.util.atomic_files import write_text
 
 CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (
     accuracy,

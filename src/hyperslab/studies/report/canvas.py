@@ -31,8 +31,8 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hyperslab.atomic_files import created_aside
 from hyperslab.errors import DataError, printable, reason
+from hyperslab.util.atomic_files import created_aside
 
 INK = "#0a0b01"
 MUTED = "#0a0b02"

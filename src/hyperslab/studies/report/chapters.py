@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from hyperslab.atomic_files import read_json_lines
 from hyperslab.errors import DataError
 from hyperslab.studies.number_format import (
     DASH,
@@ -58,6 +57,7 @@ from hyperslab.studies.report.segmentation import class_scores, dice_of
 from hyperslab.studies.run_folder import Run
 from hyperslab.train.history import CHANGES
 from hyperslab.train.metrics import ConfidenceInterval
+from hyperslab.util.atomic_files import read_json_lines
 
 Ratios = Mapping[str, ConfidenceInterval]
 

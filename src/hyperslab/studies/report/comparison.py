@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.atomic_files import write_json, write_text
 from hyperslab.errors import DataError, printable, reason
 from hyperslab.recipe.compare import differences
 from hyperslab.studies.number_format import DASH, MINUS, label, number
@@ -63,6 +62,7 @@ from hyperslab.studies.report.plots import (
 )
 from hyperslab.studies.run_folder import Run, folder_names, read_evaluation, read_words
 from hyperslab.train.metrics import CONFIDENCE, ConfidenceInterval, FloatArray, means_of_volumes
+from hyperslab.util.atomic_files import write_json, write_text
 
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 """Of the configurations: figures are to be read without colours, too."""

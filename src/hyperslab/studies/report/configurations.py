@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.documents import read_json
 from hyperslab.errors import DataError
 from hyperslab.recipe.compare import differences
 from hyperslab.studies.run_folder import (
@@ -35,6 +34,7 @@ from hyperslab.train.metrics import (
     ratio_interval,
     volume_indices,
 )
+from hyperslab.util.documents import read_json
 
 MEAN_CONTROL = "mean"
 """In place of a parameter's name: the mean of the errors of all of them."""

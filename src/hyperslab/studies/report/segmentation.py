@@ -8,7 +8,7 @@ import numpy as np
 
 from hyperslab.errors import HyperslabError
 from hyperslab.geometry import Window
-from hyperslab.models.cosmoflow_variants import variant_of
+from hyperslab.models.cosmoflow import variant_of
 from hyperslab.studies.number_format import DASH, number, times
 from hyperslab.studies.report.html import (
     Block,

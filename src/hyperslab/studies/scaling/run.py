@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hyperslab.atomic_files import partial_path
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import (
     CheckpointError,
@@ -27,7 +26,7 @@ from hyperslab.errors import (
     UnsupportedOp,
     reason,
 )
-from hyperslab.launch.launcher import launch
+from hyperslab.launch.supervisor import launch
 from hyperslab.planner.job import GridJob
 from hyperslab.recipe.compare import differences, settings_of
 from hyperslab.recipe.load import load_recipe, save_recipe
@@ -44,6 +43,7 @@ from hyperslab.studies.scaling.study import (
     jobs_of,
 )
 from hyperslab.studies.scaling.summary import draw_study, write_tables
+from hyperslab.util.atomic_files import partial_path
 
 log = logging.getLogger("hyperslab")
 

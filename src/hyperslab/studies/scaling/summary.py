@@ -21,10 +21,10 @@ from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from hyperslab.atomic_files import created_aside, write_csv, write_json
 from hyperslab.planner.cost import Breakdown
 from hyperslab.studies.number_format import TIMES, number, size
 from hyperslab.studies.scaling.study import MeasuredStep, ScalingKind, Speed, Study, StudyRow
+from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 
 Cell = float | int | str | None
 

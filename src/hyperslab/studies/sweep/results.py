@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from hyperslab.atomic_files import write_csv, write_json
-from hyperslab.documents import read_json
 from hyperslab.errors import DataError
 from hyperslab.recipe.schema import Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_evaluation, read_table
 from hyperslab.studies.sweep.schema import Sweep, SweepRun, SweepVariant
+from hyperslab.util.atomic_files import write_csv, write_json
+from hyperslab.util.documents import read_json
 
 RESULT_FILE = "result.json"
 

@@ -21,11 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hyperslab.atomic_files import write_text
 from hyperslab.checkpoint.retention import folder_of
-from hyperslab.documents import parse_yaml, read_text
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, printable, reason
-from hyperslab.launch.launcher import launch
+from hyperslab.launch.supervisor import launch
 from hyperslab.planner.auto import machine_for, planned_device
 from hyperslab.planner.job import job_of
 from hyperslab.planner.machine import Machine
@@ -45,6 +43,8 @@ from hyperslab.studies.sweep.results import (
 )
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.train.run import RECIPE, lock_run
+from hyperslab.util.atomic_files import write_text
+from hyperslab.util.documents import parse_yaml, read_text
 
 log = logging.getLogger("hyperslab")
 

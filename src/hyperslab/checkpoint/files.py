@@ -1,0 +1,412 @@
+"""Writes, verifies and replaces the files of a checkpoint.
+
+In reading order:
+
+The *manifest* says which files a checkpoint has and the SHA-256 of each; it is written last. A
+checkpoint may come from anybody, and disks fail, so nothing in it is taken for what it should
+be: a manifest says little, is short, and names only plain files beside it.
+
+*Safetensors* files, which any reader of them reads. They are written here and not by the
+library: so every byte is hashed on its way, other threads of Python run meanwhile, and a file
+that is there, or a link, is never written through.
+
+    8 bytes      length of the header
+    header       JSON: name -> dtype, shape, data_offsets; spaces to a multiple of 8
+    data         one tensor after the other, the widest type first
+
+One folder takes the place of another, and at every moment one of them is there, complete. Where
+the file system can, they are exchanged in one go. Where not, the old one is put aside first,
+under a name by which it is found until the new one has its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperslab.errors import CheckpointError, reason
+
+MANIFEST = "manifest.json"
+
+STATE_FILE = "state.json"
+
+EXTRA_PICKLED = "extra.pt"
+"""What earlier versions had in its place."""
+
+CHECKPOINT_FORMAT = 2
+"""Of the files; 1, which no manifest says, was pickled."""
+
+MANIFEST_LIMIT = 16 << 20
+"""Of a manifest [B]: that of ten thousand ranks has three."""
+
+FILE_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}", re.ASCII)
+
+SHA256_DIGITS = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksumManifest:
+    """``sha256`` by names of files."""
+
+    sha256: dict[str, str]
+    format: int = CHECKPOINT_FORMAT
+
+    @property
+    def pickled(self) -> bool:
+        """Whether reading it may run code that is in it."""
+        return self.format < CHECKPOINT_FORMAT
+
+    def text(self) -> bytes:
+        """As the file has it."""
+        return json.dumps({"format": self.format, "sha256": self.sha256}, indent=1).encode()
+
+
+def read_checksum_manifest(path: Path) -> ChecksumManifest:
+    """The manifest of the checkpoint ``path``; its files are not looked at.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    try:
+        values = parse_json(read_limited(path / MANIFEST, MANIFEST_LIMIT))
+        return _check_manifest(values)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is no complete checkpoint: {_reason(error)}") from None
+
+
+def verify_checksums(path: Path) -> ChecksumManifest:
+    """Compare every file with the checksum that was written with it.
+
+    Raises:
+        CheckpointError: names the first file that is missing or differs.
+    """
+    manifest = read_checksum_manifest(path)
+    for name, expected in manifest.sha256.items():
+        corrupt = f"the checkpoint {path} is corrupt: {name}"
+        try:
+            with open_plain(path / name) as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise CheckpointError(f"{corrupt} is missing") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{corrupt} cannot be read: {_reason(error)}") from None
+        if found != expected:
+            raise CheckpointError(f"{corrupt} is not as written")
+    return manifest
+
+
+def open_plain(path: Path) -> io.BufferedReader:
+    """Open a file that is one: no link, no pipe, no device, of which there might be no end.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is something else.
+    """
+    if path.is_symlink():  # an error of its own, for who keeps large files elsewhere
+        raise ValueError(f"{path.name} is a link\n    copy what it leads to: cp -rL OLD NEW")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path.name} is no plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """A plain file of no more than ``limit`` [B]; raises as `open_plain`."""
+    with open_plain(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path.name} has more than {limit >> 20} MiB")
+    return data
+
+
+def parse_json(data: bytes) -> Any:
+    """Raises ValueError alone, whatever it is."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _check_manifest(values: Any) -> ChecksumManifest:
+    if not isinstance(values, dict):
+        raise ValueError(f"{MANIFEST} holds no object")
+    unknown = values.keys() - {"format", "sha256"}
+    if unknown:  # a damaged "format" is not to be taken for the format that says none
+        raise ValueError(f"{MANIFEST} has {min(unknown)[:20]!r}, which is not known")
+    format = values.get("format", 1)
+    sums = values.get("sha256")
+    if type(format) is not int or format not in (1, CHECKPOINT_FORMAT):
+        raise ValueError(
+            f"{MANIFEST} says format {str(format)[:20]!r}, known is {CHECKPOINT_FORMAT}"
+        )
+    if not isinstance(sums, dict) or not sums:
+        raise ValueError(f"{MANIFEST} has no checksums")
+    for name, value in sums.items():
+        if not FILE_NAME.fullmatch(name):
+            raise ValueError(f"{MANIFEST} names {name[:80]!r}, which is no file beside it")
+        if not isinstance(value, str) or not SHA256_DIGITS.fullmatch(value):
+            raise ValueError(f"{MANIFEST} has no checksum of {name}")
+    state = STATE_FILE if format == CHECKPOINT_FORMAT else EXTRA_PICKLED
+    if state not in sums:
+        raise ValueError(f"{MANIFEST} does not name {state}")
+    return ChecksumManifest(sums, format)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if type(error) is ValueError else reason(error)
+
+
+SUFFIX = ".safetensors"
+
+CHUNK_BYTES = 4 << 20
+"""What is hashed and written at a time [B]."""
+
+DTYPE_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+SPLIT_COMPLEX = "complex128"
+"""The format has no such type: two float64 a number, and the header's metadata names the tensor."""
+
+
+def check_storable(name: str, tensor: torch.Tensor) -> None:
+    """Refuse what the format has no form for.
+
+    Raises:
+        CheckpointError: names the tensor.
+    """
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise CheckpointError(f"the tensor {name} is not a dense one with values: it has no file")
+    if tensor.dtype not in DTYPE_CODES and tensor.dtype != torch.complex128:
+        raise CheckpointError(f"the tensor {name} is of {tensor.dtype}, which files do not hold")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write tensors of the CPU into a new file, onto the disk; returns its SHA-256.
+
+    Raises:
+        OSError: there is something under this name, or it cannot be written.
+    """
+    header, plain = _layout(tensors)
+    return write_new(path, chain([header], *map(_bytes_of, plain)))
+
+
+def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> str:
+    """Write a new file, onto the disk; returns its SHA-256.
+
+    Raises:
+        OSError: there is something under this name, or it cannot be written.
+    """
+    digest = hashlib.sha256()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    with open(descriptor, "wb", buffering=0) as file:
+        for part in parts:
+            digest.update(part)
+            rest = memoryview(part)
+            while rest:
+                rest = rest[file.write(rest) :]
+        os.fsync(descriptor)
+    return digest.hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a file, on the CPU, in memory of their own.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            split = set(json.loads((file.metadata() or {}).get(SPLIT_COMPLEX, "[]")))
+            found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return {
+            name: torch.view_as_complex(tensor) if name in split else tensor
+            for name, tensor in found.items()
+        }
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is no file of tensors: {error}") from None
+
+
+def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
+    """The header, and the tensors as they are stored, in their order."""
+    split = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
+    metadata = {"format": "pt"} | ({SPLIT_COMPLEX: json.dumps(split)} if split else {})
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    stored: list[torch.Tensor] = []
+    end = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        tensor = tensors[name].resolve_conj().resolve_neg()
+        plain = torch.view_as_real(tensor) if name in split else tensor
+        begin = end
+        end += plain.nbytes
+        entries[name] = {
+            "dtype": DTYPE_CODES[plain.dtype],
+            "shape": list(plain.shape),
+            "data_offsets": [begin, end],
+        }
+        stored.append(plain)
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, stored
+
+
+def _bytes_of(tensor: torch.Tensor) -> Iterator[memoryview]:
+    if tensor.numel() == 0:
+        return
+    flat: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    for begin in range(0, len(flat), CHUNK_BYTES):
+        yield memoryview(flat[begin : begin + CHUNK_BYTES])
+
+
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2  # linux/fs.h
+
+NO_EXCHANGE_ERRORS = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM}
+"""What file systems and kernels without an exchange say."""
+
+CHECKPOINT_FILE_NAMES = re.compile(
+    r"((model|optimizer)(-\d+-of-\d+)?|extra)\.safetensors|model\.safetensors\.index\.json"
+    r"|(state|manifest)\.json|\.metadata|__\d+_\d+\.distcp|extra\.pt|\.nfs.*|\.DS_Store|\._.*"
+)
+"""The files of checkpoints, old ones too, and what systems put beside any."""
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Give ``new`` the name ``path``; what had it goes, once that is on the disk.
+
+    Raises:
+        CheckpointError: a file, or a folder with other things, has that name.
+        OSError: it cannot be.
+    """
+    check_replaceable(path)
+    old = new
+    if not os.path.lexists(path):
+        new.rename(path)
+    elif not exchange(new, path):
+        old = aside(path)
+        remove(old)
+        path.rename(old)
+        new.rename(path)
+    sync(path.parent)
+    with suppress(OSError):  # it has no name of a checkpoint any more, and nobody waits for it
+        remove(old)
+
+
+def standing(path: Path) -> Path:
+    """Where the checkpoint of this name is: aside, if it was being replaced when all ended."""
+    old = aside(path)
+    return old if not os.path.lexists(path) and _is_folder(old) else path
+
+
+def put_back(path: Path) -> None:
+    """If it is aside, give it its name again."""
+    if standing(path) != path:
+        aside(path).rename(path)
+
+
+def aside(path: Path) -> Path:
+    """The name that it has while another takes its place."""
+    return path.with_name(f".{path.name}.replaced")
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to throw away what is no checkpoint.
+
+    Raises:
+        CheckpointError: it is a file with something in it, or a folder; names a file in that.
+        OSError: it cannot be read.
+    """
+    if path.is_file() and not path.is_symlink() and path.stat().st_size > 0:
+        raise CheckpointError(
+            f"{path} is a file, and stays as it is: a checkpoint is a folder\n"
+            "    give the checkpoint a name of its own"
+        )
+    if _is_folder(path):
+        others = [
+            name for name in sorted(os.listdir(path)) if not CHECKPOINT_FILE_NAMES.fullmatch(name)
+        ]
+        if others:
+            raise CheckpointError(
+                f"{path} is a folder with other things, such as {others[0]}, and stays as it is\n"
+                "    give the checkpoint a name of its own in it"
+            )
+
+
+def remove(path: Path) -> None:
+    """A folder, a file or a link, if it is there.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    if _is_folder(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Let two names change places in one go; False where that cannot be.
+
+    Raises:
+        OSError: it failed for another reason.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if sys.platform != "linux" or rename is None:
+        return False
+    sys.audit("os.rename", os.fspath(a), os.fspath(b), -1, -1)
+    names = (AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b))
+    if rename(*names, RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in NO_EXCHANGE_ERRORS:
+        return False
+    raise OSError(number, os.strerror(number), os.fspath(b))
+
+
+def _is_folder(path: Path) -> bool:
+    """Itself, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder's names are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

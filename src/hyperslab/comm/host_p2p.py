@@ -1,0 +1,201 @@
+"""Sends host arrays from rank to rank in the background, on a process group of their own."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import logging
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from hyperslab.comm.agreement import all_gather, any_rank, lost_contact
+from hyperslab.comm.bootstrap import time_limit
+from hyperslab.comm.communicator import agree_on_group_names
+from hyperslab.comm.grid import Grid
+from hyperslab.errors import CommError
+
+log = logging.getLogger("hyperslab.data")
+
+T = TypeVar("T")
+
+SAMPLE_EXCHANGE = "the exchange of samples"
+
+LEAVE_GRACE = 10.0
+"""What a rank that leaves without a word waits for the others to fetch its last boxes [s]."""
+
+SentMessage = tuple[int, dist.Work, NDArray[Any]]
+"""To whom, what is under way, and what must not change until it has arrived."""
+
+
+class HostP2P:
+    """Sends and receives for one data set; every rank makes one at the same time.
+
+    A message is known by its tag, so that ranks which are not at the same step never take one for
+    another: they wait until the process group's time limit.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.rank = grid.rank
+        self.size = grid.size
+        self.received_bytes = 0
+        self._sent: list[list[SentMessage]] = [[], []]  # before the last `settle`, and since
+        self._abandoned = threading.Event()
+        with self.naming(None):
+            agree_on_group_names()
+            # Kept, unlike a grid's: what ends a group waits for its messages, and a rank that
+            # leaves after an error must not.
+            self.group = dist.new_group(backend="gloo", timeout=time_limit())
+            dist.barrier(self.group)  # nobody must leave it while others still connect to it
+        self._forget = weakref.finalize(self, _end_group, self.group, self._sent)
+        self._forget.atexit = False  # too late: torch's threads have ended by then
+
+    def send(self, values: NDArray[Any], peer: int, tag: int, what: str) -> None:
+        """Begin to send a contiguous array, which must not change until two `settle` later."""
+        log.debug("%s: %d B from rank %d to rank %d", what, values.nbytes, self.rank, peer)
+        with self.naming(peer):
+            work = dist.isend(as_bytes(values), peer, group=self.group, tag=tag)
+        assert work is not None
+        self._sent[1].append((peer, work, values))
+
+    def receive(self, out: NDArray[Any], peer: int, tag: int) -> ReceivingArray:
+        """Begin to fill a contiguous array."""
+        with self.naming(peer):
+            work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
+        assert work is not None
+        self.received_bytes += out.nbytes
+        return ReceivingArray(self, peer, work)
+
+    def settle(self) -> None:
+        """Wait until what was sent before the last `settle` has arrived.
+
+        The others may be a step behind; to wait for the newest messages would hold this rank up.
+        """
+        for peer, work, _ in _pop_each(self._sent[0]):
+            with self.naming(peer):
+                work.wait()
+        self._sent[:] = [self._sent[1], []]
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank has it set; all ranks call this."""
+        with self.naming(None):
+            return any_rank(flag, self.group)
+
+    def gather(self, mine: T) -> list[T]:
+        """What every rank has, by rank; all ranks call this."""
+        with self.naming(None):
+            return all_gather(mine, self.group)
+
+    def close(self) -> None:
+        """Wait until all has arrived, unless a rank was lost; all ranks call this."""
+        if not self._abandoned.is_set():
+            with suppress(CommError):
+                self.settle()
+                self.settle()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._abandoned.is_set():
+            self._forget()
+        elif self._forget.detach() is not None:
+            _destroy_group(self.group)
+
+    def abandon(self) -> None:
+        """Let go at once: whoever waits, here or on another rank, gets an error.
+
+        gloo cannot be told to; but it closes a connection of which a message does not come in time.
+        """
+        self._abandoned.set()
+        for peer in range(self.size):
+            if peer != self.rank:
+                with suppress(RuntimeError, ValueError):
+                    tag = tag_of("the end")
+                    work = dist.irecv(torch.empty(1), peer, group=self.group, tag=tag)
+                    assert work is not None
+                    work.wait(_timeout(0))
+
+    def leave(self, seconds: float) -> None:
+        """End in any case, after so many seconds for what was sent to arrive [s]."""
+        _await_sent(self._sent, seconds)
+        self.abandon()
+        self._end()
+
+    @contextmanager
+    def naming(self, peer: int | None) -> Iterator[None]:
+        """Say which rank did not answer."""
+        peers = () if peer is None else (peer,)
+        if self._abandoned.is_set():
+            why = "the data set was left after an error"
+            raise lost_contact(self.rank, peers, SAMPLE_EXCHANGE, why)
+        try:
+            yield
+        except CommError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise lost_contact(self.rank, peers, SAMPLE_EXCHANGE, error) from error
+
+
+class ReceivingArray:
+    """A message that is on its way."""
+
+    def __init__(self, transport: HostP2P, peer: int, work: dist.Work) -> None:
+        self._transport = transport
+        self._peer = peer
+        self._work = work
+
+    def wait(self) -> None:
+        """Until it is there.
+
+        Raises:
+            CommError: the other rank died or did not answer in time.
+        """
+        with self._transport.naming(self._peer):
+            self._work.wait()
+
+
+def tag_of(*key: object) -> int:
+    """A message's number, by what it is."""
+    return zlib.crc32(repr(key).encode()) >> 1
+
+
+def as_bytes(values: NDArray[Any]) -> torch.Tensor:
+    """The memory of a contiguous array: not every backend sends every type."""
+    return torch.from_numpy(values.reshape(-1).view(np.uint8))
+
+
+def _timeout(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=max(seconds, 0.001))  # zero would be for ever
+
+
+def _pop_each(sent: list[SentMessage]) -> Iterator[SentMessage]:
+    """Each message once: gloo would wait for the arrival of a second one."""
+    while sent:
+        yield sent.pop(0)
+
+
+def _await_sent(sent: list[list[SentMessage]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    for _, work, _ in itertools.chain(*map(_pop_each, sent)):
+        with suppress(RuntimeError, ValueError):
+            work.wait(_timeout(end - time.monotonic()))
+
+
+def _end_group(group: dist.ProcessGroup, sent: list[list[SentMessage]]) -> None:
+    if dist.is_initialized():
+        _await_sent(sent, LEAVE_GRACE)
+        _destroy_group(group)
+
+
+def _destroy_group(group: dist.ProcessGroup) -> None:
+    if dist.is_initialized():
+        with suppress(ValueError):  # the process group of which it was a part has ended
+            dist.destroy_process_group(group)

@@ -1,0 +1,263 @@
+"""Reads a rank's place from the environment that torchrun, srun or mpirun has set.
+
+`read_variables` reads torchrun's variables and those of hyperslab's own launcher. `adopt_slurm`
+and `adopt_mpi` set these for ranks that Slurm's `srun` or `mpirun` has started.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from hyperslab.errors import HyperslabError
+from hyperslab.util.optional_libraries import how_to_install
+
+STORE_VARIABLE = "HYPERSLAB_STORE"
+"""In a rank's environment: the file by which the ranks that `hyperslab` started find each other."""
+
+RUN_VARIABLE = "HYPERSLAB_RUN"
+"""In a rank's environment: words for the run that it belongs to, the same on all of its ranks."""
+
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""In the environment of torchrun's ranks; the launcher of `hyperslab` takes it out of its own."""
+
+VALID_PORTS = range(1, 65536)
+
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "SLURM_JOB_ID",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+)
+"""By which an error says why another variable is missed."""
+
+_REMEDY = (
+    "    torchrun, srun, mpirun and --ranks set what a rank needs; by hand it is RANK,\n"
+    "    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankVariables:
+    """The place of a rank, and where it meets the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    port: int
+    store: str | None
+
+    @property
+    def where(self) -> str:
+        """The words by which an error names the meeting place."""
+        if self.store is not None:
+            return "the store of their launcher"
+        return f"MASTER_ADDR={self.address} MASTER_PORT={self.port}"
+
+
+def read_variables(environ: Mapping[str, str]) -> RankVariables | None:
+    """What the environment says of this rank; None where it says that there is only one.
+
+    Raises:
+        HyperslabError: a variable is missing, no number or out of range; names it.
+    """
+    if "RANK" not in environ:
+        if "WORLD_SIZE" in environ and _number(environ, "WORLD_SIZE", range(1, 1 << 31)) > 1:
+            raise _bad(environ, "WORLD_SIZE", "asks for several ranks, but RANK is not set")
+        return None
+    size = _number(environ, "WORLD_SIZE", range(1, 1 << 31))
+    rank = _number(environ, "RANK", range(size), f"of WORLD_SIZE={size} ranks")
+    local = 0
+    if "LOCAL_RANK" in environ:
+        local = _number(environ, "LOCAL_RANK", range(size), f"of WORLD_SIZE={size} ranks")
+    if (
+        STORE_VARIABLE in environ and TORCHRUN_VARIABLE not in environ
+    ):  # or a rank has started torchrun
+        return RankVariables(rank, size, local, "", 0, environ[STORE_VARIABLE])
+    if size == 1 and "MASTER_PORT" not in environ:  # nobody to meet
+        return RankVariables(rank, size, local, "localhost", 0, None)
+    port = _number(environ, "MASTER_PORT", VALID_PORTS)
+    return RankVariables(rank, size, local, _text(environ, "MASTER_ADDR"), port, None)
+
+
+def whole_number(environ: Mapping[str, str], name: str) -> int:
+    """A variable that has to be a number from 0 on, such as those of Slurm and of MPI.
+
+    Raises:
+        HyperslabError: it is not there, or something else; names it.
+    """
+    return _number(environ, name, range(1 << 32))
+
+
+def check_thread_count(environ: Mapping[str, str]) -> None:
+    """
+    Raises:
+        HyperslabError: OMP_NUM_THREADS is not a number of threads; OpenMP would take all cores.
+    """
+    for part in environ.get("OMP_NUM_THREADS", "1").split(","):  # one for each level of nesting
+        if not part.strip().isdecimal() or int(part) < 1:
+            raise _bad(environ, "OMP_NUM_THREADS", "is no number of threads", "    unset it")
+
+
+def _number(environ: Mapping[str, str], name: str, allowed: range, of: str = "") -> int:
+    text = _text(environ, name)
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise _bad(environ, name, "is no whole number")
+    number = int(text)
+    if number not in allowed:
+        most = f" to {allowed[-1]}" if allowed.stop < 1 << 31 else " on"
+        raise _bad(environ, name, f"is not in the range from {allowed[0]}{most} {of}".rstrip())
+    return number
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    text = environ.get(name, "").strip()
+    if not text:
+        others = [n for n in LAUNCHER_VARIABLES if n in environ and n != name]
+        given = f", but {others[0]}={environ[others[0]]} is" if others else ""
+        raise HyperslabError(f"{name} is not set{given}\n{_REMEDY}")
+    return text
+
+
+def _bad(
+    environ: Mapping[str, str], name: str, problem: str, remedy: str = _REMEDY
+) -> HyperslabError:
+    return HyperslabError(f"{name}={environ[name]!r} {problem}\n{remedy}")
+
+
+SLURM_RANK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID")
+
+SLURM_PORTS = range(20000, 30000)
+"""Below those that Linux gives to whoever asks for any."""
+
+SLURM_STEP_STRIDE = 97
+"""Between the ports of a job's steps: next to each other they would be those of the next jobs."""
+
+
+def adopt_slurm(environ: MutableMapping[str, str]) -> None:
+    """Under ``srun`` with several tasks, set the variables that torchrun would.
+
+    Job and step give the port, so that two steps that run on one machine do not meet; and the
+    words for the run, by which a rank of another one is refused if they do.
+
+    Raises:
+        HyperslabError: one of Slurm's is missing or odd; names it.
+    """
+    if "RANK" in environ or "SLURM_STEP_NODELIST" not in environ:
+        return  # a batch script has some of Slurm's variables too, but is no rank
+    names = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    ranks = next((whole_number(environ, name) for name in names if name in environ), 1)
+    if ranks == 1:
+        return
+    rank, local = (whole_number(environ, name) for name in SLURM_RANK_VARIABLES)
+    job, step = (
+        whole_number(environ, name) if name in environ else 0
+        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    )
+    address = first_slurm_host(environ["SLURM_STEP_NODELIST"])
+    if not address:
+        nodes = environ["SLURM_STEP_NODELIST"]
+        raise HyperslabError(f"SLURM_STEP_NODELIST={nodes!r} names no machine")
+    environ["RANK"] = str(rank)
+    environ["WORLD_SIZE"] = str(ranks)
+    environ["LOCAL_RANK"] = str(local)
+    environ.setdefault("MASTER_ADDR", address)
+    environ.setdefault("MASTER_PORT", str(slurm_port(job, step)))
+    environ.setdefault(RUN_VARIABLE, f"Slurm job {job} step {step}")
+
+
+def slurm_port(job: int, step: int) -> int:
+    """Where the ranks of a step meet.
+
+    >>> port_of(123456, 0), port_of(123456, 1), port_of(123457, 0)
+    (23456, 23553, 23457)
+    """
+    return SLURM_PORTS[(job + SLURM_STEP_STRIDE * step) % len(SLURM_PORTS)]
+
+
+def first_slurm_host(nodes: str) -> str:
+    """The first name in Slurm's list of nodes.
+
+    >>> first_host("gpu[007-012,020],login1")
+    'gpu007'
+    """
+    match = re.match(r"([^,\[]*)(?:\[([^-,\]]*)[^\]]*\])?([^,]*)", nodes)
+    assert match is not None
+    return "".join(part or "" for part in match.groups())
+
+
+MPI_RANK_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+"""Rank, number of ranks, and rank on the machine: Open MPI's names, and MPICH's and Intel's. Slurm
+sets the first two of the latter for its own tasks."""
+
+MPI_JOB_VARIABLE = "PMIX_NAMESPACE"
+"""Open MPI's name for the run, the same on all its ranks."""
+
+
+def adopt_mpi(environ: MutableMapping[str, str]) -> None:
+    """Under ``mpirun`` with several ranks, set the variables that torchrun would.
+
+    Where they meet is agreed by MPI: the first rank's machine, and a port that is free there. Call
+    it before what takes a rank's place from Slurm: that describes mpirun's own daemons.
+
+    Raises:
+        HyperslabError: mpi4py is not installed, and nothing says where the ranks meet; or one of
+            mpirun's variables is missing or odd.
+    """
+    if "RANK" in environ:
+        return
+    found = next(
+        (names for names in MPI_RANK_VARIABLES if all(name in environ for name in names)), None
+    )
+    if found is None and not any(name in environ for name in MPI_RANK_VARIABLES[0]):
+        return
+    rank, size, local = (whole_number(environ, name) for name in found or MPI_RANK_VARIABLES[0])
+    if size == 1:
+        return
+    if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
+        address, port = _mpi_meeting_place()
+        environ["MASTER_ADDR"] = address
+        environ["MASTER_PORT"] = str(port)
+    if MPI_JOB_VARIABLE in environ:
+        environ.setdefault(RUN_VARIABLE, f"MPI job {environ[MPI_JOB_VARIABLE]}")
+    environ["RANK"] = str(rank)
+    environ["WORLD_SIZE"] = str(size)
+    environ["LOCAL_RANK"] = str(local)
+
+
+def finish_mpi() -> None:
+    """End MPI where it was started, as a rank must that leaves without the interpreter's shutdown.
+
+    Waits for the other ranks; one that does not call it is a failure, for which mpirun ends all.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def _mpi_meeting_place() -> tuple[str, int]:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise HyperslabError(
+            f"mpirun started this rank, and where the ranks meet is not known ({error})\n"
+            f"    {how_to_install('mpi')}, or set MASTER_ADDR and MASTER_PORT"
+        ) from error
+    world = MPI.COMM_WORLD
+    hosts = world.allgather(socket.gethostname())
+    place = None
+    if world.Get_rank() == 0:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            name = "localhost" if len({*hosts}) == 1 else hosts[0]
+            place = (name, free.getsockname()[1])
+    found: tuple[str, int] = world.bcast(place)
+    return found

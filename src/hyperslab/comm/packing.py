@@ -1,0 +1,154 @@
+"""Packs and adds all boxes of a block that travel, by one kernel on a CUDA device.
+
+A block that is cut along three axes has up to 26 neighbours, and a kernel for each of them costs
+more to start than to run. What has to be known of the boxes is a table on the device, which is
+made once for a plan and the strides of a block. On the CPU, and without Triton, each box is
+handled by torch; that is the reference, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from hyperslab.geometry import Box
+
+ALIGNED_ELEMENTS = 64  # elements: every box begins on a boundary of at least 128 bytes
+MOST_PACKED_DIMS = 5
+PACKED_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxTable:
+    """``rows`` for a kernel, on the device; ``largest``: elements of the largest box."""
+
+    rows: torch.Tensor
+    largest: int
+    pieces: int  # at most, that meet in one box
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The boxes of a block ``own`` that travel, by the order of their messages."""
+
+    own: Box
+    parts: tuple[Box, ...]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each begins in one buffer for all [elements]; the last one is the buffer's end."""
+        sizes = (-(-part.size // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS for part in self.parts)
+        return list(itertools.accumulate(sizes, initial=0))
+
+    def room(self, like: torch.Tensor) -> list[torch.Tensor]:
+        """A contiguous tensor for each, in one buffer."""
+        *begins, end = self.offsets
+        buffer = like.new_empty(end)
+        return [
+            buffer[begin : begin + part.size].view(part.shape)
+            for begin, part in zip(begins, self.parts, strict=True)
+        ]
+
+    def packing(self, strides: Strides, device: torch.device) -> BoxTable:
+        """Of each box: its size, where it begins in block and buffer, its extents, the strides."""
+        rows = []
+        for begin, part in zip(self.offsets, self.parts, strict=False):
+            inside = _first_element(part, self.own, strides)
+            rows.append(
+                [part.size, inside, begin, *_pad_to_dims(part.shape, 1), *_pad_to_dims(strides, 0)]
+            )
+        return _table_on(device, rows, 1)
+
+    def adding(self, strides: Strides, device: torch.device) -> BoxTable:
+        """Of each of the disjoint boxes that the parts fall into: how the block lies there.
+
+        And, for each part that covers it, in order, where it begins in the buffer and how it lies.
+        """
+        cells = _split_disjoint(self.parts)
+        most = max(len(covering) for _, covering in cells)
+        rows = []
+        for cell, covering in cells:
+            row = [cell.size, _first_element(cell, self.own, strides), len(covering)]
+            row += [*_pad_to_dims(cell.shape, 1), *_pad_to_dims(strides, 0)]
+            for number in covering:
+                part = self.parts[number]
+                lies = _row_major(part.shape)
+                row += [
+                    self.offsets[number] + _first_element(cell, part, lies),
+                    *_pad_to_dims(lies, 0),
+                ]
+            rows.append(row + [0] * (6 * (most - len(covering))))
+        return _table_on(device, rows, most)
+
+
+def packs_with_one_kernel(block: torch.Tensor, boxes: Boxes) -> bool:
+    """Whether one kernel handles all boxes of this block."""
+    return (
+        block.device.type == "cuda"
+        and len(boxes.parts) > 1
+        and block.dtype in PACKED_TYPES
+        and block.dim() <= MOST_PACKED_DIMS
+        and _has_triton()
+    )
+
+
+def pack(x: torch.Tensor, boxes: Boxes, table: BoxTable) -> list[torch.Tensor]:
+    """Copies of the boxes of ``x``, each contiguous."""
+    from hyperslab.comm.packing_triton import pack_boxes
+
+    pieces = boxes.room(x)
+    pack_boxes(x, pieces[0], table.rows, table.largest)
+    return pieces
+
+
+def add(block: torch.Tensor, pieces: Sequence[torch.Tensor], table: BoxTable) -> None:
+    """Add each piece to its box of ``block``, in place; the pieces are those of `Boxes.room`.
+
+    Where several meet they are added in their order, as one after the other would be.
+    """
+    from hyperslab.comm.packing_triton import add_boxes
+
+    add_boxes(block, pieces[0], table.rows, table.largest, table.pieces)
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _table_on(device: torch.device, rows: list[list[int]], pieces: int) -> BoxTable:
+    table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    return BoxTable(table, max(row[0] for row in rows), pieces)
+
+
+def _first_element(part: Box, box: Box, strides: Sequence[int]) -> int:
+    """The first element of ``part`` in a tensor that holds ``box``."""
+    return sum((p - b) * s for p, b, s in zip(part.lo, box.lo, strides, strict=True))
+
+
+def _pad_to_dims(values: Sequence[int], fill: int) -> list[int]:
+    return [fill] * (MOST_PACKED_DIMS - len(values)) + list(values)
+
+
+def _row_major(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def _split_disjoint(parts: Sequence[Box]) -> list[tuple[Box, list[int]]]:
+    """Boxes that tile the union of ``parts``, each with the numbers of those that cover it."""
+    ends = [sorted({e for part in parts for e in part.interval(d)}) for d in range(parts[0].ndim)]
+    cells = []
+    for intervals in itertools.product(*(list(itertools.pairwise(e)) for e in ends)):
+        cell = Box.of(list(intervals))
+        covering = [number for number, part in enumerate(parts) if part.contains(cell)]
+        if covering:
+            cells.append((cell, covering))
+    return cells

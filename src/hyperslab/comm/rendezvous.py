@@ -1,0 +1,480 @@
+"""Lets the ranks of one run meet at a store and compares what they want before anything starts.
+
+In reading order: a `Deadline` for calls that know none (a store waits for ever where nobody
+answers); the restart epoch, which tells one start of the ranks from earlier ones in a store that
+outlives them, that of torchrun's agents; `meet`, which opens or finds the store, or says why
+there is none; the roll call, which finds ranks that are missing, of another run, or want another
+thing.
+
+Legend: what a rank wants are its *facts*, nested dictionaries of JSON's values. The store
+carries text only, nothing that is run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from hyperslab.comm.launchers import RUN_VARIABLE, RankVariables
+from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, reason
+
+T = TypeVar("T")
+
+POLL_PAUSES = (0.002, 0.25)  # [s] between two looks, the first and the longest
+
+
+class Deadline:
+    """So many seconds from now on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """[s], 0 at the least."""
+        return max(0.0, self._end - time.monotonic())
+
+    def poll(self, found: Callable[[], bool]) -> bool:
+        """Look until it is found, in ever longer pauses; whether it was in time."""
+        pause, longest = POLL_PAUSES
+        while not found():
+            if not self.left:
+                return False
+            time.sleep(min(pause, self.left))
+            pause = min(2 * pause, longest)
+        return True
+
+
+def in_time(seconds: float, make: Callable[[], T], late: Callable[[], CommError]) -> T:
+    """What ``make`` returns or raises, on a thread of its own.
+
+    A thread that hangs is left behind: torch cannot be told to give up a connection.
+
+    Raises:
+        CommError: ``late()``, after so many seconds.
+    """
+    found: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(make())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if raised:
+        raise raised[0]
+    if not found:
+        raise late()
+    return found[0]
+
+
+def agree_on_restart_epoch(
+    store: Store, place: RankVariables, deadline: Deadline, connect: Callable[[], Store]
+) -> Store:
+    """The part of ``store`` that belongs to this start of the ranks alone.
+
+    torchrun's own count of restarts does not say it: every node counts those that it began itself,
+    so after the loss of a rank the nodes' counts may differ. ``connect`` makes another connection
+    to the store.
+
+    Distribution scheme:
+      1. Every rank but the first leaves a word that is new under its number.
+      2. Rank 0 answers each such word with its own, in the background, until all have read it.
+         It may answer a rank of an earlier start, which is dead and does not read it.
+
+    Raises:
+        CommError: rank 0 did not come in time.
+    """
+    word = secrets.token_hex(16)
+    if place.rank == 0:
+        waiting = dict.fromkeys(range(1, place.size), b"")
+        thread = threading.Thread(
+            target=_answer_restart_words, args=(connect, word, waiting, deadline), daemon=True
+        )
+        thread.start()
+        return PrefixStore(f"hyperslab/start {word}", store)
+    store.set(f"hyperslab/word {place.rank}", word)
+    answer = f"hyperslab/answer {word}"
+    if not deadline.poll(lambda: store.check([answer])):
+        raise rank_0_missing(place, deadline)
+    found = store.get(answer).decode()
+    store.set(f"hyperslab/start {found}/read {place.rank}", "")
+    return PrefixStore(f"hyperslab/start {found}", store)
+
+
+def rank_0_missing(place: RankVariables, deadline: Deadline) -> CommError:
+    """Of a rank that came and waited."""
+    return CommError(
+        f"rank 0 did not come to {place.where} within {deadline.seconds:g} s: rank "
+        f"{place.rank} of {place.size} is there\n    see whether all ranks were started"
+    )
+
+
+def _answer_restart_words(
+    connect: Callable[[], Store], word: str, waiting: dict[int, bytes], deadline: Deadline
+) -> None:
+    """``waiting``: by rank, its word that was answered."""
+    try:
+        store = connect()
+        deadline.poll(lambda: _all_answered(store, word, waiting))
+    except (CommError, RuntimeError):
+        # the store is gone, which the rank itself, waiting there for the others, says
+        return
+
+
+def _all_answered(store: Store, word: str, waiting: dict[int, bytes]) -> bool:
+    for rank, answered in list(waiting.items()):
+        if store.check([f"hyperslab/start {word}/read {rank}"]):
+            del waiting[rank]
+        elif store.check([f"hyperslab/word {rank}"]):
+            theirs = store.get(f"hyperslab/word {rank}")
+            if theirs != answered:
+                store.set(f"hyperslab/answer {theirs.decode()}", word)
+                waiting[rank] = theirs
+    return not waiting
+
+
+RESOLVE_LIMIT = 30.0
+"""How long [s] the name of the first rank's machine may be unknown: it may be about to start."""
+
+
+def meet(place: RankVariables, deadline: Deadline) -> Store:
+    """The store of these ranks: the launcher's file, torchrun's, or one that rank 0 opens.
+
+    Raises:
+        HyperslabError: MASTER_PORT is taken, or MASTER_ADDR does not resolve.
+        CommError: nobody answers there in time.
+    """
+    limit = datetime.timedelta(seconds=max(deadline.left, 1.0))
+    if place.store is not None:
+        store: Store = dist.FileStore(place.store, place.size)  # type: ignore[attr-defined]
+        store.set_timeout(limit)
+        return store
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = _connect_to_store(place, deadline, limit)
+        return agree_on_restart_epoch(
+            store, place, deadline, lambda: _connect_to_store(place, deadline, limit)
+        )
+    if place.port == 0:
+        return dist.HashStore()  # type: ignore[attr-defined]
+    if place.rank > 0:
+        return _connect_to_store(place, deadline, limit)
+    with _open_listener(place) as listener:
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            place.address,
+            place.port,
+            place.size,
+            is_master=True,
+            timeout=limit,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def _connect_to_store(place: RankVariables, deadline: Deadline, limit: datetime.timedelta) -> Store:
+    """Torch tries as long, but says so in pages of its own."""
+    _wait_until_reachable(place, deadline)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        place.address, place.port, place.size, timeout=limit, wait_for_workers=False
+    )
+
+
+def _wait_until_reachable(place: RankVariables, deadline: Deadline) -> None:
+    """Wait until somebody listens there."""
+    resolve = Deadline(min(RESOLVE_LIMIT, deadline.left))
+    problem: OSError = TimeoutError()
+
+    def reached() -> bool:
+        nonlocal problem
+        try:
+            socket.create_connection((place.address, place.port), max(deadline.left, 0.1)).close()
+        except socket.gaierror as error:
+            if not resolve.left:
+                raise _unknown_host(place, error) from None
+            problem = error
+        except OSError as error:
+            problem = error
+        else:
+            return True
+        return False
+
+    if deadline.poll(reached):
+        return
+    if isinstance(problem, socket.gaierror):
+        raise _unknown_host(place, problem)
+    raise CommError(
+        f"rank {place.rank} of {place.size} does not reach rank 0 at {place.where} within "
+        f"{deadline.seconds:g} s: {reason(problem)}\n"
+        "    see whether rank 0 was started, and whether the two are those of its machine"
+    )
+
+
+def _open_listener(place: RankVariables) -> socket.socket:
+    """At MASTER_ADDR alone; everywhere where that is a name of this machine for others only."""
+    try:
+        found = socket.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise _unknown_host(place, error) from None
+    family, _, _, _, address = found[0]
+    try:
+        return socket.create_server(address[:2], family=family, backlog=4096)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise _port_taken(place, error) from None
+    try:
+        return socket.create_server(("", place.port), backlog=4096)
+    except OSError as error:
+        raise _port_taken(place, error) from None
+
+
+def _port_taken(place: RankVariables, error: OSError) -> HyperslabError:
+    return HyperslabError(
+        f"rank 0 cannot listen at {place.where}: {reason(error)}\n"
+        "    another program or run may have that port: give all ranks another MASTER_PORT"
+    )
+
+
+def _unknown_host(place: RankVariables, error: OSError) -> HyperslabError:
+    return HyperslabError(
+        f"MASTER_ADDR={place.address!r} is the name of no machine: {error.strerror}\n"
+        "    give all ranks the name or the address of rank 0's machine"
+    )
+
+
+VERDICT_WAIT = 2.0  # [s] that rank 0 waits for the others to read why it ends
+
+MOST_NAMED = 4  # keys and hosts that an error names
+
+Facts = Mapping[str, Any]
+
+VERDICTS: dict[str, type[HyperslabError]] = {
+    "lost": CommError,
+    "problem": HyperslabError,
+    "shared": LayoutError,
+    "differ": RecipeError,
+}
+"""The errors that all ranks raise, by what is wrong."""
+
+
+def answer_roll_call(
+    store: Store,
+    place: RankVariables,
+    facts: Facts,
+    deadline: Deadline,
+    *,
+    problem: str = "",
+    device: str = "",
+) -> Store:
+    """Agree with all other ranks; the part of the store that is this start's own.
+
+    A rank with a ``problem`` cannot go on; all ranks then end with its words. ``device`` is the
+    name of what no other rank may have, if there is such a thing.
+
+    Distribution scheme:
+      1. Rank 0 writes down which run this is; the others compare.
+      2. Every rank takes its number, which nobody else must have, and writes down its facts.
+      3. Rank 0 reads those of all and writes down what is wrong, if something is.
+      4. Every rank reads that.
+
+    Raises:
+        HyperslabError: this rank is of another run, or its number is taken, or one has a problem.
+        CommError: a rank did not come in time; names all that did not.
+        LayoutError: two ranks have one device.
+        RecipeError: two ranks want different things; names the first difference.
+    """
+    _compare_runs(store, place, deadline)
+    turn = _take_number(store, place, deadline)
+    store = PrefixStore(f"turn {turn}", store)
+    host = socket.gethostname()
+    mine = {"host": host, "problem": problem, "device": device, "facts": facts}
+    store.set(f"facts {place.rank}", json.dumps(mine))
+    if problem:
+        store.compare_set("problem", "", str(place.rank))
+    if place.rank == 0:
+        verdict = _find_verdict(store, place, deadline)
+        store.set("verdict", json.dumps(verdict))
+        if verdict["words"]:
+            others = len(_ranks_present(store, place)) - 1
+            Deadline(VERDICT_WAIT).poll(lambda: store.add("read", 0) >= others)
+    else:
+        if not deadline.poll(lambda: store.check(["verdict"])):
+            raise _ranks_missing(_ranks_present(store, place), place, deadline)
+        verdict = json.loads(store.get("verdict"))
+        store.add("read", 1)
+    if verdict["words"]:
+        raise VERDICTS[verdict["kind"]](verdict["words"])
+    return store
+
+
+def run_identity(environ: Mapping[str, str], size: int) -> dict[str, str]:
+    """What tells a run from others, by the variables that say so: the same on all its ranks."""
+    found = {
+        name: environ[name] for name in (RUN_VARIABLE, "TORCHELASTIC_RUN_ID") if name in environ
+    }
+    return found | {"WORLD_SIZE": str(size)}
+
+
+def _compare_runs(store: Store, place: RankVariables, deadline: Deadline) -> None:
+    mine = run_identity(os.environ, place.size)
+    if place.rank == 0:
+        found = store.compare_set("run", "", json.dumps(mine))
+    elif deadline.poll(lambda: store.check(["run"])):
+        found = store.get("run")
+    else:
+        raise rank_0_missing(place, deadline)
+    theirs = json.loads(found)
+    if theirs != mine:
+        name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
+        raise HyperslabError(
+            f"rank {place.rank} is of another run than those at {place.where}: its {name} is "
+            f"{mine.get(name, 'not set')}, theirs is {theirs.get(name, 'not set')}\n"
+            "    two runs on one machine need a MASTER_PORT each"
+        )
+
+
+def _take_number(store: Store, place: RankVariables, deadline: Deadline) -> int:
+    """How often this rank has started here; a program may do so several times."""
+    me = f"process {os.getpid()} on {socket.gethostname()}"
+    turn = store.add(f"starts {place.rank}", 1)
+    store.set(f"process {place.rank} {turn}", me)
+    if turn > 1:
+        before = f"process {place.rank} {turn - 1}"
+        found = deadline.poll(lambda: store.check([before]))
+        other = store.get(before).decode() if found else "another process"
+        if other != me:
+            raise HyperslabError(
+                f"RANK={place.rank} is taken: {other} came to {place.where} before {me}\n"
+                "    every rank needs a number of its own, and every run a MASTER_PORT"
+            )
+    return turn
+
+
+def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> dict[str, str]:
+    """What is wrong with the ranks, if something is: the kind of error and its words."""
+    missing = [*range(place.size)]
+
+    def known() -> bool:
+        while missing and store.check([f"facts {missing[-1]}"]):
+            missing.pop()
+        return not missing or store.check(["problem"])
+
+    if not deadline.poll(known):
+        return {
+            "kind": "lost",
+            "words": str(_ranks_missing(_ranks_present(store, place), place, deadline)),
+        }
+    if store.check(["problem"]):
+        rank = int(store.get("problem"))
+        words = json.loads(store.get(f"facts {rank}"))["problem"]
+        return {"kind": "problem", "words": f"rank {rank} says: {words}"}
+    found = [json.loads(store.get(f"facts {rank}")) for rank in range(place.size)]
+    words = _find_shared_device([one["device"] for one in found])
+    if words:
+        return {"kind": "shared", "words": words}
+    words = compare_facts([one["facts"] for one in found], [one["host"] for one in found])
+    return {"kind": "differ", "words": words}
+
+
+def _find_shared_device(devices: list[str]) -> str:
+    """Which ranks have the same one, if any do."""
+    for device in dict.fromkeys(filter(None, devices)):
+        ranks = [rank for rank, other in enumerate(devices) if other == device]
+        if len(ranks) > 1:
+            return (
+                f"{name_ranks(ranks)} have the same CUDA device, {device}\n"
+                "    give each one of its own (srun --gpus-per-task=1), or let every rank see all\n"
+                "    devices of its machine; to test several on one: device=cuda-shared in a recipe"
+            )
+    return ""
+
+
+def _ranks_present(store: Store, place: RankVariables) -> list[int]:
+    return [rank for rank in range(place.size) if store.check([f"facts {rank}"])]
+
+
+def _ranks_missing(came: list[int], place: RankVariables, deadline: Deadline) -> CommError:
+    others = [rank for rank in range(place.size) if rank not in came] or [0]
+    return CommError(
+        f"{name_ranks(others)} did not come to {place.where} within {deadline.seconds:g} s: "
+        f"{name_ranks(came)} of {place.size} did\n"
+        "    see whether all were started, and what those that did not come have said"
+    )
+
+
+def compare_facts(facts: list[Facts], hosts: list[str]) -> str:
+    """In what the ranks differ, the first key with its values; empty if in nothing.
+
+    >>> print(compare_facts([{"a": {"b": 1}}, {"a": {"b": 2}}, {"a": {"b": 2}}], ["n1"] * 3))
+    the ranks differ in a.b: 1 on rank 0, 2 on ranks 1 and 2
+        start all ranks with the same command, recipe and versions
+    """
+    flat = [_flatten_facts(one) for one in facts]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    differing = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
+    if not differing:
+        return ""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, one in enumerate(flat):
+        ranks[one.get(differing[0], "nothing")].append(rank)
+    several = len({*hosts}) > 1
+    values = [
+        f"{value} on {name_ranks(r)}" + (f" ({_name_some(hosts[i] for i in r)})" if several else "")
+        for value, r in ranks.items()
+    ]
+    also = f"\n    and in {_name_some(differing[1:])}" if differing[1:] else ""
+    return (
+        f"the ranks differ in {differing[0]}: {', '.join(values)}{also}\n"
+        "    start all ranks with the same command, recipe and versions"
+    )
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """
+    >>> name_ranks([3]), name_ranks([0, 1, 2, 5, 7, 8])
+    ('rank 3', 'ranks 0 to 2, 5, 7 and 8')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    words = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+    return f"rank{'s' * (sum(map(len, runs)) != 1)} {words}"
+
+
+def _flatten_facts(facts: Facts, key: str = "") -> dict[str, str]:
+    """Dotted keys and values as JSON."""
+    found: dict[str, str] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flatten_facts(value, f"{key}{name}.")
+        else:
+            found[f"{key}{name}"] = json.dumps(value)
+    return found
+
+
+def _name_some(words: Iterable[str]) -> str:
+    unique = [*dict.fromkeys(words)]
+    more = f" and {len(unique) - MOST_NAMED} more" if len(unique) > MOST_NAMED else ""
+    return ", ".join(unique[:MOST_NAMED]) + more

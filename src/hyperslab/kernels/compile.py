@@ -1,0 +1,475 @@
+"""Compiles the C sources in `csrc` at their first use, keeps the library, calls it by ctypes.
+
+In reading order: the system's compiler and its flags; the library in the user's cache folder,
+made once, whole, by its owner; its functions, loaded once a process and run in parts on several
+threads; tensors as C takes them; and the packed arguments of a call, worked out once for equal
+calls (a tensor of a few voxels passes in less time than Python takes to look at its shape).
+
+The sources in C11 work on rows of numbers, ``statistics.c`` on those of channels; they know
+neither torch nor Python. Operators fall back to their plain reference for tensors that the C
+code does not take, and for all of them where nothing can be compiled; the reason is logged
+once. ``HYPERSLAB_COMPILE=0`` in the environment asks for the references.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import math
+import os
+import platform
+import shlex
+import shutil
+import stat
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hyperslab.errors import HyperslabError, reason
+from hyperslab.kernels.memory_format import (
+    bit_bytes,
+    check_norm,
+    memory_format_by_strides,
+    pooled_shape,
+    winner_bytes,
+)
+
+COMPILERS = ("cc", "gcc", "clang")
+"""Tried after ``$CC``, in this order."""
+
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",  # equal to the reference, which rounds the product
+    "-fno-math-errno",
+    "-fno-trapping-math",  # values are as without it; only exception flags are not
+)
+
+FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
+"""Tried in this order: older compilers for ARM know the second only."""
+
+TIME_LIMIT = 120.0
+"""[s] Of one run of the compiler."""
+
+
+class CannotCompile(HyperslabError):
+    """There is no compiler, or it failed; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler by its command, and what it says of its version."""
+
+    command: tuple[str, ...]
+    version: str
+
+    def compile(self, sources: Sequence[Path], target: Path) -> None:
+        """Make a shared library of the sources.
+
+        Raises:
+            CannotCompile: it failed or took too long.
+        """
+        words = ""
+        for flag in FOR_THIS_PROCESSOR:
+            command = [*self.command, *FLAGS, flag, *map(str, sources), "-o", str(target)]
+            done = _run_compiler(command, TIME_LIMIT)
+            if done.returncode == 0:
+                return
+            words = words or done.stderr.strip().partition("\n")[0]
+        raise CannotCompile(f"{shlex.join(self.command)} failed: {words}")
+
+
+def find_compiler() -> Compiler:
+    """``$CC`` if it is set, else the first of `COMPILERS` that there is.
+
+    Raises:
+        CannotCompile: there is none, or it does not tell its version.
+    """
+    asked = os.environ.get("CC", "").strip()
+    commands = [tuple(shlex.split(asked))] if asked else [(name,) for name in COMPILERS]
+    for command in commands:
+        if shutil.which(command[0]):
+            version = _run_compiler([*command, "--version"], TIME_LIMIT)
+            if version.returncode:
+                raise CannotCompile(f"{shlex.join(command)} --version failed")
+            return Compiler(command, version.stdout)
+    raise CannotCompile(f"no C compiler ({asked or ', '.join(COMPILERS)})")
+
+
+def _run_compiler(command: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CannotCompile(f"{command[0]} took more than {limit:.0f} s") from error
+    except OSError as error:
+        raise CannotCompile(f"{command[0]}: {reason(error)}") from error
+
+
+def processor() -> str:
+    """What the compiled code depends on: model and instructions of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    told = ("model name", "flags", "Features", "CPU part")
+    return "\n".join([platform.machine(), *(line for line in lines if line.startswith(told))])
+
+
+SOURCES = Path(__file__).parent / "csrc"
+DIGEST = hashlib.sha256
+
+
+def cached_library() -> Path:
+    """The library of these sources for this compiler and processor, compiled if it is not there.
+
+    Its last bytes are a digest of those before: what was cut or changed is compiled again. Several
+    processes may do so at once, each under a name of its own.
+
+    Raises:
+        CannotCompile: it can be neither compiled nor kept; says why.
+    """
+    compiler = find_compiler()
+    try:
+        folder = _own_folder(_cache_home() / "hyperslab" / "kernels")
+        path = folder / f"{_library_key(compiler)}.so"
+        if not _is_whole(path):
+            _compile_library(compiler, path)
+    except OSError as error:
+        raise CannotCompile(f"{reason(error)}; XDG_CACHE_HOME names another folder") from error
+    return path
+
+
+def _cache_home() -> Path:
+    """As the XDG base directory specification has it."""
+    asked = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise CannotCompile("there is no home folder to keep the library in") from error
+
+
+def _own_folder(folder: Path) -> Path:
+    """The folder, which nobody else may write to: what is in it is run."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.stat()
+    if state.st_uid != os.geteuid():
+        raise CannotCompile(f"{folder} belongs to somebody else")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CannotCompile(f"others may write to {folder}: chmod go-w it")
+    return folder
+
+
+def _library_key(compiler: Compiler) -> str:
+    parts = [*compiler.command, compiler.version, *FLAGS, *FOR_THIS_PROCESSOR, processor()]
+    parts.extend(path.read_text() for path in sorted(SOURCES.glob("*.[ch]")))
+    return DIGEST("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        state = path.lstat()
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    size = DIGEST().digest_size
+    own = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
+    return own and DIGEST(data[:-size]).digest() == data[-size:]
+
+
+def _compile_library(compiler: Compiler, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        compiler.compile(sorted(SOURCES.glob("*.c")), made)
+        with made.open("ab") as file:
+            file.write(DIGEST(made.read_bytes()).digest())
+        made.replace(path)
+
+
+log = logging.getLogger(__name__)
+
+SWITCH = "HYPERSLAB_COMPILE"
+"""Set to 0 in the environment, it asks for the plain references in place of compiled kernels."""
+
+WORTH_A_THREAD = 1 << 17
+"""Elements for which a thread is started."""
+
+PART_OF_WORK = struct.Struct("@2q")
+"""At the end of each structure: which part of the work, of how many."""
+
+WHOLE_WORK = PART_OF_WORK.pack(0, 1)
+
+CompiledFunction = Callable[[bytes], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Each function takes a packed structure and returns 0, or 1 where memory ran out.
+
+    All but those of a normalisation's numbers do a part of the work: see `call`.
+    Those that end in ``is_known`` take none, and return 1 where the processor has what is needed.
+    """
+
+    forward: CompiledFunction
+    backward: CompiledFunction
+    sums: CompiledFunction
+    reorder: CompiledFunction
+    window_maximum: CompiledFunction
+    window_spread: CompiledFunction
+    resample: CompiledFunction
+    direct_is_known: CompiledFunction
+    direct_forward: CompiledFunction
+    direct_gradient: CompiledFunction
+    winograd_is_known: CompiledFunction
+    winograd_gradient: CompiledFunction
+    normalisation: CompiledFunction
+    parameter_gradients: CompiledFunction
+    through_statistics: CompiledFunction
+
+
+@functools.cache
+def library() -> Library | None:
+    """The functions, compiled where need be; None, with a line in the log, where they cannot be."""
+    if os.environ.get(SWITCH) == "0":
+        log.info("%s=0: fused kernels run as torch's single operators", SWITCH)
+        return None
+    try:
+        return load_library(cached_library())
+    except CannotCompile as error:
+        log.warning("fused kernels run as torch's single operators, slower: %s", error)
+        return None
+
+
+def load_library(path: Path) -> Library:
+    """The functions of a compiled library.
+
+    Raises:
+        CannotCompile: it cannot be loaded.
+    """
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CannotCompile(f"{path}: {reason(error)}") from error
+    functions = [
+        loaded.hyperslab_chain_forward,
+        loaded.hyperslab_chain_backward,
+        loaded.hyperslab_chain_sums,
+        loaded.hyperslab_reorder,
+        loaded.hyperslab_window_maximum,
+        loaded.hyperslab_window_spread,
+        loaded.hyperslab_resample,
+        loaded.hyperslab_direct_is_known,
+        loaded.hyperslab_direct_forward,
+        loaded.hyperslab_direct_gradient,
+        loaded.hyperslab_winograd_is_known,
+        loaded.hyperslab_winograd_gradient,
+        loaded.hyperslab_normalisation,
+        loaded.hyperslab_parameter_gradients,
+        loaded.hyperslab_through_statistics,
+    ]
+    for function in functions:
+        function.argtypes = [ctypes.c_char_p]
+        function.restype = ctypes.c_int
+    return Library(*functions)
+
+
+def parts_for(size: int) -> int:
+    """In how many parts to work on so many elements: torch's threads, where it is worth it."""
+    if size < 2 * WORTH_A_THREAD:
+        return 1
+    return max(1, min(torch.get_num_threads(), size // WORTH_A_THREAD))
+
+
+def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
+    """Run a function on ``size`` elements, in parts at once where it is worth it.
+
+    Args:
+        arguments: the structure but for its last two: the number of the part and that of all.
+
+    Raises:
+        MemoryError: it found none.
+    """
+    parts = parts_for(size)
+    if parts == 1:
+        failed = function(arguments + WHOLE_WORK)
+    else:
+        failed = _in_parts(
+            function, [arguments + PART_OF_WORK.pack(i, parts) for i in range(parts)]
+        )
+    if failed:
+        raise MemoryError("no memory for rows of a fused kernel")
+
+
+def _in_parts(function: CompiledFunction, arguments: list[bytes]) -> int:
+    """One part here, the others in threads of their own: ctypes lets them run at once."""
+    results = [0] * len(arguments)
+
+    def run(i: int) -> None:
+        results[i] = function(arguments[i])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(1, len(arguments))]
+    for thread in threads:
+        thread.start()
+    run(0)
+    for thread in threads:
+        thread.join()
+    return max(results)
+
+
+def address(x: torch.Tensor | None) -> int:
+    """Of its first element; 0 for none."""
+    return 0 if x is None else x.data_ptr()
+
+
+def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """``x`` dense in this format: itself where it is."""
+    if x.is_contiguous(memory_format=memory_format):
+        return x
+    return x.contiguous(memory_format=memory_format)
+
+
+def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
+    """In float32 and contiguous: themselves where they are."""
+    return numbers if numbers is None else numbers.float().contiguous()
+
+
+TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""As ``rows.h`` numbers them."""
+
+EPILOGUE_POINTERS = struct.Struct("@8q")
+"""The tensors of ``chain`` in ``chain.h``."""
+
+EPILOGUE_NUMBERS = struct.Struct("@14qd")
+"""What follows them, but for the number of the part and that of all parts."""
+
+STREAMED = 16 << 20
+"""[B] Results from this size on do not stay in the caches until they are read."""
+
+PLANS_KEPT = 4096
+"""Plans: a network has a few for each of its layers."""
+
+Sizes = tuple[int, ...]
+Geometry = tuple[int, ...]
+"""blocks, depth, height, width, channels, scale_rows, tiles of three extents, maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpiloguePlan:
+    """Of chains on blocks of one shape and memory order."""
+
+    memory_format: torch.memory_format
+    strides: Sizes  # of the block in this format
+    result: Sizes
+    result_strides: Sizes
+    bits: int  # bytes of marks
+    winners: int
+    size: int  # elements of the block
+    numbers: bytes
+
+    def check(self, g: torch.Tensor, marks: torch.Tensor) -> None:
+        """The C code reads as many gradients and marks as the block has.
+
+        Raises:
+            ValueError: these are not so many.
+        """
+        count = self.bits + self.winners
+        if g.shape != self.result or marks.numel() < count or not marks.is_contiguous():
+            raise ValueError(
+                f"a gradient of shape {list(g.shape)} and {marks.numel()} bytes of marks for a "
+                f"chain whose result has shape {list(self.result)} and which keeps {count} bytes"
+            )
+
+
+@functools.lru_cache(PLANS_KEPT)
+def epilogue_plan(
+    shape: Sizes,
+    told: tuple[Sizes, Sizes],
+    types: tuple[torch.dtype | None, ...],
+    pool: Sizes,
+    maximum: bool,
+    slope: float,
+    norm: Sizes | None,
+    through: Sizes | None = None,
+) -> EpiloguePlan | None:
+    """The plan; None where the C code does not know the types or the number of dims.
+
+    Args:
+        shape: of the block.
+        told: shape and strides of a tensor in the block's memory format.
+        types: of x, the result's gradient, and what is written: the result, or dx where there is
+            a gradient.
+        norm, through: shapes of the numbers of channels.
+
+    Raises:
+        ValueError: tiles or numbers do not fit the block.
+    """
+    check_norm(shape, norm, through)
+    result = pooled_shape(shape, pool)
+    known = all(dtype is None or dtype in TYPE_CODES for dtype in types)
+    if not known or not 2 <= len(shape) <= 5 or not math.prod(shape):
+        return None
+    memory_format = memory_format_by_strides(torch.empty_strided(*told, device="meta"))
+    _, of_gradient, of_written = types
+    written = result if of_gradient is None else shape
+    size = math.prod(written) * (of_written.itemsize if of_written else 0)
+    last = memory_format != torch.contiguous_format
+    return EpiloguePlan(
+        memory_format=memory_format,
+        strides=dense_strides(shape, memory_format),
+        result=tuple(result),
+        result_strides=dense_strides(result, memory_format),
+        bits=bit_bytes(shape, slope, norm is not None),
+        winners=winner_bytes(shape, pool, maximum),
+        size=math.prod(shape),
+        numbers=EPILOGUE_NUMBERS.pack(
+            *(0 if dtype is None else TYPE_CODES[dtype] for dtype in types),
+            *_epilogue_geometry(shape, last, 0 if norm is None else norm[1], pool, maximum),
+            size >= STREAMED,
+            slope,
+        ),
+    )
+
+
+def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> Sizes:
+    """Those of a new tensor: torch takes three times as long where it works them out."""
+    return torch.empty(tuple(shape), memory_format=memory_format, device="meta").stride()
+
+
+def _epilogue_geometry(
+    shape: Sizes, channels_last: bool, rows: int, pool: Sizes, maximum: bool
+) -> Geometry:
+    """Of a chain on a block of this shape; without pooling a block is one line.
+
+    ``rows``: of the normalisation's numbers, 0 without one.
+    """
+    samples, channels, *extents = shape
+    if not pool:
+        voxels = math.prod(extents)
+        if rows == 0:
+            return (1, 1, 1, samples * channels * voxels, 1, 1, 1, 1, 1, 0)
+        extents = [1, 1, voxels]
+        pool = (1, 1, 1)
+        maximum = False
+    rows = max(1, rows)
+    missing = (1,) * (3 - len(extents))
+    tiles = (*missing, *pool, int(maximum))
+    if channels_last:
+        return (samples, *missing, *extents, channels, rows, *tiles)
+    return (samples * channels, *missing, *extents, 1, rows * channels, *tiles)

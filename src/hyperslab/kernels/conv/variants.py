@@ -1,0 +1,627 @@
+"""Implements each pass of a convolution in several ways, and chooses one by shape and dtype alone.
+
+A `ConvVariant` is one implementation of a convolution pass and the problems it supports. In
+reading order: the taps of the last dim as channels (oneDNN's kernels for bfloat16 work on
+several channels at a time: of one channel they do the work of many); products of matrices, a
+window in each row; direct kernels in bfloat16; Winograd's filtering; the variants of the
+forward pass, of the input's gradient and of the weight's gradient; the rule, which is the same
+on every machine.
+
+As matrices: where windows tile the volume nothing is there twice, and channels last a kernel of
+one voxel needs no copy at all. The gradient of the weight is one product of long rows also
+where windows overlap (im2col): of small volumes with many channels that takes a third of
+oneDNN's time in bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.kernels import direct_bf16, registry, winograd
+from hyperslab.kernels.conv.problem import (
+    PROBLEMS,
+    Problem,
+    Task,
+    in_channels_last,
+    in_contiguous,
+    problem_for,
+    torch_uses_im2col,
+)
+from hyperslab.kernels.memory_format import CHANNELS_LAST
+
+MOST_IM2COL_BYTES = 64 << 20
+"""[B] Of im2col, which is as many times a sample's volume as the kernel has taps, at most."""
+
+
+def torch_memory_is_small(problem: Problem) -> bool:
+    """Whether what torch chooses needs no more than `MOST_COLUMNS` beside the volumes.
+
+    Torch chooses im2col by few of the extents; of a block it may where it does not of the whole.
+    """
+    if problem.dtype != torch.float32:
+        return True
+    if not torch_uses_im2col(problem.x, problem.weight, problem.options):
+        return True
+    taps = math.prod(problem.kernel) * problem.x[1]
+    return 4 * taps * math.prod(problem.y[2:]) <= MOST_IM2COL_BYTES
+
+
+def _always(_: Problem) -> bool:
+    """For every problem."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ConvVariant:
+    """``run`` takes blocks in channels last, the problem last, and gives such blocks.
+
+    ``copies``: it takes the memory of another copy of a block while it runs.
+    """
+
+    run: Callable[..., Any]
+    legal: Callable[[Problem], bool] = _always
+    copies: bool = False
+
+
+ConvVariants = Mapping[str, ConvVariant]
+"""By their names, all of one pass."""
+
+
+def has_columns(problem: Problem) -> bool:
+    """One channel, several taps, and nothing that oneDNN gets wrong: see `guards`."""
+    lone = problem.x[1] == problem.options.groups == 1
+    return lone and problem.kernel[-1] > 1 and not in_columns(problem).outreaches
+
+
+@functools.lru_cache(PROBLEMS)
+def in_columns(problem: Problem) -> Problem:
+    """The same pass with columns for channels."""
+    options = problem.options
+    taps = problem.kernel[-1]
+    return problem_for(
+        problem.task,
+        (problem.x[0], taps, *problem.x[2:-1], problem.y[-1]),
+        (problem.weight[0], taps, *problem.kernel[:-1], 1),
+        problem.dtype,
+        replace(options, stride=(*options.stride[:-1], 1), dilation=(*options.dilation[:-1], 1)),
+        (*problem.padding[:-1], 0),
+    )
+
+
+def columns_of(x: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """(N, 1, ..., W) as (N, taps, ..., outputs), channels last: the tap's part of each window."""
+    padding = problem.padding[-1]
+    step = problem.options.dilation[-1]
+    span = step * (problem.kernel[-1] - 1) + 1
+    lines = F.pad(x.squeeze(1), (padding, padding))
+    windows = lines.unfold(-1, span, problem.options.stride[-1])[..., ::step]
+    return in_channels_last(windows.contiguous().movedim(-1, 1))
+
+
+def weight_in_columns(weight: torch.Tensor) -> torch.Tensor:
+    """(out, 1, ..., taps) as (out, taps, ..., 1)."""
+    return weight.movedim(-1, 1).movedim(2, -1).contiguous()
+
+
+def weight_of_columns(weight: torch.Tensor) -> torch.Tensor:
+    """The inverse of `weight_in_columns`."""
+    return weight.movedim(1, -1).movedim(-2, 1).contiguous()
+
+
+MOST_WINDOWS = 8 << 20
+"""[B] Of windows that are there at a time: a voxel is in as many as the kernel has taps."""
+
+
+def windows_tile(problem: Problem) -> bool:
+    """Whether the windows cover the volume without overlap."""
+    options = problem.options
+    return (
+        options.groups == 1
+        and set(options.dilation) == {1}
+        and problem.kernel == options.stride
+        and not any(problem.padding)
+        and not any(problem.left_over)
+    )
+
+
+def windows_are_small(problem: Problem) -> bool:
+    """Whether windows overlap, and those of a sample take no more than `MOST_WINDOWS`."""
+    if problem.options.groups > 1 or math.prod(problem.kernel) == 1:
+        return False
+    return not windows_tile(problem) and _samples_at_once(problem) > 0
+
+
+def _samples_at_once(problem: Problem) -> int:
+    of_a_sample = math.prod(problem.weight[1:]) * math.prod(problem.y[2:])
+    return MOST_WINDOWS // (of_a_sample * problem.dtype.itemsize)
+
+
+def forward_by_matrix(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """The convolution."""
+    rows = _window_rows(x, problem)
+    matrix = _weight_matrix(weight).t()
+    y = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
+    return in_channels_last(y.view(_voxels_last(problem.y)).movedim(-1, 1))
+
+
+def input_by_matrix(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """From what the convolution makes back to its input."""
+    windows = _voxel_rows(g) @ _weight_matrix(weight)
+    extents = problem.y[2:]
+    n = len(extents)
+    x = windows.view(problem.y[0], *extents, *problem.kernel, problem.x[1])
+    order = [0, *(i for dim in range(1, n + 1) for i in (dim, dim + n)), 2 * n + 1]
+    x = x.permute(order).reshape(_voxels_last(problem.x)).movedim(-1, 1)
+    x = in_channels_last(x)
+    return x if bias is None else x.add_(bias.view(-1, *[1] * n))
+
+
+def weight_by_matrix(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of weight and bias."""
+    rows = _voxel_rows(g)
+    matrix = rows.t() @ _window_rows(x, problem)
+    dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
+    return dw, rows.sum(0) if with_bias else None  # whoever keeps it puts it into order
+
+
+def weight_by_samples(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of weight and bias, from some samples at a time; their sum in float32."""
+    size = _samples_at_once(problem)
+    dw = None
+    for some, of_some in zip(x.split(size), g.split(size), strict=True):
+        part = replace(problem, x=tuple(some.shape))
+        product, _ = weight_by_matrix(some, of_some, weight, False, part)
+        dw = product if dw is None else dw.float().add_(product)
+    assert dw is not None
+    return dw.to(x.dtype), _voxel_rows(g).sum(0) if with_bias else None
+
+
+def _voxel_rows(x: torch.Tensor) -> torch.Tensor:
+    """One row a voxel, one column a channel."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
+    """One row a window."""
+    if any(problem.padding):
+        x = F.pad(x, [p for p in reversed(problem.padding) for _ in range(2)])
+    windows = x.movedim(1, -1)
+    options = problem.options
+    steps = zip(problem.kernel, options.stride, options.dilation, strict=True)
+    for dim, (taps, stride, dilation) in enumerate(steps, 1):
+        span = dilation * (taps - 1) + 1
+        windows = windows.unfold(dim, span, stride)[..., ::dilation]
+    n = len(problem.kernel)
+    return windows.movedim(n + 1, -1).reshape(x.shape[0] * math.prod(problem.y[2:]), -1)
+
+
+def _weight_matrix(weight: torch.Tensor) -> torch.Tensor:
+    """One row an output channel, its columns as those of `_windows`."""
+    return weight.movedim(1, -1).reshape(weight.shape[0], -1)
+
+
+def _voxels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], *shape[2:], shape[1])
+
+
+MOST_DIRECT_CHANNELS = 32
+"""Channels of either volume up to which it may be faster than oneDNN, which fills up 16."""
+
+DIRECT_CACHE_BYTES = 32 << 20
+"""[B] Planes that the kernel may keep beside the volumes."""
+
+
+def fits_direct_bf16(problem: Problem) -> bool:
+    """In steps of one voxel, on a processor that has the instructions."""
+    options = problem.options
+    volumes = (problem.x, problem.y)
+    return (
+        problem.dtype == torch.bfloat16
+        and options.groups == 1
+        and set(options.stride) == set(options.dilation) == {1}
+        and max(volume[1] for volume in volumes) <= MOST_DIRECT_CHANNELS
+        and min(_direct_padding(problem)) >= 0
+        and problem.kernel[0] * max(_plane_bytes(volume) for volume in volumes)
+        <= DIRECT_CACHE_BYTES
+        and direct_bf16.direct_is_known()
+    )
+
+
+def forward_by_direct_bf16(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """The convolution."""
+    return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.padding, False)
+
+
+def input_by_direct_bf16(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """The input's gradient: a convolution by the kernel turned round."""
+    return torch.ops.hyperslab.direct_convolution(g, weight, bias, _direct_padding(problem), True)
+
+
+def weight_by_direct_bf16(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of weight and bias."""
+    dw, db = torch.ops.hyperslab.direct_convolution_gradient(
+        x, g, problem.kernel, problem.padding, with_bias
+    )
+    return dw, db if with_bias else None
+
+
+def _direct_padding(problem: Problem) -> list[int]:
+    return [k - 1 - p for k, p in zip(problem.kernel, problem.padding, strict=True)]
+
+
+def _plane_bytes(volume: tuple[int, ...]) -> int:
+    """[B] Of a plane, but for a margin."""
+    return 2 * volume[1] * math.prod(volume[-2:])
+
+
+LEAST_WINOGRAD_CHANNELS = 8
+"""Of either volume: the kernel works on eight or sixteen at a time."""
+
+WINOGRAD_CACHE_BYTES = 32 << 20
+"""[B] Of 64 kinds of products and 27 taps, which each thread keeps; channels not filled up."""
+
+
+def fits_winograd(problem: Problem) -> bool:
+    """In steps of one voxel, on a processor that has the instructions."""
+    options = problem.options
+    channels = problem.x[1], problem.y[1]
+    return (
+        problem.dtype in winograd.WINOGRAD_DTYPES
+        and options.groups == 1
+        and set(options.stride) == set(options.dilation) == {1}
+        and problem.kernel == winograd.WINOGRAD_KERNEL
+        and min(channels) >= LEAST_WINOGRAD_CHANNELS
+        and 4 * (64 + 27) * channels[0] * channels[1] <= WINOGRAD_CACHE_BYTES
+        and winograd.winograd_is_known()
+    )
+
+
+def weight_by_winograd(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of weight and bias."""
+    dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.padding, with_bias)
+    return dw, db if with_bias else None
+
+
+def forward_by_torch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """Torch chooses: im2col for small blocks in float32."""
+    options = problem.options
+    y = torch.ops.aten.convolution(
+        x,
+        weight,
+        bias,
+        options.stride,
+        problem.padding,
+        options.dilation,
+        False,
+        [0] * len(problem.padding),
+        options.groups,
+    )
+    return in_channels_last(y)
+
+
+def forward_by_onednn(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN, whatever torch would choose."""
+    options = problem.options
+    y = torch.ops.aten.mkldnn_convolution(
+        x, weight, bias, problem.padding, options.stride, options.dilation, options.groups
+    )
+    return in_channels_last(y)
+
+
+def forward_contiguous(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN in contiguous memory."""
+    return forward_by_onednn(in_contiguous(x), weight.contiguous(), bias, problem)
+
+
+def forward_in_columns(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN, the taps of the last dim as channels."""
+    whole = columns_of(x, problem)
+    turned = weight_in_columns(weight)
+    return forward_by_onednn(whole, turned, bias, in_columns(problem))
+
+
+FORWARD_VARIANTS: ConvVariants = {
+    "onednn": ConvVariant(forward_by_onednn),
+    "contiguous": ConvVariant(forward_contiguous, copies=True),
+    "columns": ConvVariant(forward_in_columns, has_columns, copies=True),
+    "torch": ConvVariant(forward_by_torch, torch_memory_is_small),
+    "matrix": ConvVariant(forward_by_matrix, windows_tile, copies=True),
+    "registers": ConvVariant(forward_by_direct_bf16, fits_direct_bf16),
+}
+
+
+def input_by_torch(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """Torch chooses: im2col for small blocks in float32."""
+    options = problem.options
+    x = torch.ops.aten.convolution(
+        g,
+        weight,
+        bias,
+        options.stride,
+        problem.padding,
+        options.dilation,
+        True,
+        problem.left_over,
+        options.groups,
+    )
+    return in_channels_last(x)
+
+
+def input_by_onednn(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN, whatever torch would choose."""
+    options = problem.options
+    x = torch.ops.mkldnn._convolution_transpose_pointwise(
+        g,
+        weight,
+        bias,
+        problem.padding,
+        problem.left_over,
+        options.stride,
+        options.dilation,
+        options.groups,
+        "none",
+        [],
+        "",
+    )
+    return in_channels_last(x)
+
+
+def input_contiguous(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """OneDNN in contiguous memory."""
+    return input_by_onednn(in_contiguous(g), weight.contiguous(), bias, problem)
+
+
+def onednn_has_input_pass(problem: Problem) -> bool:
+    """OneDNN has it without groups and dilation, and without rows that no window reaches."""
+    options = problem.options
+    reached = all(r < s for r, s in zip(problem.left_over, options.stride, strict=True))
+    return options.groups == 1 and set(options.dilation) == {1} and reached
+
+
+def input_by_flipped_kernel(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """A convolution of ``g`` with the kernel turned round: the forward pass is the faster one."""
+    options = problem.options
+    dims = tuple(range(2, g.dim()))
+    groups = weight.unflatten(0, (options.groups, -1))
+    turned = groups.transpose(1, 2).flatten(0, 1).flip(dims)
+    x = torch.ops.aten.mkldnn_convolution(
+        g,
+        turned,
+        bias,
+        _flipped_padding(problem),
+        options.stride,
+        options.dilation,
+        options.groups,
+    )
+    return in_channels_last(x)
+
+
+def can_flip(problem: Problem) -> bool:
+    """Without stride, and with no more padding than the kernel reaches."""
+    smaller = all(k <= e for k, e in zip(problem.kernel, problem.y[2:], strict=True))
+    safe = problem.dtype != torch.bfloat16 or smaller  # see `outreaches`
+    return safe and set(problem.options.stride) == {1} and min(_flipped_padding(problem)) >= 0
+
+
+def _flipped_padding(problem: Problem) -> list[int]:
+    steps = zip(problem.kernel, problem.padding, problem.options.dilation, strict=True)
+    return [d * (k - 1) - p for k, p, d in steps]
+
+
+INPUT_VARIANTS: ConvVariants = {
+    "flipped": ConvVariant(input_by_flipped_kernel, can_flip),
+    "onednn": ConvVariant(input_by_onednn, onednn_has_input_pass),
+    "contiguous": ConvVariant(input_contiguous, onednn_has_input_pass, copies=True),
+    "torch": ConvVariant(input_by_torch, torch_memory_is_small),
+    "matrix": ConvVariant(input_by_matrix, windows_tile, copies=True),
+    "registers": ConvVariant(input_by_direct_bf16, fits_direct_bf16),
+}
+
+
+WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
+"""Gradients of weight and bias."""
+
+
+def weight_by_torch(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> WeightAndBias:
+    """Torch chooses: im2col for small blocks in float32."""
+    return _by_aten(x, g, weight, problem, with_bias, problem.padding)
+
+
+def weight_contiguous(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> WeightAndBias:
+    """OneDNN in contiguous memory."""
+    x = in_contiguous(x)
+    if x.dtype == torch.float32:
+        x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
+    return _by_aten(x, in_contiguous(g), weight.contiguous(), problem, with_bias, problem.padding)
+
+
+def weight_in_halves(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> WeightAndBias:
+    """The two halves of the volume, with what windows share, as a batch: torch takes oneDNN.
+
+    It is the one way to oneDNN's kernel for channels last: what ``to_mkldnn`` makes is contiguous.
+    """
+    span, starts = _halves(problem)
+    shape = (2, x.shape[1], span, *x.shape[3:])
+    parts = torch.empty(shape, dtype=x.dtype, memory_format=CHANNELS_LAST[x.dim()])
+    for part, lo in zip(parts, starts, strict=True):
+        first = max(lo, 0)
+        end = min(lo + span, x.shape[2])
+        part[:, : first - lo].zero_()
+        part[:, first - lo : end - lo] = x[0, :, first:end]
+        part[:, end - lo :].zero_()
+    batch = g[0].unflatten(1, (2, -1)).transpose(0, 1)
+    return _by_aten(parts, batch, weight, problem, with_bias, (0, *problem.padding[1:]))
+
+
+def has_halves(problem: Problem) -> bool:
+    """One sample and an even number of outputs, each half of which reads something."""
+    if problem.x[0] != 1 or problem.y[2] % 2:
+        return False
+    span, starts = _halves(problem)
+    return all(lo + span > 0 and lo < problem.x[2] for lo in starts)
+
+
+def _halves(problem: Problem) -> tuple[int, tuple[int, int]]:
+    """How many planes each half of the outputs reads, and from which on."""
+    stride = problem.options.stride[0]
+    half = problem.y[2] // 2
+    span = (half - 1) * stride + problem.options.dilation[0] * (problem.kernel[0] - 1) + 1
+    return span, (-problem.padding[0], half * stride - problem.padding[0])
+
+
+def takes_im2col(problem: Problem) -> bool:
+    """Whether torch computes by im2col what oneDNN would do in a tenth of the time."""
+    return (
+        problem.dtype == torch.float32
+        and problem.options.groups == 1
+        and problem.x[0] == 1
+        and torch.Size(problem.x[:4]).numel() <= registry.IM2COL
+    )
+
+
+def weight_by_columns(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> WeightAndBias:
+    """Torch chooses, the taps of the last dim as channels."""
+    whole = columns_of(x, problem)
+    turned = weight_in_columns(weight)
+    dw, db = weight_by_torch(whole, g, turned, with_bias, in_columns(problem))
+    return weight_of_columns(dw), db
+
+
+def _by_aten(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    weight: torch.Tensor,
+    problem: Problem,
+    with_bias: bool,
+    padding: tuple[int, ...],
+) -> WeightAndBias:
+    options = problem.options
+    _, dw, db = torch.ops.aten.convolution_backward(
+        g,
+        x,
+        weight,
+        [problem.weight[0]],
+        options.stride,
+        padding,
+        options.dilation,
+        False,
+        [0] * len(padding),
+        options.groups,
+        [False, True, with_bias],
+    )
+    return dw, db
+
+
+WEIGHT_VARIANTS: ConvVariants = {
+    "torch": ConvVariant(weight_by_torch, torch_memory_is_small),
+    "columns": ConvVariant(weight_by_columns, has_columns, copies=True),
+    "halves": ConvVariant(weight_in_halves, has_halves, copies=True),
+    "contiguous": ConvVariant(weight_contiguous, copies=True),
+    "matrix": ConvVariant(weight_by_matrix, windows_tile, copies=True),
+    "im2col": ConvVariant(weight_by_samples, windows_are_small),
+    "registers": ConvVariant(weight_by_direct_bf16, fits_direct_bf16),
+    "winograd": ConvVariant(weight_by_winograd, fits_winograd),
+}
+
+
+def variant_by_rule(problem: Problem) -> str:
+    """The name of a variant that is legal.
+
+    Where the weight is much larger than the volumes: oneDNN in contiguous memory. Otherwise oneDNN
+    in channels last, which in float32 takes another way round for each gradient, see the variants.
+    """
+    return _RULES[problem.task](problem)
+
+
+WORTH_COLUMNS = 1 << 22
+"""Products from which on a copy of the input counts less than what it saves."""
+
+
+def _forward_rule(problem: Problem) -> str:
+    if _takes_columns(problem):
+        return "columns"
+    return "contiguous" if problem.heavy else "onednn"
+
+
+def _takes_columns(problem: Problem) -> bool:
+    """In float32 oneDNN has kernels of its own for one channel."""
+    narrow = problem.dtype == torch.bfloat16 and problem.products >= WORTH_COLUMNS
+    return narrow and has_columns(problem)
+
+
+def _input_rule(problem: Problem) -> str:
+    if problem.heavy and onednn_has_input_pass(problem):
+        return "contiguous"
+    even = problem.x[2:] == problem.y[2:]  # else it multiplies more
+    if problem.dtype == torch.float32 and even and can_flip(problem):
+        return "flipped"
+    return "onednn" if onednn_has_input_pass(problem) else "torch"
+
+
+def _weight_rule(problem: Problem) -> str:
+    if _takes_columns(problem):
+        return "columns"
+    if problem.heavy:
+        return "contiguous"
+    if not takes_im2col(problem):
+        return "torch"
+    if windows_tile(problem) and set(problem.kernel) == {1}:
+        return "matrix"
+    return "halves" if has_halves(problem) else "contiguous"
+
+
+_RULES = {"forward": _forward_rule, "input": _input_rule, "weight": _weight_rule}
+
+
+CONV_VARIANTS: dict[Task, ConvVariants] = {
+    "forward": FORWARD_VARIANTS,
+    "input": INPUT_VARIANTS,
+    "weight": WEIGHT_VARIANTS,
+}

@@ -1,0 +1,546 @@
+"""Normalises, activates and pools on a CUDA device, forward and backward, and sums by channel.
+
+For the sums every program adds up several tiles, in single precision within one and in double
+precision from one to the next, and writes its sums; they are added up after it, always in the
+same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from hyperslab.kernels.cuda.tiles import (
+    OPTIONS,
+    Argument,
+    Tiles,
+    activation,
+    before_pooling,
+    dense_block,
+    dense_like,
+    first_of,
+    hands_on,
+    normalised,
+    number_of,
+    numbers_of,
+    offset,
+    per_sample,
+    pointer,
+)
+from hyperslab.kernels.memory_format import (
+    bit_bytes,
+    check_norm,
+    memory_format_by_strides,
+    pooled_shape,
+    shape_or_none,
+    winner_bytes,
+)
+
+PACKED = 4096  # elements whose bits one program packs
+
+
+def triton_chain_forward(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator of this name. Bits that no tile has side by side take another pass over x."""
+    check_norm(x.shape, shape_or_none(norm))
+    memory_format = memory_format_by_strides(x)
+    x = dense_block(x)
+    shape = pooled_shape(x.shape, pool)
+    y = torch.empty(shape, dtype=dtype, device=x.device, memory_format=memory_format)
+    bits = bit_bytes(x.shape, slope, norm is not None) if mark else 0
+    winners = winner_bytes(x.shape, pool, maximum) if mark else 0
+    marks = x.new_empty(bits + winners, dtype=torch.uint8)
+    if x.numel() == 0:
+        return y, marks
+    tiles = Tiles.of(x.shape, pool, memory_format)
+    beside = tiles.bits_side_by_side if bits else "nowhere"
+    _forward[(tiles.programs,)](
+        x,
+        *numbers_of(norm, 3, x),
+        y,
+        marks,
+        marks[bits:],
+        slope,
+        MAXIMUM=maximum,
+        WINNERS=winners > 0,
+        BITS=beside,
+        NORM=norm is not None,
+        PER_SAMPLE=per_sample(norm),
+        ACTIVATION=activation(slope),
+        **tiles.arguments,
+    )
+    if bits and beside == "nowhere":
+        _pack[(triton.cdiv(x.numel(), PACKED),)](
+            x, marks, x.numel(), SIZE=PACKED, ACTIVATION=activation(slope), **OPTIONS
+        )
+    return y, marks
+
+
+@triton.jit
+def _store_bits(  # type: ignore[no-untyped-def]
+    bits,
+    flags,
+    base,
+    v,
+    v0,
+    c0,
+    C,
+    V,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """``flags`` (R, K) of the voxels v (R, 1) of a sample that begins at element ``base``."""
+    powers = tl.arange(0, 8)
+    if BITS == "channels":
+        bytes_ = tl.sum(tl.reshape(flags.to(tl.int32), (R, K // 8, 8)) << powers[None, None, :], 2)
+        c = c0 + 8 * tl.arange(0, K // 8)[None, :]
+        at = (base + offset(v, c, C, V, LAST)) // 8
+        tl.store(bits + at, bytes_.to(tl.uint8), mask=(v < V) & (c < C))
+    else:
+        bytes_ = tl.sum(tl.reshape(flags.to(tl.int32), (R * K // 8, 8)) << powers[None, :], 1)
+        e = 8 * tl.arange(0, R * K // 8)
+        at = (base + offset(v0, c0, C, V, LAST) + e) // 8
+        tl.store(bits + at, bytes_.to(tl.uint8), mask=v0 + e // K < V)
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    x,
+    mean,
+    scale,
+    shift,
+    y,
+    bits,
+    winners,
+    slope,
+    C,
+    D,
+    H,
+    W,
+    PD: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    NORM: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    MAXIMUM: tl.constexpr,
+    WINNERS: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    V = D * H * W
+    TAPS: tl.constexpr = PD * PH * PW
+    n, v0, c0 = first_of(tl.program_id(0), C, V, LAST, R, K, WIDE)
+    v = v0 + tl.arange(0, R)[:, None]
+    c = c0 + tl.arange(0, K)[None, :]
+    exist = (v < V) & (c < C)
+    begin = n * C * V * TAPS
+    centre = number_of(mean, n, c, C, NORM, PER_SAMPLE)
+    factor = number_of(scale, n, c, C, NORM, PER_SAMPLE)
+    summand = number_of(shift, n, c, C, NORM, PER_SAMPLE)
+    result = tl.zeros((R, K), tl.float32)
+    winner = tl.zeros((R, K), tl.int32)
+    if MAXIMUM and TAPS > 1:
+        result = tl.full((R, K), float("-inf"), tl.float32)
+    for i in tl.static_range(PD):
+        for j in tl.static_range(PH):
+            for k in tl.static_range(PW):
+                whole = before_pooling(v, i, j, k, H, W, PD, PH, PW)
+                at = begin + offset(whole, c, C, V * TAPS, LAST)
+                value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
+                u = normalised(value, centre, factor, summand, NORM)
+                a = u
+                if ACTIVATION == "relu":
+                    a = tl.where(u <= 0, 0.0, u)
+                elif ACTIVATION == "leaky":
+                    a = tl.where(u > 0, u, u * slope)
+                if BITS != "nowhere":
+                    flags = hands_on(u, ACTIVATION)
+                    _store_bits(bits, flags, begin, whole, v0, c0, C, V * TAPS, LAST, R, K, BITS)
+                if MAXIMUM and TAPS > 1:
+                    wins = (a > result) | (a != a)  # of several NaN the last, as in torch
+                    result = tl.where(wins, a, result)
+                    winner = tl.where(wins, (i * PH + j) * PW + k, winner)
+                else:
+                    result += a
+    if not MAXIMUM and TAPS > 1:
+        result = result / TAPS
+    at = n * C * V + offset(v, c, C, V, LAST)
+    tl.store(y + at, result.to(y.dtype.element_ty), mask=exist)
+    if WINNERS:
+        tl.store(winners + at, winner.to(tl.uint8), mask=exist)
+
+
+@triton.jit
+def _pack(x, bits, count, SIZE: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The bits of any block, eight elements a byte in the order in which they lie."""
+    bytes_ = tl.program_id(0).to(tl.int64) * (SIZE // 8) + tl.arange(0, SIZE // 8)
+    e = bytes_[:, None] * 8 + tl.arange(0, 8)[None, :]
+    u = tl.load(x + e, mask=e < count, other=0.0).to(tl.float32)
+    flags = (hands_on(u, ACTIVATION) & (e < count)).to(tl.int32)
+    packed = tl.sum(flags << tl.arange(0, 8)[None, :], 1).to(tl.uint8)
+    tl.store(bits + bytes_, packed, mask=bytes_ * 8 < count)
+
+
+def triton_chain_backward(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    through: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The operator of this name."""
+    check_norm(shape, shape_or_none(norm), shape_or_none(through))
+    memory_format = memory_format_by_strides(g if x is None else x)
+    dx = torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
+    if dx.numel() == 0:
+        return dx
+    g = dense_like(g, memory_format)
+    x = x if x is None else dense_like(x, memory_format)
+    tiles = Tiles.of(shape, pool, memory_format)
+    winners = winner_bytes(shape, pool, maximum)
+    _backward[(tiles.programs,)](
+        g,
+        marks,
+        marks[len(marks) - winners :],
+        pointer(x, g),
+        *numbers_of(norm, 3, g),
+        *numbers_of(through, 2, g),
+        dx,
+        slope,
+        NORM=norm is not None,
+        THROUGH=through is not None,
+        PER_SAMPLE=per_sample(norm),
+        ACTIVATION=activation(slope),
+        WINNERS=winners > 0,
+        BITS=tiles.bits_side_by_side,
+        **tiles.arguments,
+    )
+    return dx
+
+
+@triton.jit
+def through_pooling(g, winner, tap, TAPS: tl.constexpr, WINNERS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What pooling hands on to one element of its tile."""
+    if WINNERS:
+        return tl.where(winner == tap, g, 0.0)
+    elif TAPS > 1:
+        return g / TAPS
+    else:
+        return g
+
+
+@triton.jit
+def through_activation(da, passing, slope, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the activation hands on."""
+    if ACTIVATION == "relu":
+        return tl.where(passing, da, 0.0)
+    else:
+        return tl.where(passing, da, da * slope)
+
+
+@triton.jit
+def _load_bits(  # type: ignore[no-untyped-def]
+    bits,
+    begin,
+    v,
+    c0,
+    C,
+    V,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Whether the bit of each element (R, K) of a sample that begins there is set."""
+    if BITS == "channels":  # one load for eight of them
+        c = c0 + 8 * tl.arange(0, K // 8)[None, :]
+        at = (begin + offset(v, c, C, V, LAST)) // 8
+        bytes_ = tl.load(bits + at, mask=(v < V) & (c < C), other=0).to(tl.int32)
+        each = (bytes_[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+        return tl.reshape(each, (R, K)) != 0
+    else:
+        c = c0 + tl.arange(0, K)[None, :]
+        at = begin + offset(v, c, C, V, LAST)
+        bytes_ = tl.load(bits + at // 8, mask=(v < V) & (c < C), other=0).to(tl.int32)
+        return ((bytes_ >> (at % 8).to(tl.int32)) & 1) != 0
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    g,
+    bits,
+    winners,
+    x,
+    mean,
+    scale,
+    shift,
+    b,
+    summand,
+    dx,
+    slope,
+    C,
+    D,
+    H,
+    W,
+    PD: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    NORM: tl.constexpr,
+    THROUGH: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    WINNERS: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    V = D * H * W
+    TAPS: tl.constexpr = PD * PH * PW
+    n, v0, c0 = first_of(tl.program_id(0), C, V, LAST, R, K, WIDE)
+    v = v0 + tl.arange(0, R)[:, None]
+    c = c0 + tl.arange(0, K)[None, :]
+    exist = (v < V) & (c < C)
+    pooled = n * C * V + offset(v, c, C, V, LAST)
+    dy = tl.load(g + pooled, mask=exist, other=0.0).to(tl.float32)
+    centre = number_of(mean, n, c, C, NORM, PER_SAMPLE)
+    factor = number_of(scale, n, c, C, NORM, PER_SAMPLE)
+    addend = number_of(shift, n, c, C, NORM, PER_SAMPLE)
+    slope_of_x = number_of(b, n, c, C, THROUGH, PER_SAMPLE)
+    constant = number_of(summand, n, c, C, THROUGH, PER_SAMPLE)
+    winner = tl.zeros((R, K), tl.int32)
+    if WINNERS:
+        winner = tl.load(winners + pooled, mask=exist, other=0).to(tl.int32)
+    for i in tl.static_range(PD):
+        for j in tl.static_range(PH):
+            for k in tl.static_range(PW):
+                whole = before_pooling(v, i, j, k, H, W, PD, PH, PW)
+                at = n * C * V * TAPS + offset(whole, c, C, V * TAPS, LAST)
+                du = through_pooling(dy, winner, (i * PH + j) * PW + k, TAPS, WINNERS)
+                value = du
+                if THROUGH or (NORM and ACTIVATION != "none"):
+                    value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
+                if ACTIVATION != "none":
+                    if NORM:
+                        u = normalised(value, centre, factor, addend, NORM)
+                        passing = hands_on(u, ACTIVATION)
+                    else:
+                        begin = n * C * V * TAPS
+                        passing = _load_bits(bits, begin, whole, c0, C, V * TAPS, LAST, R, K, BITS)
+                    du = through_activation(du, passing, slope, ACTIVATION)
+                if NORM:
+                    du *= factor
+                if THROUGH:
+                    du += (value - centre) * slope_of_x + constant
+                tl.store(dx + at, du.to(dx.dtype.element_ty), mask=exist)
+
+
+PROGRAMS = 2048  # at most: several for each multiprocessor of any device
+
+
+def triton_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """The operator of this name."""
+    x = dense_block(x)
+    tiles = Tiles.of(x.shape, (), memory_format_by_strides(x))
+    parts, shares = _room_for_sums(x, tiles, 3)
+    if x.numel():
+        _channel_sums[(shares * tiles.samples * tiles.channel_blocks,)](
+            x, parts, shares, **_unpooled(tiles)
+        )
+    sums = parts.sum(0)  # (3, N, C)
+    if groups == 0:
+        return sums.sum(1)
+    return sums.unflatten(2, (groups, -1)).sum(3).flatten(1)
+
+
+def triton_chain_backward_sums(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+) -> torch.Tensor:
+    """The operator of this name."""
+    check_norm(x.shape, norm.shape)
+    x = dense_block(x)
+    memory_format = memory_format_by_strides(x)
+    tiles = Tiles.of(x.shape, pool, memory_format)
+    parts, shares = _room_for_sums(x, tiles, 2)
+    winners = winner_bytes(x.shape, pool, maximum)
+    if x.numel():
+        _backward_sums[(shares * tiles.samples * tiles.channel_blocks,)](
+            dense_like(g, memory_format),
+            marks[len(marks) - winners :],
+            x,
+            *numbers_of(norm, 3, x),
+            parts,
+            slope,
+            shares,
+            PER_SAMPLE=per_sample(norm),
+            ACTIVATION=activation(slope),
+            WINNERS=winners > 0,
+            **tiles.arguments,
+        )
+    sums = parts.sum(0)
+    return sums if norm.shape[1] == len(x) else sums.sum(1, keepdim=True)
+
+
+def _room_for_sums(x: torch.Tensor, tiles: Tiles, count: int) -> tuple[torch.Tensor, int]:
+    """(shares, count, N, C) for the programs' sums, and how many share a channel's tiles."""
+    most = max(1, PROGRAMS // max(1, tiles.samples * tiles.channel_blocks))
+    shares = min(tiles.voxel_blocks, most)
+    make = x.new_empty if x.numel() else x.new_zeros
+    return make((shares, count, tiles.samples, tiles.all_channels), dtype=torch.float64), shares
+
+
+def _unpooled(tiles: Tiles) -> dict[str, Argument]:
+    """What a kernel is told that needs no more than the number of voxels."""
+    names = ("D", "H", "W", "PD", "PH", "PW")
+    given = {name: value for name, value in tiles.arguments.items() if name not in names}
+    return {**given, "V": tiles.voxels}
+
+
+@triton.jit
+def _part_of(shares, C, count: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Share, sample and channels (1, K) of this program; where its ``count`` sums go."""
+    share = tl.program_id(0) % shares
+    blocks_c = tl.cdiv(C, K)
+    block = tl.program_id(0) // shares
+    samples = tl.num_programs(0) // (shares * blocks_c)
+    n = (block // blocks_c).to(tl.int64)
+    c = (block % blocks_c).to(tl.int64) * K + tl.arange(0, K)[None, :]
+    return share, n, c, share * count * samples * C + n * C + c, samples * C
+
+
+@triton.jit
+def _channel_sums(  # type: ignore[no-untyped-def]
+    x,
+    parts,
+    shares,
+    C,
+    V,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    share, n, c, to, next_one = _part_of(shares, C, 3, K)
+    # Around a value of the sample: of squares far from zero single precision keeps nothing.
+    first_value = tl.load(x + n * C * V + offset(0, c, C, V, LAST), mask=c < C, other=0.0)
+    pivot = first_value.to(tl.float32)
+    pivot = tl.where(tl.abs(pivot) < float("inf"), pivot, 0.0)
+    total = tl.zeros((R, K), tl.float64)
+    squares = tl.zeros((R, K), tl.float64)
+    for first in range(share, tl.cdiv(V, R), shares * 4):
+        few = tl.zeros((R, K), tl.float32)
+        few_squares = tl.zeros((R, K), tl.float32)
+        for j in tl.static_range(4):
+            block = first + j * shares
+            number = tl.cast(block, tl.int64) if WIDE else block
+            v = number * R + tl.arange(0, R)[:, None]
+            at = n * C * V + offset(v, c, C, V, LAST)
+            exist = (v < V) & (c < C)
+            value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
+            value = tl.where(exist, value - pivot, 0.0)
+            few += value
+            few_squares += value * value
+        total += few.to(tl.float64)
+        squares += few_squares.to(tl.float64)
+    blocks = tl.cdiv(V, R)
+    count = tl.cdiv(blocks - share, shares).to(tl.int64) * R
+    if (blocks - 1) % shares == share:  # the last one may end before it is full
+        count += V - tl.cast(blocks, tl.int64) * R
+    count = count.to(tl.float64)
+    beside = tl.sum(total, 0)[None, :]
+    whole = beside + count * pivot.to(tl.float64)
+    around = tl.sum(squares, 0)[None, :] - beside * beside / count
+    tl.store(parts + to, whole, mask=c < C)
+    tl.store(parts + to + next_one, whole * whole / count, mask=c < C)
+    tl.store(parts + to + 2 * next_one, around, mask=c < C)
+
+
+@triton.jit
+def _backward_sums(  # type: ignore[no-untyped-def]
+    g,
+    winners,
+    x,
+    mean,
+    scale,
+    shift,
+    parts,
+    slope,
+    shares,
+    C,
+    D,
+    H,
+    W,
+    PD: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    LAST: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    PER_SAMPLE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    WINNERS: tl.constexpr,
+):
+    V = D * H * W
+    TAPS: tl.constexpr = PD * PH * PW
+    share, n, c, to, second = _part_of(shares, C, 2, K)
+    centre = number_of(mean, n, c, C, True, PER_SAMPLE)
+    factor = number_of(scale, n, c, C, True, PER_SAMPLE)
+    summand = number_of(shift, n, c, C, True, PER_SAMPLE)
+    total = tl.zeros((R, K), tl.float64)
+    products = tl.zeros((R, K), tl.float64)
+    for block in range(share, tl.cdiv(V, R), shares):
+        number = tl.cast(block, tl.int64) if WIDE else block
+        v = number * R + tl.arange(0, R)[:, None]
+        exist = (v < V) & (c < C)
+        pooled = n * C * V + offset(v, c, C, V, LAST)
+        dy = tl.load(g + pooled, mask=exist, other=0.0).to(tl.float32)
+        winner = tl.zeros((R, K), tl.int32)
+        if WINNERS:
+            winner = tl.load(winners + pooled, mask=exist, other=0).to(tl.int32)
+        few = tl.zeros((R, K), tl.float32)
+        few_products = tl.zeros((R, K), tl.float32)
+        for i in tl.static_range(PD):
+            for j in tl.static_range(PH):
+                for k in tl.static_range(PW):
+                    whole = before_pooling(v, i, j, k, H, W, PD, PH, PW)
+                    at = n * C * V * TAPS + offset(whole, c, C, V * TAPS, LAST)
+                    value = tl.load(x + at, mask=exist, other=0.0).to(tl.float32)
+                    du = through_pooling(dy, winner, (i * PH + j) * PW + k, TAPS, WINNERS)
+                    if ACTIVATION != "none":
+                        u = normalised(value, centre, factor, summand, True)
+                        du = through_activation(du, hands_on(u, ACTIVATION), slope, ACTIVATION)
+                    few += du
+                    few_products += du * (value - centre)
+        total += few.to(tl.float64)
+        products += few_products.to(tl.float64)
+    tl.store(parts + to, tl.sum(total, 0)[None, :], mask=c < C)
+    tl.store(parts + to + second, tl.sum(products, 0)[None, :], mask=c < C)

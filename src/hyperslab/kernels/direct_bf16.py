@@ -1,0 +1,218 @@
+"""Convolves volumes of few channels in bfloat16, summed in registers.
+
+OneDNN works on 16 channels at a time however few there are. Two operators::
+
+    torch.ops.hyperslab.direct_convolution           the convolution, or its input's gradient
+    torch.ops.hyperslab.direct_convolution_gradient  the gradients of weight and bias
+
+`direct_is_known` says if this processor has the instructions; elsewhere the operators are
+torch's own, in float32: the references at the beginning.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from hyperslab.kernels.compile import (
+    PLANS_KEPT,
+    STREAMED,
+    Sizes,
+    address,
+    as_dense,
+    call,
+    dense_strides,
+    library,
+    parts_for,
+)
+from hyperslab.kernels.memory_format import CHANNELS_LAST
+
+
+def direct_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    adjoint: bool,
+) -> torch.Tensor:
+    """See the schema."""
+    check_volumes(x, weight, bias, adjoint)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if adjoint:
+        weight = weight.transpose(0, 1).flip(tuple(range(2, weight.dim())))
+    ones = [1] * len(padding)
+    y = torch.ops.aten.convolution(
+        x.to(wide),
+        weight.to(wide),
+        None if bias is None else bias.to(wide),
+        ones,
+        padding,
+        ones,
+        False,
+        [0] * len(padding),
+        1,
+    )
+    return y.to(x.dtype).contiguous(memory_format=CHANNELS_LAST[x.dim()])
+
+
+def direct_convolution_gradient(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    kernel: Sequence[int],
+    padding: Sequence[int],
+    with_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the schema."""
+    check_gradient(x, g, kernel, padding)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    ones = [1] * len(padding)
+    _, dw, _ = torch.ops.aten.convolution_backward(
+        g.to(wide),
+        x.to(wide),
+        x.new_empty((g.shape[1], x.shape[1], *kernel), dtype=wide),
+        None,
+        ones,
+        padding,
+        ones,
+        False,
+        [0] * len(padding),
+        1,
+        [False, True, False],
+    )
+    dims = [0, *range(2, g.dim())]
+    db = g.to(wide).sum(dims) if with_bias else g.new_empty(0, dtype=wide)
+    return dw.to(x.dtype), db.to(x.dtype)
+
+
+def check_volumes(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adjoint: bool
+) -> None:
+    """They fit each other.
+
+    Raises:
+        ValueError: they do not.
+    """
+    out, channels = weight.shape[:2][::-1] if adjoint else weight.shape[:2]
+    fits = x.dim() in CHANNELS_LAST and x.dim() == weight.dim() and channels == x.shape[1]
+    if not fits or weight.dtype != x.dtype:
+        raise ValueError(f"a weight {tuple(weight.shape)} for a volume {tuple(x.shape)}")
+    if bias is not None and (bias.shape != (out,) or bias.dtype != x.dtype):
+        raise ValueError(f"a bias {tuple(bias.shape)} for {out} channels")
+
+
+def check_gradient(
+    x: torch.Tensor, g: torch.Tensor, kernel: Sequence[int], padding: Sequence[int]
+) -> None:
+    """The gradient is one of what the convolution makes.
+
+    Raises:
+        ValueError: it is not.
+    """
+    steps = zip(x.shape[2:], kernel, padding, strict=True)
+    extents = tuple(e + 2 * p - k + 1 for e, k, p in steps)
+    if x.dim() not in CHANNELS_LAST or (g.shape[0], *g.shape[2:]) != (x.shape[0], *extents):
+        raise ValueError(f"a gradient {tuple(g.shape)} for results of {extents}")
+    if g.dtype != x.dtype:
+        raise ValueError(f"a gradient in {g.dtype} for a volume in {x.dtype}")
+
+
+DIRECT_POINTERS = struct.Struct("@5q")
+"""The tensors of ``direct`` in ``direct.h``."""
+
+DIRECT_NUMBERS = struct.Struct("@17q")
+"""What follows them, but for the number of the part and that of all parts."""
+
+
+@functools.cache
+def direct_is_known() -> bool:
+    """Whether there are compiled kernels for this processor."""
+    functions = library()
+    return functions is not None and bool(functions.direct_is_known(b""))
+
+
+def compiled_direct_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    adjoint: bool,
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    out = weight.shape[1 if adjoint else 0]
+    numbers = _direct_numbers(x.shape, out, weight.shape[2:], tuple(padding), x.dtype, adjoint)
+    if functions is None or numbers is None:
+        return direct_convolution(x, weight, bias, padding, adjoint)
+    check_volumes(x, weight, bias, adjoint)
+    last = CHANNELS_LAST[x.dim()]
+    x = as_dense(x, last)
+    weight = weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    shape = (x.shape[0], out, *_results(x.shape[2:], weight.shape[2:], padding))
+    y = torch.empty_strided(shape, dense_strides(shape, last), dtype=x.dtype)
+    pointers = DIRECT_POINTERS.pack(x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), 0)
+    call(functions.direct_forward, pointers + numbers, y.numel())
+    return y
+
+
+def compiled_direct_convolution_gradient(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    kernel: Sequence[int],
+    padding: Sequence[int],
+    with_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the schema."""
+    functions = library()
+    numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
+    if functions is None or numbers is None:
+        return direct_convolution_gradient(x, g, kernel, padding, with_bias)
+    check_gradient(x, g, kernel, padding)
+    last = CHANNELS_LAST[x.dim()]
+    x = as_dense(x, last)
+    g = as_dense(g, last)
+    parts = parts_for(g.numel())
+    dw = torch.empty((parts, g.shape[1], x.shape[1], *kernel))
+    db = torch.empty((parts, g.shape[1] if with_bias else 0))
+    pointers = DIRECT_POINTERS.pack(
+        x.data_ptr(), g.data_ptr(), 0, dw.data_ptr(), db.data_ptr() if with_bias else 0
+    )
+    call(functions.direct_gradient, pointers + numbers, g.numel())
+    if parts > 1:
+        return dw.sum(0).to(x.dtype), db.sum(0).to(x.dtype)
+    return dw[0].to(x.dtype), db[0].to(x.dtype)
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _direct_numbers(
+    shape: Sizes, out: int, kernel: Sizes, padding: Sizes, dtype: torch.dtype, adjoint: bool
+) -> bytes | None:
+    """What the C code is told; None where it does not know the type or the number of dims."""
+    if not direct_is_known() or dtype != torch.bfloat16 or len(shape) not in CHANNELS_LAST:
+        return None
+    results = _results(shape[2:], kernel, padding)
+    if len(kernel) != len(results) or min(*shape, *results, *kernel, out) < 1 or min(padding) < 0:
+        return None
+    samples, channels, *extents = shape
+    missing = 3 - len(extents)
+    streamed = 2 * samples * out * math.prod(results) >= STREAMED
+    spatial = [
+        *(1,) * missing,
+        *extents,
+        *(1,) * missing,
+        *results,
+        *(1,) * missing,
+        *kernel,
+        *(0,) * missing,
+        *padding,
+    ]
+    return DIRECT_NUMBERS.pack(samples, channels, out, *spatial, adjoint, streamed)
+
+
+def _results(extents: Sequence[int], kernel: Sequence[int], padding: Sequence[int]) -> Sizes:
+    steps = zip(extents, kernel, padding, strict=True)
+    return tuple(e + 2 * p - k + 1 for e, k, p in steps)

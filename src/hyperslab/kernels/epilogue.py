@@ -1,0 +1,530 @@
+"""Computes what stands between two convolutions in one pass: normalise, activate, pool.
+
+An *epilogue* is normalisation, activation and pooling of one tensor, each optional::
+
+    u = (x - mean) * scale + shift   per channel (batch norm) or per sample and channel (others)
+    a = activation(u)                by its slope below zero: 1 identity, 0 relu, else leaky relu
+    y = mean or maximum of a         over tiles that cover the block without overlap
+
+Four operators, whose schemas are in `hyperslab.kernels.registry`::
+
+    torch.ops.hyperslab.channel_sums         what the moments of x are made of
+    torch.ops.hyperslab.chain_forward        y, and marks: what its gradient needs
+    torch.ops.hyperslab.chain_backward_sums  sums of du and of du * (x - mean)
+    torch.ops.hyperslab.chain_backward       dx
+
+They have no graph: call them inside a `torch.autograd.Function`.
+
+*Marks* are bytes in the order in which the block lies in memory: one *bit* an element of ``x``
+(does the activation pass the gradient unscaled?), eight to a byte, and after the last byte one
+*winner* an element of a maximum ``y``: the number, row by row, of its element in the tile. Bits
+are kept only without a normalisation, which asks for ``x`` in the backward pass anyway.
+
+In reading order: marks and tiles by torch, the plain references, the compiled versions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from hyperslab.kernels.compile import (
+    EPILOGUE_NUMBERS,
+    EPILOGUE_POINTERS,
+    PLANS_KEPT,
+    TYPE_CODES,
+    EpiloguePlan,
+    Library,
+    Sizes,
+    address,
+    as_dense,
+    as_dense_float32,
+    call,
+    epilogue_plan,
+    library,
+    parts_for,
+)
+from hyperslab.kernels.memory_format import (
+    bit_bytes,
+    check_norm,
+    compute_dtype,
+    memory_format_by_strides,
+    per_channel,
+    pooled_shape,
+    shape_or_none,
+    winner_bytes,
+)
+
+
+def passes_gradient(u: torch.Tensor, slope: float) -> torch.Tensor:
+    """Where the activation hands a gradient on unscaled, as torch's relu and leaky relu do."""
+    if slope == 1:
+        return torch.ones_like(u, dtype=torch.bool)
+    return ~(u <= 0) if slope == 0 else u > 0
+
+
+def in_memory_order(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """The elements in the order in which they lie in a tensor of this format."""
+    if memory_format == torch.contiguous_format:
+        return x.reshape(-1)
+    return x.movedim(1, -1).reshape(-1)
+
+
+def from_memory_order(
+    elements: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format
+) -> torch.Tensor:
+    """The adjoint of `in_memory_order`: a tensor of this shape and format."""
+    if memory_format == torch.contiguous_format:
+        return elements.view(*shape)
+    return elements.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+
+
+def bits_of(flags: torch.Tensor) -> torch.Tensor:
+    """Booleans, eight to a byte, the first one lowest."""
+    padded = flags.new_zeros(-(-len(flags) // 8) * 8)
+    padded[: len(flags)] = flags
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=flags.device)
+    return (padded.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
+
+
+def flags_of(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """The adjoint of `bits_of`: ``count`` booleans."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits[:, None] >> places & 1).view(-1)[:count].bool()
+
+
+def bits_in(
+    marks: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format
+) -> torch.Tensor:
+    """Whether each element passes the gradient, from marks that begin with bits."""
+    count = math.prod(shape)
+    bits = marks[: bit_bytes(shape, 0, has_norm=False)]
+    return from_memory_order(flags_of(bits, count), shape, memory_format)
+
+
+def winners_in(
+    marks: torch.Tensor,
+    shape: Sequence[int],
+    pool: Sequence[int],
+    memory_format: torch.memory_format,
+) -> torch.Tensor:
+    """The winner of every tile of a block of this shape, from marks that end with winners."""
+    begin = len(marks) - winner_bytes(shape, pool, maximum=True)
+    return from_memory_order(marks[begin:], pooled_shape(shape, pool), memory_format)
+
+
+def elements_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> list[torch.Tensor]:
+    """For each place in a tile, row by row, the elements of ``x`` there: views of it."""
+    steps = [[slice(place, None, k) for place in range(k)] for k in pool]
+    return [x[(slice(None), slice(None), *place)] for place in itertools.product(*steps)]
+
+
+def mean_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
+    """(N, C, *extents) -> (N, C, *extents / pool)."""
+    first, *others = elements_of_tiles(x, pool)
+    return sum(others, first) / math.prod(pool)
+
+
+def maximum_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maxima, and which element of its tile each is (uint8): as in torch the last NaN, else
+    the first that is not less than any other.
+    """
+    best, *others = elements_of_tiles(x, pool)
+    winner = torch.zeros_like(best, dtype=torch.uint8)
+    for number, other in enumerate(others, start=1):
+        wins = (other > best) | other.isnan()
+        best = torch.where(wins, other, best)
+        winner = torch.where(wins, number, winner)
+    return best, winner
+
+
+def spread_mean(g: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
+    """Adjoint of `mean_of_tiles`."""
+    g = g / math.prod(pool)
+    for dim, k in enumerate(pool, start=2):
+        g = g.repeat_interleave(k, dim)
+    return g
+
+
+def spread_maximum(g: torch.Tensor, winner: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
+    """Adjoint of `maximum_of_tiles`: each gradient goes to the winner."""
+    shape = [*g.shape[:2], *(e * k for e, k in zip(g.shape[2:], pool, strict=True))]
+    spread = g.new_zeros(shape)
+    for number, part in enumerate(elements_of_tiles(spread, pool)):
+        part.copy_(torch.where(winner == number, g, 0))
+    return spread
+
+
+def channel_sums_reference(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """(3, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
+    wide = x.double()
+    if groups == 0:
+        slices = wide.transpose(0, 1).flatten(1)
+    else:
+        slices = (
+            wide.reshape(x.shape[0] * groups, -1)
+            if x.numel()
+            else wide.new_zeros(x.shape[0] * groups, 0)
+        )
+    count = max(1, slices.shape[1])
+    total = slices.sum(1)
+    around = (slices - total[:, None] / count).square().sum(1)
+    return torch.stack([total, total * total / count, around])
+
+
+def chain_forward_reference(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, differentiable, and the marks: see the schema."""
+    check_norm(x.shape, shape_or_none(norm))
+    winner_bytes(x.shape, pool, maximum)
+    memory_format = memory_format_by_strides(x)
+    u = normalized(x, norm)
+    y = activated(u, slope)
+    kept = []
+    if mark and bit_bytes(x.shape, slope, norm is not None):
+        kept.append(bits_of(in_memory_order(passes_gradient(u, slope), memory_format)))
+    if pool and maximum:
+        y, winner = maximum_of_tiles(y, pool)
+        if mark:
+            kept.append(in_memory_order(winner, memory_format))
+    elif pool:
+        y = mean_of_tiles(y, pool)
+    y = torch.empty_like(y, dtype=dtype, memory_format=memory_format).copy_(y)
+    return y, torch.cat(kept) if kept else x.new_empty(0, dtype=torch.uint8)
+
+
+def chain_forward_into_reference(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """The marks; the result is written into ``y``."""
+    result, marks = torch.ops.hyperslab.chain_forward(x, norm, slope, pool, maximum, mark, y.dtype)
+    y.copy_(result)
+    return marks
+
+
+def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+    """``u`` of the chain, in the type in which it is computed."""
+    u = x.to(compute_dtype(x))
+    if norm is None:
+        return u
+    mean, scale, shift = per_channel(norm, x)
+    return (u - mean) * scale + shift
+
+
+def activated(u: torch.Tensor, slope: float) -> torch.Tensor:
+    """``a`` of the chain."""
+    if slope == 1:
+        return u
+    return torch.relu(u) if slope == 0 else torch.where(u > 0, u, u * slope)
+
+
+def chain_backward_reference(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    through: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """``scale * du + b * (x - mean) + c``: see the schema."""
+    check_norm(shape, shape_or_none(norm), shape_or_none(through))
+    memory_format = memory_format_by_strides(g if x is None else x)
+    if slope == 1:
+        passing = None
+    elif norm is None:
+        passing = bits_in(marks, shape, memory_format)
+    else:
+        assert x is not None, "the bits of a chain with a normalisation come from x"
+        passing = passes_gradient(normalized(x, norm), slope)
+    dx = gradient_of_u(g, marks, passing, memory_format, slope, pool, maximum, shape)
+    if norm is not None:
+        mean, scale, _ = per_channel(norm, dx)
+        dx = dx * scale
+        if through is not None:
+            assert x is not None, "b is a factor of x"
+            b, c = per_channel(through, dx)
+            dx = dx + (x.to(dx.dtype) - mean) * b + c
+    return torch.empty_like(dx, dtype=dtype, memory_format=memory_format).copy_(dx)
+
+
+def gradient_of_u(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    passing: torch.Tensor | None,
+    memory_format: torch.memory_format,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    shape: Sequence[int],
+) -> torch.Tensor:
+    """``du`` of the chain; ``passing``: where the activation hands it on, None: everywhere."""
+    if list(g.shape) != pooled_shape(shape, pool):
+        raise ValueError(
+            f"a gradient of shape {list(g.shape)} for a result of {pooled_shape(shape, pool)}"
+        )
+    da = g.to(compute_dtype(g))
+    if pool and maximum:
+        da = spread_maximum(da, winners_in(marks, shape, pool, memory_format), pool)
+    elif pool:
+        da = spread_mean(da, pool)
+    if passing is None:
+        return da
+    return torch.where(passing, da, 0 if slope == 0 else da * slope)
+
+
+def chain_backward_sums_reference(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+) -> torch.Tensor:
+    """(2, 1 or N, C) as ``norm`` in float64: see the schema."""
+    check_norm(x.shape, norm.shape)
+    passing = None if slope == 1 else passes_gradient(normalized(x, norm), slope)
+    du = gradient_of_u(
+        g, marks, passing, memory_format_by_strides(x), slope, pool, maximum, x.shape
+    ).double()
+    products = torch.stack([du, du * (x.to(compute_dtype(x)) - per_channel(norm, x)[0])])
+    sums = products.flatten(3).sum(3) if x.dim() > 2 else products
+    return sums if norm.shape[1] == len(x) else sums.sum(1, keepdim=True)
+
+
+def compiled_chain_forward(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the schema."""
+    functions = library()
+    plan = _forward_plan(x, norm, slope, pool, maximum, dtype)
+    if functions is None or plan is None:
+        return chain_forward_reference(x, norm, slope, pool, maximum, mark, dtype)
+    y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
+    return y, _run_forward(functions, plan, x, norm, mark, y)
+
+
+def compiled_chain_forward_into(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    mark: bool,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    plan = _forward_plan(x, norm, slope, pool, maximum, y.dtype)
+    dense = plan is not None and (y.shape, y.stride()) == (plan.result, plan.result_strides)
+    if functions is None or plan is None or not dense:
+        return chain_forward_into_reference(x, norm, slope, pool, maximum, mark, y)
+    return _run_forward(functions, plan, x, norm, mark, y)
+
+
+def _forward_plan(
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    dtype: torch.dtype,
+) -> EpiloguePlan | None:
+    return epilogue_plan(
+        x.shape,
+        (x.shape, x.stride()),
+        (x.dtype, None, dtype),
+        tuple(pool),
+        maximum,
+        slope,
+        shape_or_none(norm),
+    )
+
+
+def _run_forward(
+    functions: Library,
+    plan: EpiloguePlan,
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    mark: bool,
+    y: torch.Tensor,
+) -> torch.Tensor:
+    """Fill ``y``, which is dense; the marks."""
+    x = as_dense(x, plan.memory_format)
+    norm = as_dense_float32(norm)
+    bits = plan.bits if mark else 0
+    winners = plan.winners if mark else 0
+    new = torch.zeros if bits else torch.empty  # rows that share a byte add their bits to it
+    marks = new(bits + winners, dtype=torch.uint8)
+    pointers = EPILOGUE_POINTERS.pack(
+        x.data_ptr(),
+        0,
+        y.data_ptr(),
+        marks.data_ptr() if bits else 0,
+        marks.data_ptr() + bits if winners else 0,
+        address(norm),
+        0,
+        0,
+    )
+    call(functions.forward, pointers + plan.numbers, plan.size)
+    return marks
+
+
+def compiled_chain_backward(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    through: torch.Tensor | None,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    told = g if x is None else x
+    plan = epilogue_plan(
+        tuple(shape),
+        (told.shape, told.stride()),
+        (None if x is None else x.dtype, g.dtype, dtype),
+        tuple(pool),
+        maximum,
+        slope,
+        shape_or_none(norm),
+        shape_or_none(through),
+    )
+    reads = norm is not None and (slope != 1 or through is not None)
+    if functions is None or plan is None or (reads and x is None):
+        return chain_backward_reference(
+            g, marks, x, norm, through, slope, pool, maximum, shape, dtype
+        )
+    plan.check(g, marks)
+    g = as_dense(g, plan.memory_format)
+    if x is not None:
+        x = as_dense(x, plan.memory_format) if reads else None
+    norm = as_dense_float32(norm)
+    through = as_dense_float32(through)
+    dx = torch.empty_strided(tuple(shape), plan.strides, dtype=dtype)
+    pointers = EPILOGUE_POINTERS.pack(
+        address(x),
+        g.data_ptr(),
+        dx.data_ptr(),
+        marks.data_ptr() if plan.bits else 0,
+        marks.data_ptr() + plan.bits,
+        address(norm),
+        address(through),
+        0,
+    )
+    call(functions.backward, pointers + plan.numbers, plan.size)
+    return dx
+
+
+def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    if functions is None or x.dtype not in TYPE_CODES or not x.numel():
+        return channel_sums_reference(x, groups)
+    memory_format = memory_format_by_strides(x)
+    x = as_dense(x, memory_format)
+    last = memory_format != torch.contiguous_format
+    slices, numbers = _moments_plan(x.shape, x.dtype, groups, last)
+    sums = _compiled_sums(
+        functions, (3, slices), x.numel(), numbers, (x.data_ptr(), 0, 0, 0, 0, 0, 0)
+    )
+    if last and groups:
+        sums = sums.view(3, x.shape[0] * groups, -1).sum(2)
+    return sums
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _moments_plan(shape: Sizes, dtype: torch.dtype, groups: int, last: bool) -> tuple[int, bytes]:
+    """How many sums, and what the C code is told. In channels last groups are of channels' sums."""
+    samples, channels = shape[:2]
+    if last:
+        rows = samples if groups else 1
+        blocks = samples
+        width = channels
+    else:
+        blocks = samples * (groups or channels)
+        rows = blocks if groups else channels
+        width = 1
+    line = math.prod(shape) // blocks // width
+    numbers = (TYPE_CODES[dtype], 0, 0, blocks, 1, 1, line, width, rows, 1, 1, 1, 0, 0, 1.0)
+    return rows * width, EPILOGUE_NUMBERS.pack(*numbers)
+
+
+def compiled_chain_backward_sums(
+    g: torch.Tensor,
+    marks: torch.Tensor,
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    slope: float,
+    pool: Sequence[int],
+    maximum: bool,
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    plan = epilogue_plan(
+        x.shape,
+        (x.shape, x.stride()),
+        (x.dtype, g.dtype, None),
+        tuple(pool),
+        maximum,
+        slope,
+        norm.shape,
+    )
+    if functions is None or plan is None:
+        return chain_backward_sums_reference(g, marks, x, norm, slope, pool, maximum)
+    plan.check(g, marks)
+    g = as_dense(g, plan.memory_format)
+    x = as_dense(x, plan.memory_format)
+    numbers = as_dense_float32(norm)
+    pointers = (
+        x.data_ptr(),
+        g.data_ptr(),
+        0,
+        0,
+        marks.data_ptr(),
+        address(numbers),
+        0,
+    )
+    return _compiled_sums(functions, (2, *norm.shape[1:]), plan.size, plan.numbers, pointers)
+
+
+def _compiled_sums(
+    functions: Library, shape: Sizes, size: int, numbers: bytes, pointers: tuple[int, ...]
+) -> torch.Tensor:
+    """Of this shape in float64; each part of the work has sums of its own."""
+    parts = parts_for(size)
+    sums = torch.zeros((parts, *shape), dtype=torch.float64)
+    call(functions.sums, EPILOGUE_POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)
+    return sums[0] if parts == 1 else sums.sum(0)

@@ -1,0 +1,220 @@
+"""Computes maxima over windows that may overlap, with a byte an element for the gradient.
+
+Torch's own keeps the block and eight bytes an element of the result. A *tap* is an element of
+the window, numbered row by row; the *winner* is the first tap that is not less than any other,
+or the last NaN. The operators ``window_maximum`` and ``window_maximum_backward`` have no graph:
+`hyperslab.ops.pooling.pool` has. First the plain references, then the compiled versions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.kernels.compile import (
+    PLANS_KEPT,
+    TYPE_CODES,
+    Sizes,
+    as_dense,
+    call,
+    dense_strides,
+    library,
+)
+from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides
+
+MOST_TAPS = 256
+"""A winner is one byte."""
+
+
+def window_maximum(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    extents: Sequence[int],
+    mark: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the schema: a pass over the result for every tap."""
+    check_windows(kernel)
+    memory_format = memory_format_by_strides(x)
+    margins: list[int] = []
+    for e, k, s, p, o in zip(x.shape[2:], kernel, stride, padding, extents, strict=True):
+        margins[:0] = [p, max(0, (o - 1) * s + k - e - p)]
+    values = F.pad(x, margins, value=-math.inf)
+    best = x.new_full((*x.shape[:2], *extents), -math.inf)
+    winner = _first_taps(kernel, stride, padding, extents, x.device).expand(best.shape)
+    for tap, place in enumerate(itertools.product(*map(range, kernel))):
+        value = values
+        for dim, (t, s, o) in enumerate(zip(place, stride, extents, strict=True), start=2):
+            value = value.narrow(dim, t, (o - 1) * s + 1).unfold(dim, 1, s).squeeze(-1)
+        wins = (value > best) | value.isnan()
+        best = torch.where(wins, value, best)
+        winner = torch.where(wins, tap, winner)
+    y = torch.empty(best.shape, dtype=dtype, device=x.device, memory_format=memory_format)
+    y.copy_(best)
+    if not mark:
+        return y, x.new_empty(0, dtype=torch.uint8)
+    return y, torch.empty_like(y, dtype=torch.uint8).copy_(winner)
+
+
+def window_maximum_backward(
+    g: torch.Tensor,
+    winners: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    shape: Sequence[int],
+    channels_last: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """See the schema; can be differentiated."""
+    flat = torch.zeros((), dtype=torch.int64, device=g.device)
+    taps = winners.to(torch.int64)
+    rest = math.prod(kernel)
+    for dim, (k, s, p) in enumerate(zip(kernel, stride, padding, strict=True), start=2):
+        rest //= k
+        begin = torch.arange(g.shape[dim], device=g.device) * s - p
+        at = taps // rest % k + begin.view(-1, *[1] * (g.dim() - 1 - dim))
+        flat = flat * shape[dim] + at
+    sums = g.new_zeros((*shape[:2], math.prod(shape[2:])), dtype=_wide(g.dtype))
+    sums = sums.scatter_add(2, flat.flatten(2), g.to(sums.dtype).flatten(2))
+    dx = sums.view(*shape).to(dtype)
+    return dx.contiguous(memory_format=CHANNELS_LAST[dx.dim()]) if channels_last else dx
+
+
+def check_windows(kernel: Sequence[int]) -> None:
+    """A byte can name every tap.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if math.prod(kernel) > MOST_TAPS:
+        raise ValueError(f"windows {list(kernel)} of more than {MOST_TAPS} taps: use torch's own")
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _first_taps(
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    extents: Sequence[int],
+    device: torch.device,
+) -> torch.Tensor:
+    """The first tap of every window that lies in the block: (*extents)."""
+    first = torch.zeros((), dtype=torch.int64, device=device)
+    for k, s, p, o in zip(kernel, stride, padding, extents, strict=True):
+        taps = (p - torch.arange(o, device=device) * s).clamp(min=0)
+        first = first[..., None] * k + taps
+    return first
+
+
+WINDOW_POINTERS = struct.Struct("@3q")
+"""The tensors of ``windows`` in ``windows.c``."""
+
+WINDOW_NUMBERS = struct.Struct("@19q")
+"""What follows them, but for the number of the part and that of all parts."""
+
+
+def compiled_window_maximum(
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    extents: Sequence[int],
+    mark: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the schema."""
+    functions = library()
+    windows = (tuple(kernel), tuple(stride), tuple(padding))
+    memory_format = memory_format_by_strides(x)
+    last = memory_format != torch.contiguous_format
+    numbers = _window_numbers(x.shape, tuple(extents), windows, (x.dtype, dtype), last)
+    if functions is None or numbers is None:
+        return window_maximum(x, *windows, extents, mark, dtype)
+    x = as_dense(x, memory_format)
+    result = (*x.shape[:2], *extents)
+    strides = dense_strides(result, memory_format)
+    y = torch.empty_strided(result, strides, dtype=dtype)
+    if mark:
+        winners = torch.empty_strided(result, strides, dtype=torch.uint8)
+    else:
+        winners = torch.empty(0, dtype=torch.uint8)
+    pointers = WINDOW_POINTERS.pack(x.data_ptr(), y.data_ptr(), winners.data_ptr() if mark else 0)
+    call(functions.window_maximum, pointers + numbers, x.numel())
+    return y, winners
+
+
+def compiled_window_maximum_backward(
+    g: torch.Tensor,
+    winners: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    shape: Sequence[int],
+    channels_last: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    windows = (tuple(kernel), tuple(stride), tuple(padding))
+    numbers = _window_numbers(
+        tuple(shape), tuple(g.shape[2:]), windows, (g.dtype, dtype), channels_last
+    )
+    if functions is None or numbers is None:
+        return window_maximum_backward(g, winners, *windows, shape, channels_last, dtype)
+    if winners.shape != g.shape or winners.dtype != torch.uint8:
+        raise ValueError(f"winners {tuple(winners.shape)} for a gradient {tuple(g.shape)}")
+    memory_format = CHANNELS_LAST[g.dim()] if channels_last else torch.contiguous_format
+    g = as_dense(g, memory_format)
+    winners = as_dense(winners, memory_format)
+    dx = torch.empty_strided(tuple(shape), dense_strides(shape, memory_format), dtype=dtype)
+    pointers = WINDOW_POINTERS.pack(g.data_ptr(), dx.data_ptr(), winners.data_ptr())
+    call(functions.window_spread, pointers + numbers, dx.numel())
+    return dx
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _window_numbers(
+    shape: Sizes,
+    extents: Sizes,
+    windows: tuple[Sizes, Sizes, Sizes],
+    types: tuple[torch.dtype, torch.dtype],
+    channels_last: bool,
+) -> bytes | None:
+    """What the C code is told; None where it does not know the types or the number of dims.
+
+    Raises:
+        ValueError: a byte cannot name every tap.
+    """
+    check_windows(windows[0])
+    known = all(dtype in TYPE_CODES for dtype in types)
+    if not known or not 3 <= len(shape) <= 5 or not math.prod(shape) * math.prod(extents):
+        return None
+    samples, channels, *inputs = shape
+    blocks = (samples, channels) if channels_last else (samples * channels, 1)
+    missing = 3 - len(inputs)
+    kernel, stride, padding = windows
+    spatial = [
+        *(1,) * missing,
+        *inputs,
+        *(1,) * missing,
+        *extents,
+        *(1,) * missing,
+        *kernel,
+        *(1,) * missing,
+        *stride,
+        *(0,) * missing,
+        *padding,
+    ]
+    return WINDOW_NUMBERS.pack(*(TYPE_CODES[dtype] for dtype in types), *blocks, *spatial)

@@ -1,0 +1,199 @@
+"""Describes how a block lies in memory: contiguous or channels last, dtype, planes beside it.
+
+In reading order: the memory format of a tensor and the strides that go with it; half precision,
+which takes part in sums as float32; `HaloPaddedBuffer`, a block with planes beside it for the
+halo of the convolution that reads it; and the layout that all fused kernels share (numbers of
+channels, tiles of a pooling, *marks*; see `hyperslab.kernels.epilogue`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+SHAPES_KEPT = 4096
+"""Shapes whose strides are known: a network has a few for each of its layers."""
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By the number of dims."""
+
+
+def memory_format_of(x: torch.Tensor) -> torch.memory_format:
+    """Channels last if ``x`` is that and nothing else; contiguous for all other strides."""
+    last = CHANNELS_LAST.get(x.dim())
+    if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    return last
+
+
+@functools.lru_cache(SHAPES_KEPT)
+def strides_in(shape: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
+    """The strides of a new tensor of this memory format.
+
+    >>> strides_in((2, 3, 1, 4), torch.channels_last)
+    (12, 1, 12, 3)
+    """
+    last = memory_format is not torch.contiguous_format
+    inner = (1, *range(len(shape) - 1, 1, -1)) if last else range(len(shape) - 1, 0, -1)
+    strides = [0] * len(shape)
+    step = 1
+    for dim in (*inner, 0) if shape else ():
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """``x`` with the strides that a new tensor of this memory format has.
+
+    A view may have others in a dim of extent one. Torch (2.13) then takes it for another format:
+    its batch norm computes wrong gradients, silently.
+    """
+    strides = strides_in(x.shape, memory_format)
+    if x.stride() == strides:
+        return x
+    if x.is_contiguous(memory_format=memory_format):
+        return x.as_strided(x.shape, strides)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format).copy_(
+        x
+    )
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Partial sums of half precision are kept in float32: one of them may overflow."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def as_float32(block: torch.Tensor) -> torch.Tensor:
+    """Half precision as float32: partial results may overflow, and are rounded once more."""
+    return block.float() if block.dtype in HALF else block
+
+
+def parameter_as_float32(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    """Parameters of half precision go with statistics of float32."""
+    return None if parameter is None else as_float32(parameter)
+
+
+@dataclass(slots=True)
+class HaloPaddedBuffer:
+    """Planes before and after a block in its first spatial dim, in one buffer with it.
+
+    Whoever computes the block asks for memory of it; who reads it fills what is beside it, where a
+    copy of the block would be made otherwise.
+    """
+
+    before: int
+    after: int
+    buffer: torch.Tensor | None = field(default=None, init=False)
+
+    def empty(self) -> HaloPaddedBuffer:
+        """As much, for another block."""
+        return HaloPaddedBuffer(self.before, self.after)
+
+    def block(
+        self, shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format
+    ) -> torch.Tensor | None:
+        """Memory for a block of this shape, a tensor of its own; once only.
+
+        None where its planes do not lie one after the other: of several samples, or contiguous.
+        """
+        last = CHANNELS_LAST.get(len(shape))
+        if self.buffer is not None or memory_format is not last or shape[0] != 1:
+            return None
+        samples, channels, extent, *rest = shape
+        extents = (samples, channels, self.before + extent + self.after, *rest)
+        self.buffer = torch.empty(extents, dtype=dtype, memory_format=last)
+        return dense(self.buffer.narrow(2, self.before, extent), last).data
+
+
+MOST_IN_TILE = 256  # a winner is one byte
+
+
+def memory_format_by_strides(x: torch.Tensor) -> torch.memory_format:
+    """Channels last if ``x`` is that and not contiguous; contiguous for all other strides.
+
+    A tensor of one voxel a sample is both. Its strides then say which it is: as torch makes them,
+    of ones in contiguous memory, of the number of channels in channels last.
+    """
+    last = CHANNELS_LAST.get(x.dim())
+    if last is None or not x.is_contiguous(memory_format=last):
+        return torch.contiguous_format
+    if x.is_contiguous() and x.stride(-1) != x.shape[1]:
+        return torch.contiguous_format
+    return last
+
+
+def pooled_shape(shape: Sequence[int], pool: Sequence[int]) -> list[int]:
+    """Of the result of a chain on a block of this shape.
+
+    Raises:
+        ValueError: tiles do not cover it.
+    """
+    if not pool:
+        return list(shape)
+    if len(pool) != len(shape) - 2 or any(e % p for e, p in zip(shape[2:], pool, strict=True)):
+        raise ValueError(
+            f"tiles {list(pool)} do not cover extents {list(shape[2:])}; pool with torch's own"
+        )
+    return [*shape[:2], *(e // p for e, p in zip(shape[2:], pool, strict=True))]
+
+
+def bit_bytes(shape: Sequence[int], slope: float, has_norm: bool) -> int:
+    """Bytes of the bits in the marks of a block of this shape; see the package."""
+    return 0 if has_norm or slope == 1 else -(-math.prod(shape) // 8)
+
+
+def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> int:
+    """Bytes of the winners in the marks of a block of this shape.
+
+    Raises:
+        ValueError: tiles do not cover it, or have too many elements.
+    """
+    result = pooled_shape(shape, pool)
+    if not (maximum and pool):
+        return 0
+    if math.prod(pool) > MOST_IN_TILE:
+        raise ValueError(
+            f"maximum over tiles {list(pool)} of more than {MOST_IN_TILE} elements: "
+            "pool with torch's own"
+        )
+    return math.prod(result)
+
+
+def check_norm(
+    shape: Sequence[int], norm: Sequence[int] | None, through: Sequence[int] | None = None
+) -> None:
+    """The numbers of a normalisation, by their shapes, are those of the block's channels.
+
+    Raises:
+        ValueError: ``norm`` is not (3, 1 or N, C), or ``through`` not (2, ...) beside it.
+    """
+    rows = None if norm is None else norm[1]
+    fits = norm is None or (list(norm) == [3, rows, shape[1]] and rows in (1, shape[0]))
+    if not fits or (through is not None and list(through) != [2, rows, shape[1]]):
+        raise ValueError(
+            f"numbers of shapes {[list(t) for t in (norm, through) if t is not None]} for a block "
+            f"of shape {list(shape)}: its norm must be [3, 1 or {shape[0]}, {shape[1]}]"
+        )
+
+
+def shape_or_none(parts: torch.Tensor | None) -> torch.Size | None:
+    """Their shape, if there are any."""
+    return None if parts is None else parts.shape
+
+
+def per_channel(parts: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """(count, 1 or N, C) as (count, 1 or N, C, 1, ...) in the type in which ``x`` is computed."""
+    return parts.to(compute_dtype(x)).view(*parts.shape, *[1] * (x.dim() - 2))
+
+
+def compute_dtype(x: torch.Tensor) -> torch.dtype:
+    """Float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,0 +1,167 @@
+"""Computes the few numbers per channel that a normalisation makes of its sums, in float64.
+
+The variance is that around the means of parts (ranks, samples, threads) and that of these
+means, E[m²] − E[m]², which rounding alone leaves of equal ones: below `LEFT_BY_ROUNDING` it is
+none.
+
+*Moments* are (4, R, C): mean, biased variance, ``invstd`` and scale; R is 1, or N where every
+sample has its own. *Parts* of them in float32 are what an epilogue takes: ``norm`` (3, R, C) is
+mean, scale and shift, where the shift makes up for the mean's rounding, so that nothing is lost
+in channels whose mean is far from zero.
+
+The operators are ``normalisation``, ``parameter_gradients`` and ``through_statistics``: first
+their plain references, then the compiled versions.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+
+from hyperslab.kernels.compile import address, as_dense_float32, library
+
+LEFT_BY_ROUNDING = 2.0**-48
+"""Of E[m²]: what numbers of single precision in the last bit differ by."""
+
+
+def normalisation(
+    sums: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    count: int,
+    eps: float,
+    channels: int,
+    pool: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Norm and moments of the sums (3, R * C / pool) of all ranks: see the schema."""
+    parts = (sums / count).repeat_interleave(pool, 1).view(3, -1, channels)
+    mean, square, around = parts.unbind()
+    between = square - mean * mean
+    var = torch.where(between <= LEFT_BY_ROUNDING * square, 0, between) + around
+    invstd = (var + eps).rsqrt()
+    scale = invstd if weight is None else invstd * weight
+    rounded = mean.float()
+    shift = (rounded - mean) * scale
+    if bias is not None:
+        shift += bias
+    norm = torch.stack([rounded, scale.float(), shift.float()])
+    return norm, torch.stack([mean, var, invstd, scale])
+
+
+def parameter_gradients(
+    sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(2, C) of weight and bias, and (2, R * C / pool) for all ranks to add up: see the schema."""
+    mean, _, invstd, scale = moments.unbind()
+    du, product = sums.unbind()
+    xhat = (product - du * (mean - norm[0])) * invstd
+    parameters = torch.stack([xhat.sum(0), du.sum(0)]).float()
+    shared = torch.stack([du, xhat]) * scale
+    return parameters, shared.view(2, -1, pool).sum(2)
+
+
+def through_statistics(
+    shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
+) -> torch.Tensor:
+    """(2, R, C), the ``b`` and ``c`` of the block's gradient: see the schema.
+
+    With v = scale * du, of a mean over ranks: dx = v - mean of v - xhat * mean of v * xhat.
+    """
+    mean, _, invstd, _ = moments.unbind()
+    of_mean, of_xhat = (shared / -count).repeat_interleave(pool, 1).view(2, *mean.shape)
+    b = of_xhat * invstd
+    return torch.stack([b, of_mean - b * (mean - norm[0])]).float()
+
+
+NORMALISATION = struct.Struct("@8q2d")
+PARAMETER_GRADIENTS = struct.Struct("@8q")
+WAY_THROUGH = struct.Struct("@7qd")
+"""The structures of ``statistics.c``."""
+
+
+def compiled_normalisation(
+    sums: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    count: int,
+    eps: float,
+    channels: int,
+    pool: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the schema."""
+    functions = library()
+    if functions is None:
+        return normalisation(sums, weight, bias, count, eps, channels, pool)
+    rows = sums.shape[1] * pool // channels
+    sums = sums.contiguous()
+    weight = as_dense_float32(weight)
+    bias = as_dense_float32(bias)
+    norm = torch.empty((3, rows, channels), dtype=torch.float32)
+    moments = torch.empty((4, rows, channels), dtype=torch.float64)
+    functions.normalisation(
+        NORMALISATION.pack(
+            sums.data_ptr(),
+            address(weight),
+            address(bias),
+            norm.data_ptr(),
+            moments.data_ptr(),
+            rows,
+            channels,
+            pool,
+            count,
+            eps,
+        )
+    )
+    return norm, moments
+
+
+def compiled_parameter_gradients(
+    sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the schema."""
+    functions = library()
+    if functions is None:
+        return parameter_gradients(sums, norm, moments, pool)
+    _, rows, channels = sums.shape
+    sums = sums.contiguous()
+    parameters = torch.empty((2, channels), dtype=torch.float32)
+    shared = torch.empty((2, rows * channels // pool), dtype=torch.float64)
+    functions.parameter_gradients(
+        PARAMETER_GRADIENTS.pack(
+            sums.data_ptr(),
+            norm.data_ptr(),
+            moments.data_ptr(),
+            parameters.data_ptr(),
+            shared.data_ptr(),
+            rows,
+            channels,
+            pool,
+        )
+    )
+    return parameters, shared
+
+
+def compiled_through_statistics(
+    shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    if functions is None:
+        return through_statistics(shared, norm, moments, count, pool)
+    _, rows, channels = norm.shape
+    shared = shared.contiguous()
+    through = torch.empty((2, rows, channels), dtype=torch.float32)
+    functions.through_statistics(
+        WAY_THROUGH.pack(
+            shared.data_ptr(),
+            norm.data_ptr(),
+            moments.data_ptr(),
+            through.data_ptr(),
+            rows,
+            channels,
+            pool,
+            count,
+        )
+    )
+    return through

@@ -1,0 +1,87 @@
+"""Draws random bits as a function of a seed and a global index, for any box, on any device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hyperslab.geometry import Box
+
+_GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed 64-bit integer
+_MIX_64 = (-4658895280553007687, -7723592293110705685)  # Steele et al. 2014, SplitMix64
+_MIX_32 = (0x7FEB352D, -2073254261)  # Wellons 2018, "lowbias32"
+
+
+def reference(shape: Sequence[int], box: Box, seed: int) -> NDArray[np.uint32]:
+    """The same integers by unsigned arithmetic, which wraps around, of the whole volume."""
+    index = np.arange(math.prod(shape), dtype=np.uint64).reshape(tuple(shape))[box.slices()]
+    outer, inner = np.divmod(index, np.uint64(math.prod(shape[-2:])))
+
+    key = outer * _unsigned(_GOLDEN, 64) + _unsigned(seed, 64)
+    key = (key ^ (key >> np.uint64(30))) * _unsigned(_MIX_64[0], 64)
+    key = (key ^ (key >> np.uint64(27))) * _unsigned(_MIX_64[1], 64)
+    key = key ^ (key >> np.uint64(31))
+    low = key.astype(np.uint32)
+    high = (key >> np.uint64(32)).astype(np.uint32)
+    return _mixed(_mixed(inner.astype(np.uint32) ^ low) + high) & np.uint32(0x7FFFFFFF)
+
+
+def _mixed(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_unsigned(_MIX_32[0], 32))
+    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_unsigned(_MIX_32[1], 32))
+    return bits ^ (bits >> np.uint32(16))
+
+
+def _unsigned(number: int, bits: int) -> np.uint64:
+    return np.uint64(number % 2**bits)
+
+
+def uniform_bits(shape: Sequence[int], box: Box, seed: int, device: torch.device) -> torch.Tensor:
+    """Integers evenly distributed in [0, 2**31), one for every element of ``box``.
+
+    Element ``i`` of a tensor of the global ``shape`` gets the same number whatever the box. Outer
+    dims are hashed in 64 bits (few numbers), the two innermost in 32 bits under the outer's key.
+    """
+    split = max(0, len(shape) - 2)
+    outer = _linear_index(shape[:split], box, 0, torch.int64, device)
+    inner = _linear_index(shape[split:], box, split, torch.int64, device)
+    if math.prod(shape[split:]) >= 2**31:
+        raise ValueError(f"the two innermost dims of {tuple(shape)} exceed 2**31 elements")
+    key = _mix64(outer * _GOLDEN + seed)
+    low = key.to(torch.int32)
+    high = (key >> 32).to(torch.int32)
+    low = low.view(*low.shape, *[1] * inner.dim())
+    high = high.view(*high.shape, *[1] * inner.dim())
+    bits = _mix32(inner.to(torch.int32) ^ low)
+    return _mix32(bits.add_(high)) & 0x7FFFFFFF
+
+
+def _linear_index(
+    shape: Sequence[int], box: Box, first: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    index = torch.zeros((), dtype=dtype, device=device)
+    for dim, extent in enumerate(shape, start=first):
+        lo, hi = box.interval(dim)
+        index = index.unsqueeze(-1) * extent + torch.arange(lo, hi, dtype=dtype, device=device)
+    return index
+
+
+def _shift(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
+    """Logical shift to the right; torch's is arithmetic."""
+    return (x >> bits) & ((1 << (width - bits)) - 1)
+
+
+def _mix64(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30, 64)) * _MIX_64[0]
+    x = (x ^ _shift(x, 27, 64)) * _MIX_64[1]
+    return x ^ _shift(x, 31, 64)
+
+
+def _mix32(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 16, 32)) * _MIX_32[0]
+    x = (x ^ _shift(x, 15, 32)) * _MIX_32[1]
+    return x ^ _shift(x, 16, 32)

@@ -1,0 +1,89 @@
+"""Copies a block from contiguous memory to channels last and back, with a change of dtype.
+
+The operators ``reorder`` and ``reorder_into``: plain references, then compiled versions.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import torch
+
+from hyperslab.kernels.compile import STREAMED, TYPE_CODES, Library, call, dense_strides, library
+from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides
+
+
+def reorder_reference(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor of the same values in that format and type."""
+    memory_format = wanted_format(x, channels_last)
+    return torch.empty_like(x, dtype=dtype, memory_format=memory_format).copy_(x)
+
+
+def reorder_into_reference(x: torch.Tensor, y: torch.Tensor) -> None:
+    """The values of ``x`` in the format and type of ``y``."""
+    y.copy_(x)
+
+
+def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
+    """Torch's name for it.
+
+    Raises:
+        ValueError: torch has channels last for tensors of 4 or 5 dims only.
+    """
+    if not channels_last:
+        return torch.contiguous_format
+    if x.dim() not in CHANNELS_LAST:
+        raise ValueError(
+            f"channels last is for tensors of 4 or 5 dims, not {x.dim()}: keep it contiguous"
+        )
+    return CHANNELS_LAST[x.dim()]
+
+
+REORDERING = struct.Struct("@9q")
+"""``reordering`` of ``reorder.c`` but for the number of the part and that of all parts."""
+
+
+def compiled_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    wanted = wanted_format(x, channels_last)
+    if functions is None or not _kernel_applies(x, wanted, dtype):
+        return reorder_reference(x, channels_last, dtype)
+    y = torch.empty_strided(x.shape, dense_strides(x.shape, wanted), dtype=dtype)
+    _run_reorder(functions, x, y, channels_last)
+    return y
+
+
+def compiled_reorder_into(x: torch.Tensor, y: torch.Tensor) -> None:
+    """See the schema."""
+    functions = library()
+    wanted = memory_format_by_strides(y)
+    dense = x.shape == y.shape and y.is_contiguous(memory_format=wanted)
+    if functions is None or not dense or not _kernel_applies(x, wanted, y.dtype):
+        reorder_into_reference(x, y)
+    else:
+        _run_reorder(functions, x, y, wanted is not torch.contiguous_format)
+
+
+def _kernel_applies(x: torch.Tensor, wanted: torch.memory_format, dtype: torch.dtype) -> bool:
+    """Whether it is for the kernel: another format, and types that it knows."""
+    given = memory_format_by_strides(x)
+    turned = given != wanted and x.is_contiguous(memory_format=given) and x.numel() > 0
+    return turned and x.dtype in TYPE_CODES and dtype in TYPE_CODES
+
+
+def _run_reorder(functions: Library, x: torch.Tensor, y: torch.Tensor, channels_last: bool) -> None:
+    samples, channels, *extents = x.shape
+    values = (
+        x.data_ptr(),
+        y.data_ptr(),
+        TYPE_CODES[x.dtype],
+        TYPE_CODES[y.dtype],
+        samples,
+        channels,
+        math.prod(extents),
+        channels_last,
+        y.nbytes >= STREAMED,
+    )
+    call(functions.reorder, REORDERING.pack(*values), x.numel())

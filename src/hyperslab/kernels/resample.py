@@ -1,0 +1,153 @@
+"""Applies a linear map along every spatial dim of a block in one pass, as interpolation does.
+
+The results of a dim are made of a few elements each, which a `SparseMap` lists; the adjoint of
+one is another. The operator ``resample`` has no graph: `hyperslab.ops.spatial.interpolate` has.
+First the maps, then the plain reference by torch's single operators, then the compiled version.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hyperslab.kernels.compile import (
+    PLANS_KEPT,
+    STREAMED,
+    TYPE_CODES,
+    Sizes,
+    as_dense,
+    call,
+    dense_strides,
+    library,
+)
+from hyperslab.kernels.memory_format import memory_format_by_strides
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseMap:
+    """Result ``o`` is the sum of ``weight[e] * x[source[e]]`` over its entries ``e``.
+
+    They are ``begin[o]`` to ``begin[o + 1]``: ``begin`` has one number more than there are results.
+    ``extent``: how many elements there are.
+    """
+
+    begin: torch.Tensor
+    source: torch.Tensor
+    weight: torch.Tensor
+    extent: int
+
+    @staticmethod
+    def of_taps(index: torch.Tensor, weight: torch.Tensor, extent: int) -> SparseMap:
+        """From the elements and their weights for each result: (taps, results)."""
+        taps, results = index.shape
+        begin = torch.arange(results + 1) * taps
+        # Dense: of a single result the transposed view keeps its stride.
+        source = index.T.contiguous().view(-1)
+        return SparseMap(begin, source, weight.T.float().contiguous().view(-1), extent)
+
+    @property
+    def results(self) -> int:
+        """How many there are."""
+        return len(self.begin) - 1
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """As the operator takes them."""
+        return [self.begin, self.source, self.weight]
+
+    def adjoint(self) -> SparseMap:
+        """From the gradients of the results to those of the elements."""
+        order = torch.argsort(self.source, stable=True)
+        result = torch.arange(self.results).repeat_interleave(self.begin.diff())
+        counts = torch.bincount(self.source, minlength=self.extent)
+        begin = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return SparseMap(begin, result[order], self.weight[order], self.results)
+
+
+def resample_by_dims(
+    x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """See the schema: one dim after the other, each element to the results that it is a part of."""
+    check_maps(x, maps, extents)
+    y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    for dim, extent in enumerate(extents, start=2):
+        begin, source, weight = maps[3 * dim - 6 : 3 * dim - 3]
+        result = torch.arange(extent, device=x.device).repeat_interleave(begin.diff())
+        along = [-1 if d == dim else 1 for d in range(x.dim())]
+        parts = y.index_select(dim, source) * weight.to(y.dtype).view(along)
+        shape = [*y.shape[:dim], extent, *y.shape[dim + 1 :]]
+        y = y.new_zeros(shape).index_add_(dim, result, parts)
+    return torch.empty(
+        y.shape, dtype=dtype, device=x.device, memory_format=memory_format_by_strides(x)
+    ).copy_(y)
+
+
+def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int]) -> None:
+    """There is one of three tensors for every spatial dim, with so many results.
+
+    Raises:
+        ValueError: there is not.
+    """
+    begins = [len(begin) - 1 for begin in maps[::3]]
+    if len(maps) != 3 * (x.dim() - 2) or begins != list(extents):
+        raise ValueError(f"maps with {begins} results for a block {tuple(x.shape)} and {extents}")
+
+
+RESAMPLE_POINTERS = struct.Struct("@11q")
+"""The tensors of ``resampling`` in ``resample.c``."""
+
+RESAMPLE_NUMBERS = struct.Struct("@11q")
+"""What follows them, but for the number of the part and that of all parts."""
+
+
+def compiled_resample(
+    x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """See the schema."""
+    functions = library()
+    memory_format = memory_format_by_strides(x)
+    last = memory_format != torch.contiguous_format
+    results = tuple(extents)
+    numbers = _resample_numbers(x.shape, results, (x.dtype, dtype), last)
+    if functions is None or numbers is None:
+        return resample_by_dims(x, maps, extents, dtype)
+    check_maps(x, maps, extents)
+    x = as_dense(x, memory_format)
+    shape = (*x.shape[:2], *results)
+    y = torch.empty_strided(shape, dense_strides(shape, memory_format), dtype=dtype)
+    given = [*_IDENTITY * (3 - len(results)), *maps]
+    pointers = RESAMPLE_POINTERS.pack(x.data_ptr(), y.data_ptr(), *(t.data_ptr() for t in given))
+    call(functions.resample, pointers + numbers, max(x.numel(), y.numel()))
+    return y
+
+
+_IDENTITY = [torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1)]
+"""The map of a dim that is not there."""
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _resample_numbers(
+    shape: Sizes, results: Sizes, types: tuple[torch.dtype, torch.dtype], channels_last: bool
+) -> bytes | None:
+    """What the C code is told; None where it does not know the types or the number of dims."""
+    known = all(dtype in TYPE_CODES for dtype in types)
+    if not known or not 3 <= len(shape) <= 5 or not math.prod(shape) * math.prod(results):
+        return None
+    samples, channels, *inputs = shape
+    blocks = (samples, channels) if channels_last else (samples * channels, 1)
+    missing = (1,) * (3 - len(inputs))
+    size = samples * channels * math.prod(results) * types[1].itemsize
+    return RESAMPLE_NUMBERS.pack(
+        *(TYPE_CODES[dtype] for dtype in types),
+        *blocks,
+        *missing,
+        *inputs,
+        *missing,
+        *results,
+        size >= STREAMED,
+    )

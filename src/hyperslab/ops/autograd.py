@@ -1,0 +1,266 @@
+"""Distributes ``torch.autograd``: users' own functions, backward passes, gradients on request.
+
+[Note: users' functions] Torch hands the backward of a ``torch.autograd.Function`` a block's
+gradient, times the ranks (see the note on gradients in `hyperslab.tensor.sharded`), and beside
+it the cut tensors that were saved: what a user's formula makes of the two is neither the one
+nor the other. So a function that is applied to cut tensors runs as a class derived from it,
+which turns gradients into serial ones, cut like the outputs, and back. Its forward and backward
+then are programs on cut tensors as any other: exact or refused. Re-entrant checkpointing of
+torch is such a function too, but hands on what it gets.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
+
+from hyperslab.comm import Grid, all_reduce_sum
+from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.operands import block_of
+from hyperslab.ops.reductions.sums import sum
+from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.deferred import (
+    before_functions,
+    seeing_serial_gradients,
+    sees_serial_gradients,
+)
+from hyperslab.tensor.dispatch import refuse
+
+Recut = Callable[[torch.Tensor], torch.Tensor]
+
+_derive: Any = type(Function)  # torch's metaclass, which makes the class of the graph's nodes
+
+_BOTH_WAYS = "_hyperslab_on_cut_tensors"
+"""Where a class keeps the one derived from it; a table would keep both for ever."""
+
+
+def block_gradient(gradient: torch.Tensor, x: Sharded) -> torch.Tensor:
+    """What a backward pass has to bring to this rank's block of ``x``: the ranks' sum of copies."""
+    partition = x.partition
+    parts = 1
+    for cut in partition.cuts:
+        parts *= 1 if cut is None else cut.parts
+    return block_of(gradient, partition, x.grid, "the gradient of an autograd function") * parts
+
+
+class _Layout:
+    """How the arguments, the results and what is saved of one call are cut."""
+
+    def __init__(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.grid: Grid = next(v.grid for v in inputs if isinstance(v, Sharded))
+        self.inputs = [_likeness(value) for value in inputs]
+        self.outputs = [_likeness(value) for value in outputs]
+        self.saved = [_recut(value) for value in getattr(ctx, "to_save", None) or ()]
+
+    def serial(self, gradient: torch.Tensor | None, output: Sharded | None) -> torch.Tensor | None:
+        if gradient is None:
+            return None
+        if output is not None:
+            return output.serial_gradient(gradient)
+        group = self.grid.group(tuple(self.grid.extents))
+        return all_reduce_sum(gradient, group, "the gradient of a number") / self.grid.size
+
+    def back(self, gradient: Any, x: Sharded | None) -> Any:
+        if x is not None and isinstance(gradient, torch.Tensor):
+            return block_gradient(gradient, x)
+        return gradient.full() if isinstance(gradient, Sharded) else gradient
+
+
+class _Context:
+    """The context of a function's backward, in which saved tensors are cut as they were."""
+
+    def __init__(self, ctx: Any, layout: _Layout) -> None:
+        self._ctx = ctx
+        self._layout = layout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """Torch gives those of outputs, and what hooks have packed, as plain blocks."""
+        pairs = zip(self._ctx.saved_tensors, self._layout.saved, strict=True)
+        return tuple(v if recut is None else recut(v) for v, recut in pairs)
+
+
+def _likeness(value: Any) -> Sharded | None:
+    """A tensor without numbers that is cut as the value; None if that is not cut."""
+    if not isinstance(value, Sharded):
+        return None
+    block = value.block.detach()
+    return value.like(block.new_empty(1).expand(block.shape))
+
+
+def _recut(value: Any) -> Recut | None:
+    if not isinstance(value, Sharded):
+        return None
+    cut = functools.partial(
+        Sharded.from_local, partition=value.partition, grid=value.grid, policy=value.policy
+    )
+    return lambda saved: saved if isinstance(saved, Sharded) else cut(saved)
+
+
+def _on_cut_tensors(cls: type[Function]) -> type[Function]:
+    """The class derived from a user's function, for arguments that are cut."""
+    known: type[Function] | None = vars(cls).get(_BOTH_WAYS)
+    if known is not None:
+        return known
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = cls.forward(ctx, *args)
+        ctx._hyperslab_layout = _Layout(ctx, args, output)
+        return output
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        cls.setup_context(ctx, inputs, output)
+        ctx._hyperslab_layout = _Layout(ctx, inputs, output)
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        layout: _Layout = ctx._hyperslab_layout
+        pairs = zip(gradients, layout.outputs, strict=True)
+        with seeing_serial_gradients():
+            found = own(_Context(ctx, layout), *(layout.serial(g, y) for g, y in pairs))
+        if not isinstance(found, tuple | list):
+            found = (found,)
+        whole = [*found, *[None] * (len(layout.inputs) - len(found))]
+        return tuple(layout.back(g, x) for g, x in zip(whole, layout.inputs, strict=False))
+
+    name = "backward" if cls.vjp is Function.vjp else "vjp"
+    own = getattr(cls, name)
+    parts = {name: backward, "__module__": cls.__module__}
+    if cls.setup_context is Function.setup_context:
+        parts["forward"] = forward
+    else:
+        parts["setup_context"] = setup_context
+    derived = _derive(cls.__name__, (cls,), {k: _static(v) for k, v in parts.items()})
+    setattr(cls, _BOTH_WAYS, derived)
+    return derived
+
+
+def _static(part: Any) -> Any:
+    return staticmethod(part) if callable(part) else part
+
+
+def _derived_if_cut(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
+    """The derived class for arguments that are cut."""
+    if cls is CheckpointFunction or not torch.is_grad_enabled():
+        return cls
+    cut = any(isinstance(v, Sharded) and v.grid.size > 1 for v in values)
+    return _on_cut_tensors(cls) if cut else cls
+
+
+before_functions(_derived_if_cut)
+
+
+@register(torch.autograd.backward, family="autograd")
+def backward(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    grad_tensors: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    *args: object,
+    **kwargs: object,
+) -> None:
+    """Inside a backward pass, where re-entrant checkpointing calls it with blocks' gradients."""
+    if torch._C._current_graph_task_id() == -1:
+        raise refuse(torch.autograd.backward, (tensors, grad_tensors), {})
+    sequence = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
+    with torch.enable_grad():
+        blocks = [t.local if isinstance(t, Sharded) else t for t in sequence]
+    given = grad_tensors
+    if sees_serial_gradients():  # in a user's function that recomputes, as reversible networks do
+        weights = (given,) if given is None or isinstance(given, torch.Tensor) else tuple(given)
+        given = [_block_of_gradient(g, t) for g, t in zip(weights, sequence, strict=True)]
+    with seeing_serial_gradients(False):
+        torch.autograd.backward(blocks, given, *args, **kwargs)  # type: ignore[arg-type]
+
+
+def _block_of_gradient(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
+    if gradient is None or not isinstance(x, Sharded):
+        return gradient
+    return block_gradient(gradient, x)
+
+
+@register(torch.autograd.grad, family="autograd")
+def grad(
+    outputs: torch.Tensor | Sequence[torch.Tensor],
+    inputs: torch.Tensor | Sequence[torch.Tensor],
+    grad_outputs: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """The serial gradient, cut like its input; may be differentiated again (create_graph).
+
+    Distribution scheme: 1. the one global number whose gradient it is: the sum of the outputs,
+    weighted by ``grad_outputs``, 2. the backward pass, which differentiates the sum of the ranks'
+    equal numbers, 3. a gradient is divided by the ranks, after adding up equal copies' parts.
+    """
+    sequence = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    cut = [t for t in (*sequence, *wanted) if isinstance(t, Sharded)]
+    if (
+        is_grads_batched
+        or not only_inputs
+        or not all(isinstance(t, torch.Tensor) for t in (*sequence, *wanted))
+    ):
+        raise refuse(torch.autograd.grad, (sequence, wanted), {})
+    for tensor in wanted:
+        if isinstance(tensor, Sharded):
+            tensor.check_on_path("torch.autograd.grad")
+    with torch.enable_grad():
+        total = _total(sequence, grad_outputs)
+    found = torch.autograd.grad(
+        total,
+        wanted,
+        retain_graph=retain_graph,
+        create_graph=create_graph,
+        allow_unused=allow_unused,
+        materialize_grads=materialize_grads,
+    )
+    with torch.set_grad_enabled(create_graph):
+        pairs = zip(wanted, found, strict=True)
+        return tuple(None if g is None else _serial(x, g, cut[0].grid) for x, g in pairs)
+
+
+def _total(
+    outputs: Sequence[torch.Tensor],
+    weights: torch.Tensor | Sequence[torch.Tensor | None] | None,
+) -> torch.Tensor:
+    """The number, equal on all ranks, whose gradient is asked for."""
+    if weights is None or isinstance(weights, torch.Tensor):
+        weights = (weights,) * len(outputs)
+    total = torch.zeros(())
+    for output, weight in zip(outputs, weights, strict=True):
+        if weight is None and output.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        if weight is not None and weight.shape != output.shape:
+            raise RuntimeError(
+                f"the global shapes of an output {tuple(output.shape)} and of its grad_outputs "
+                f"{tuple(weight.shape)} differ"
+            )
+        total = total + _dot(output, weight)
+    return total
+
+
+def _dot(output: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    product = output
+    if weight is not None and (isinstance(output, Sharded) or isinstance(weight, Sharded)):
+        product = apply_pointwise(torch.mul, (output, weight), {})
+    elif weight is not None:
+        product = output * weight
+    return sum(product) if isinstance(product, Sharded) else product.sum()
+
+
+def _serial(x: torch.Tensor, gradient: torch.Tensor, grid: Grid) -> torch.Tensor:
+    if isinstance(x, Sharded):
+        return x.serial_gradient(gradient)
+    group = grid.group(tuple(grid.extents))
+    return all_reduce_sum(gradient, group, "the gradient of an ordinary tensor") / grid.size

@@ -1,1 +1,0 @@
-"""Chains: normalisation, activation and pooling of a tensor in one pass, put off until needed."""

@@ -1,1 +1,0 @@
-"""What the rules of several families share."""

@@ -1,0 +1,187 @@
+"""Shares the filters of a layer that is not cut among the ranks that would all repeat it.
+
+Deep layers are small in space and large in weights. Where they are gathered, or are linear,
+ranks of a replica that all computed all of them would be as slow as one. This is the filter
+parallelism of Dryden et al. 2019 ("Channel and filter parallelism for large-scale CNN
+training"), for the one layer: its input lies whole on all ranks, and so does its result. First
+the parameters as a layer takes them, a share of their rows in another dtype; then the share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
+from hyperslab.comm.exchange import fetch
+from hyperslab.geometry import Cut, Partition
+from hyperslab.kernels import registry
+from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.gradient_buffers import GradientBuffers
+
+MADE_AT_HOME = 1 << 17
+"""Numbers of a whole parameter whose gradient is made at home though nothing is cast."""
+
+
+class _ShardParameter(torch.autograd.Function):
+    """Rows of a parameter, cast; the gradient is made where it is averaged, if that is possible."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        parameter: torch.Tensor,
+        begin: int,
+        end: int,
+        dtype: torch.dtype,
+        rows: Cut | None,
+        homes: GradientBuffers | None,
+    ) -> torch.Tensor:
+        ctx.parameter = parameter  # a leaf: it keeps no graph
+        ctx.begin = begin
+        ctx.end = end
+        ctx.rows = rows
+        ctx.homes = homes
+        return parameter[begin:end].to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        parameter = ctx.parameter
+        rest = parameter.shape[0] - ctx.end
+        if torch.is_grad_enabled():
+            beside = [0] * (2 * parameter.dim() - 2) + [ctx.begin, rest]
+            return F.pad(gradient.to(parameter.dtype), beside), *[None] * 5
+        ((accumulating, _), *_) = ctx.next_functions
+        home = None if ctx.homes is None else ctx.homes.free(parameter, accumulating)
+        whole = torch.empty_like(parameter) if home is None else home
+        _set_to_zero(whole[: ctx.begin])
+        _copy_cast(gradient, whole[ctx.begin : ctx.end])
+        _set_to_zero(whole[ctx.end :])
+        if home is not None:
+            ctx.homes.made(parameter, whole, ctx.rows)
+        return whole, *[None] * 5
+
+
+def _set_to_zero(rows: torch.Tensor) -> None:
+    """Set to zero; by the C library, which does not read memory that it overwrites."""
+    real = rows.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0
+    if real and rows.is_contiguous():
+        ctypes.memset(rows.data_ptr(), 0, rows.nbytes)
+    else:
+        rows.zero_()
+
+
+def _copy_cast(gradient: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy into another type, and from channels last, as convolutions make it, in one pass."""
+    if gradient.dim() in CHANNELS_LAST and not gradient.is_contiguous():
+        torch.ops.hyperslab.reorder_into(gradient, rows)
+    else:
+        rows.copy_(gradient)
+
+
+def shard_parameter(
+    parameter: torch.Tensor,
+    dtype: torch.dtype,
+    homes: GradientBuffers | None,
+    rows: Cut | None = None,
+    index: int = 0,
+) -> torch.Tensor:
+    """A parameter in another type; of ``rows``, a cut of its first dim, the interval ``index``.
+
+    Differentiable. The gradient is zero in the rows of other ranks.
+    """
+    begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
+    plain = rows is None and dtype == parameter.dtype
+    plain = plain and (homes is None or parameter.numel() < MADE_AT_HOME)
+    plain = plain or (homes is None and parameter.device.type != "cpu")
+    if plain or not parameter.is_leaf or not parameter.requires_grad:
+        return (parameter if rows is None else parameter[begin:end]).to(dtype)
+    return _ShardParameter.apply(parameter, begin, end, dtype, rows, homes)
+
+
+def operand_type(x: torch.Tensor) -> torch.dtype:
+    """The type in which a convolution or a linear layer takes a tensor: autocast may lower it."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
+        return x.dtype
+    return torch.get_autocast_dtype(kind) if x.is_floating_point() else x.dtype
+
+
+PRODUCTS_PER_WEIGHT = 64
+"""So many products take as long as a weight is under way: cast, reordered, its gradient summed."""
+
+SHARED_FROM = 1 << 18
+"""Weights, and products by their equivalent, whose time is ten times that of the messages."""
+
+
+LEAST_FILTERS = 2
+"""Filters of a rank: a result of one channel could lie in memory either way, unlike the others'."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterShare:
+    """One rank's share of a layer's filters.
+
+    It is the interval ``index`` of ``rows``, a cut of the weight's first dim. ``plan`` brings from
+    every rank what it computed.
+    """
+
+    rows: Cut
+    index: int
+    plan: ExchangePlan
+
+    def of(
+        self, parameter: torch.Tensor, dtype: torch.dtype, homes: GradientBuffers | None
+    ) -> torch.Tensor:
+        """The share of a weight (filters, ...) or a bias (filters) in a type; differentiable.
+
+        Its gradient is zero in the rows of other ranks. Those of this rank come from the losses of
+        all ranks that share the layer, so that the average over ranks is the serial gradient.
+        """
+        return shard_parameter(parameter, dtype, homes, self.rows, self.index)
+
+    def whole(self, y: torch.Tensor, what: str) -> torch.Tensor:
+        """The result with all channels, from this rank's; differentiable."""
+        return fetch(y, self.plan, what=what)
+
+
+def filter_share(
+    x: Sharded, weight: torch.Tensor, output: Partition, dim: int
+) -> FilterShare | None:
+    """This rank's share of a layer's filters; None where it computes all of them.
+
+    Distribution scheme: 1. compute some channels of the result from the whole input, 2. gather
+    them. Backward: 1. add up the gradients of these channels that the ranks have, 2. gradients of
+    the share's weight and of the input, which sums over ranks as any gradient of equal copies.
+
+    Args:
+        x: the input, not cut in space.
+        weight: (filters, ...), whole.
+        output: what the layer makes; its ``dim`` are the filters.
+    """
+    scope = x.policy.scope
+    if scope is None or not scope.is_open or registry.device_kind(x) != "cpu":
+        return None  # a GPU computes such a layer in less time than a message takes
+    products = output.box(x.grid.coords).size * math.prod(weight.shape[1:])
+    if weight.numel() + products // PRODUCTS_PER_WEIGHT < SHARED_FROM:
+        return None
+    return _lay_out_share(x.grid, output, dim)
+
+
+@per_grid
+def _lay_out_share(grid: Grid, output: Partition, dim: int) -> FilterShare | None:
+    """The axis with most ranks shares them; the data axis has other samples."""
+    free = [name for name in grid.extents if name != "data" and name not in output.axes]
+    axis = max(free, key=lambda name: grid.extents[name], default=None)
+    if axis is None or grid.extents[axis] == 1:
+        return None
+    cut = Cut.balanced(axis, output.shape[dim], grid.extents[axis])
+    if min(hi - lo for lo, hi in cut.intervals) < LEAST_FILTERS:
+        return None
+    shared = output.with_dim(dim, output.shape[dim], cut)
+    return FilterShare(cut, grid.coords[axis], plan_exchange(shared, output.cover, grid))

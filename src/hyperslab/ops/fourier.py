@@ -1,0 +1,299 @@
+"""Distributes Fourier transforms of any dims by the pencil method, and complex numbers.
+
+In reading order: a plan of re-partitions, after which every dim was whole once; the transforms;
+shifts of the zero frequency; real and imaginary parts as views.
+
+Legend: a *pencil* is a block that is whole in the dims that are transformed next. The axes that
+cut those dims cut another one meanwhile, their *home*, so that every rank has as much as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import GetSetDescriptorType
+
+import torch
+
+from hyperslab.comm import log_once
+from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.operands import check_uncut
+from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.spatial.rearrange import rolled
+from hyperslab.tensor import Sharded, register
+
+_PLANS_KEPT = 4096
+"""Plans that are remembered, of transforms of one partition each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pencil:
+    """Cut as ``partition`` the dims ``dims`` are whole, and transformed."""
+
+    partition: Partition
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PencilPlan:
+    """The pencils in their order; how the result is cut; axes for which there is no home."""
+
+    pencils: tuple[Pencil, ...]
+    result: Partition
+    gathered: tuple[str, ...]
+
+
+@functools.lru_cache(_PLANS_KEPT)
+def plan_pencils(
+    partition: Partition, groups: tuple[tuple[int, ...], ...], extents: tuple[int, ...]
+) -> PencilPlan:
+    """The plan to transform the dims of each group in any order, one group after the other.
+
+    Scheme: 1. dims that are whole are transformed at once, 2. of those that are left each axis that
+    cuts one moves to its home, in one exchange, 3. again, until none is left. The result is cut
+    where the input is. An axis that finds no home, because no other dim is free that has as many
+    elements as it has ranks, cuts nothing meanwhile: its ranks repeat the work.
+
+    Args:
+        partition: how the tensor is cut.
+        groups: the dims to transform.
+        extents: of all dims after the transform.
+
+    >>> halves = Cut.balanced("depth", 4, 2)
+    >>> plan = plan_pencils(Partition((1, 4, 6), (None, halves, None)), ((1, 2),), (1, 4, 6))
+    >>> [(str(pencil.partition), pencil.dims) for pencil in plan.pencils]
+    [('1 x 4 x 6 (dim 1 in 2 by depth)', (2,)), ('1 x 4 x 6 (dim 2 in 2 by depth)', (1,))]
+    """
+    now = partition
+    pencils: list[Pencil] = []
+    gathered: list[str] = []
+    for index, group in enumerate(groups):
+        left = list(group)
+        later = {dim for after in groups[index + 1 :] for dim in after}
+        while left:
+            whole = tuple(dim for dim in left if now.cuts[dim] is None)
+            if not whole:
+                now = _freed(now, left, later, gathered)
+                continue
+            pencils.append(Pencil(now, whole))
+            left = [dim for dim in left if dim not in whole]
+            for dim in whole:
+                now = now.with_dim(dim, extents[dim], None)
+    return PencilPlan(tuple(pencils), _result_partition(partition, extents), tuple(gathered))
+
+
+def _freed(
+    partition: Partition, dims: Sequence[int], later: set[int], gathered: list[str]
+) -> Partition:
+    """Some of ``dims`` are not cut any more, the first one at least."""
+    shape = partition.shape
+    cuts = list(partition.cuts)
+    for dim in dims:
+        cut = cuts[dim]
+        assert cut is not None
+        free = [d for d, c in enumerate(cuts) if c is None and d not in dims]
+        homes = [d for d in free if shape[d] >= cut.parts]
+        if homes:
+            # Evenly, and not where it would have to move once more.
+            home = max(homes, key=lambda d: (d not in later, shape[d] % cut.parts == 0, shape[d]))
+            cuts[home] = Cut.balanced(cut.axis, shape[home], cut.parts)
+        elif dim == dims[0]:
+            gathered.append(cut.axis)
+        else:
+            continue
+        cuts[dim] = None
+    return Partition(shape, tuple(cuts))
+
+
+def _result_partition(partition: Partition, extents: Sequence[int]) -> Partition:
+    """Cut where ``partition`` is, unless a rank would have nothing."""
+    cuts: list[Cut | None] = []
+    for cut, before, extent in zip(partition.cuts, partition.shape, extents, strict=True):
+        if cut is not None and before != extent:
+            cut = Cut.balanced(cut.axis, extent, cut.parts)
+            cut = None if cut.thin else cut
+        cuts.append(cut)
+    return Partition(tuple(extents), tuple(cuts))
+
+
+@dataclass(frozen=True, slots=True)
+class FourierKind:
+    """How a transform of several dims comes down to others.
+
+    Args:
+        rest: of dims from complex to complex numbers, the name of torch's function of several.
+        last: of the last dim, from or to real numbers, of one dim; None if it is like the rest.
+        from_real: the last dim comes first, and its result is about half as long; else it comes at
+            the end, and its result is about twice as long.
+    """
+
+    rest: str
+    last: str | None = None
+    from_real: bool = False
+
+    def groups(self, dims: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The dims that may be transformed in any order; those of a group before the next one's."""
+        *rest, last = dims
+        if self.last is None or not rest:
+            return (tuple(dims),)
+        return ((last,), tuple(rest)) if self.from_real else (tuple(rest), (last,))
+
+    def extent(self, length: int, *, given: bool) -> int:
+        """Of the last dim's result; ``length`` is ``given``, or the operand's extent."""
+        if self.last is None:
+            return length
+        if self.from_real:
+            return length // 2 + 1
+        return length if given else 2 * (length - 1)
+
+
+KINDS = {
+    "fft": FourierKind("fftn"),
+    "ifft": FourierKind("ifftn"),
+    "rfft": FourierKind("fftn", "rfft", from_real=True),
+    "irfft": FourierKind("ifftn", "irfft"),
+    "hfft": FourierKind("fftn", "hfft"),
+    "ihfft": FourierKind("ifftn", "ihfft", from_real=True),
+}
+
+
+@register_each(*(getattr(torch.fft, kind) for kind in KINDS), family="fourier", dims=["dim"])
+def one_dim(
+    operator: Operator,
+    input: Sharded,
+    n: int | None = None,
+    dim: int = -1,
+    norm: str | None = None,
+) -> Sharded:
+    """Any dim; one that is cut becomes whole while another one is cut, and back."""
+    if input.partition.cuts[dim] is None:
+        return _transform_block(input, operator(input.local, n, dim, norm))
+    return transformed(_kind(operator), input, (dim,), {} if n is None else {dim: n}, norm)
+
+
+@register_each(*(getattr(torch.fft, f"{kind}2") for kind in KINDS), family="fourier", dims=["dim"])
+def two_dims(
+    operator: Operator,
+    input: Sharded,
+    s: Sequence[int] | None = None,
+    dim: int | tuple[int, ...] | None = (-2, -1),
+    norm: str | None = None,
+) -> Sharded:
+    """Any dims; those that are cut become whole while others are cut, and back."""
+    return several_dims(operator, input, s, dim, norm)
+
+
+@register_each(*(getattr(torch.fft, f"{kind}n") for kind in KINDS), family="fourier", dims=["dim"])
+def several_dims(
+    operator: Operator,
+    input: Sharded,
+    s: Sequence[int] | None = None,
+    dim: int | tuple[int, ...] | None = None,
+    norm: str | None = None,
+) -> Sharded:
+    """Any dims; those that are cut become whole while others are cut, and back."""
+    given = dim
+    if dim is None:
+        count = input.dim() if s is None else len(s)
+        dim = tuple(range(input.dim() - count, input.dim()))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    # What torch refuses it refuses in its own words.
+    odd = len(set(dims)) < len(dims) or (s is not None and len(s) != len(dims))
+    if odd or all(input.partition.cuts[d] is None for d in dims):
+        return _transform_block(input, operator(input.local, s, given, norm))
+    lengths = {d: n for d, n in zip(dims, s or (), strict=False) if n != -1}
+    return transformed(_kind(operator), input, dims, lengths, norm)
+
+
+def transformed(
+    kind: FourierKind, x: Sharded, dims: Sequence[int], lengths: Mapping[int, int], norm: str | None
+) -> Sharded:
+    """The transform of ``dims``; ``lengths``: of operands that are padded or cropped to them.
+
+    Distribution scheme: 1. dims that are whole are transformed on the block, 2. the tensor is cut
+    along others in place of those that are left (`plan_pencils`), in one exchange, and these are
+    transformed, 3. the result is cut where the input was. Every exchange has its adjoint.
+    """
+    extents = list(x.shape)
+    for dim in dims:
+        extents[dim] = lengths.get(dim, extents[dim])
+    extents[dims[-1]] = kind.extent(extents[dims[-1]], given=dims[-1] in lengths)
+    plan = plan_pencils(x.partition, kind.groups(dims), tuple(extents))
+    _log_redistribution(plan, x)
+    last = None if kind.last is None else dims[-1]
+    for pencil in plan.pencils:
+        x = x.redistribute(pencil.partition, "a pencil of a Fourier transform")
+        block = x.local
+        if last in pencil.dims:
+            one = getattr(torch.fft, str(kind.last))
+            block = one(block, lengths.get(last), last, norm)
+        else:
+            sizes = [lengths.get(dim, block.shape[dim]) for dim in pencil.dims]
+            block = getattr(torch.fft, kind.rest)(block, sizes, pencil.dims, norm)
+        x = _transform_block(x, block)
+    return x.redistribute(plan.result, "the way back from a Fourier transform")
+
+
+def _transform_block(x: Sharded, block: torch.Tensor) -> Sharded:
+    """Wrap a transform, which may have changed the extents of dims that are not cut."""
+    cuts = x.partition.cuts
+    shape = (block.shape[d] if cut is None else x.shape[d] for d, cut in enumerate(cuts))
+    return x.like(block, Partition(tuple(shape), cuts))
+
+
+def _log_redistribution(plan: PencilPlan, x: Sharded) -> None:
+    if plan.gathered:
+        log_once(
+            x.grid,
+            f"Fourier transform of {x.partition}: no other dim can be cut along "
+            f"{', '.join(plan.gathered)}; gathered there, its ranks repeat the work meanwhile",
+        )
+
+
+def _kind(operator: Operator) -> FourierKind:
+    name = operator.__name__.removeprefix("fft_")
+    return KINDS[name] if name in KINDS else KINDS[name[:-1]]
+
+
+@register_each(torch.fft.fftshift, torch.fft.ifftshift, family="fourier", dims=["dim"])
+def shift(operator: Operator, input: Sharded, dim: int | tuple[int, ...] | None = None) -> Sharded:
+    """Any dims; along cut dims as roll."""
+    dims = (dim,) if isinstance(dim, int) else tuple(range(input.dim())) if dim is None else dim
+    cut = [d for d in dims if input.partition.cuts[d] is not None]
+    whole = tuple(d for d in dims if d not in cut)
+    if whole or not cut:
+        input = input.like(operator(input.local, whole))
+    for d in cut:
+        extent = input.shape[d]
+        back = operator is torch.fft.ifftshift
+        input = rolled(input, (extent + 1) // 2 if back else extent // 2, d)
+    return input
+
+
+@register(torch.view_as_real, family="fourier")
+def view_as_real(input: Sharded) -> Sharded:
+    """Real and imaginary part as a new last dim; a view."""
+    block = torch.view_as_real(input.local)
+    return input.like(block, Partition((*input.shape, 2), (*input.partition.cuts, None)))
+
+
+@register(torch.view_as_complex, family="fourier")
+def view_as_complex(input: Sharded) -> Sharded:
+    """Of a last dim of 2, which is not cut; a view."""
+    check_uncut(input, (input.dim() - 1,), "view_as_complex needs all of")
+    block = torch.view_as_complex(input.local)
+    return input.like(block, Partition(input.partition.shape[:-1], input.partition.cuts[:-1]))
+
+
+def _complex_overloads(name: str) -> tuple[Operator, Operator]:
+    """As a function, and as a method or an attribute."""
+    method = getattr(torch.Tensor, name)
+    attribute = isinstance(method, GetSetDescriptorType)
+    return getattr(torch, name), method.__get__ if attribute else method
+
+
+@register_each(*map(_complex_overloads, ("real", "imag", "conj", "resolve_conj")), family="fourier")
+def complex_view(operator: Operator, input: Sharded, *_: object) -> Sharded:
+    """Of the block; a view."""
+    return input.like(operator(input.local))

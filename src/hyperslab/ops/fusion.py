@@ -1,0 +1,551 @@
+"""Defers normalisation, activation and pooling of a tensor until needed, and runs them in one pass.
+
+In reading order: weight and bias of a normalisation, as they were when it was called; the
+gradient out of operators that can be differentiated again, for ``create_graph``; `EpilogueOps`,
+which `EpilogueFunction` applies in one pass, their gradients in one or two; `FusedEpilogue`,
+what is still to be done with a block before somebody looks at it; and the statistics of a block
+over several ranks, in one pass and one all-reduce.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from hyperslab.comm import Communicator
+from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.kernels import registry  # noqa: F401 - registers the operators
+from hyperslab.kernels.memory_format import (
+    HaloPaddedBuffer,
+    as_float32,
+    dense,
+    memory_format_of,
+    parameter_as_float32,
+    pooled_shape,
+)
+from hyperslab.tensor import Sharded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """Weight and bias (C), of half precision as float32 with their graph; each may be None.
+
+    ``given`` is the weight that the caller gave, and ``version`` what its memory had then. Torch
+    keeps the weight for the backward pass, and so a caller may not change it before that; where it
+    keeps a copy (``copied``: instance norm) he may. It never keeps the bias.
+    """
+
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    given: torch.Tensor | None
+    version: int
+    copied: bool
+
+    @staticmethod
+    def of(
+        weight: torch.Tensor | None, bias: torch.Tensor | None, *, copied: bool = False
+    ) -> Affine:
+        version = 0 if weight is None or weight.is_inference() else weight._version
+        return Affine(
+            parameter_as_float32(weight), parameter_as_float32(bias), weight, version, copied
+        )
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether one of them does."""
+        return any(p is not None and p.requires_grad for p in (self.weight, self.bias))
+
+    @property
+    def changed(self) -> bool:
+        """Whether the weight was changed in place since."""
+        given = self.given
+        return given is not None and not given.is_inference() and given._version != self.version
+
+    def check_unchanged(self) -> None:
+        """Refuse to compute a gradient where torch does.
+
+        Raises:
+            RuntimeError: the weight was changed in place since.
+        """
+        if self.copied or not self.changed:
+            return
+        assert self.given is not None
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace "
+            f"operation: the weight {list(self.given.shape)} of a normalisation is at version "
+            f"{self.given._version}; expected version {self.version} instead\n    change it after "
+            "the backward pass"
+        )
+
+
+AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
+    """Gradients of block, weight and bias of a `ChainFunction`.
+
+    Without a normalisation the result depends on the block by what was marked alone: the gradient
+    is linear in ``gradient``, with factors that are the gradient of ones.
+    """
+    links = ctx.links
+    x, marks = ctx.saved_tensors
+    if links.statistics is not None:
+        weight, bias = _parameters_then(links.statistics)
+        inputs = [x, weight, bias]
+        wanted = [i for i, t in enumerate(inputs) if t is not None and ctx.needs_input_grad[i]]
+        y = composite_epilogue(x, weight, bias, links)
+        found = torch.autograd.grad(y, [inputs[i] for i in wanted], gradient, create_graph=True)
+        return [found[wanted.index(i)] if i in wanted else None for i in range(3)]
+    ones = torch.empty(gradient.shape, device=gradient.device, memory_format=ctx.format).fill_(1)
+    marks = ones.new_empty(0, dtype=torch.uint8) if marks is None else marks
+    options = (links.slope, links.pool, links.maximum, ctx.shape, torch.float32)
+    factors = torch.ops.hyperslab.chain_backward(ones, marks, None, None, None, *options)
+    spread = as_float32(gradient)
+    for dim, k in enumerate(links.pool, start=2):
+        spread = spread.repeat_interleave(k, dim)
+    return (spread * factors).to(ctx.dtype), None, None
+
+
+def _parameters_then(statistics: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Weight and bias as they were at the call, whatever became of them since.
+
+    The weight with its graph; no gradient of a gradient depends on the bias.
+    """
+    mean, _, invstd, scale = statistics.moments[:, 0].unbind()
+    rounded, _, shift = statistics.norm[:, 0].unbind()
+    weight = statistics.affine.weight
+    bias = statistics.affine.bias
+    if weight is not None and statistics.affine.changed:
+        weight = weight + ((scale / invstd).to(weight.dtype) - weight).detach()
+    if bias is not None:
+        bias = (shift + (mean - rounded) * scale).to(bias.dtype).requires_grad_()
+    return weight, bias
+
+
+def composite_epilogue(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, links: Any
+) -> torch.Tensor:
+    """The chain by torch's own operators, statistics included."""
+    s = links.statistics
+    y = as_float32(x)
+    groups = y.unflatten(1, (-1, s.pool))
+    dims = list(range(2, groups.dim()))
+    if s.norm.shape[1] == 1 and s.pool == 1:  # over the batch, too
+        dims = [0, *dims]
+    var, mean = torch.var_mean(groups, dims, correction=0, keepdim=True)
+    y = ((groups - mean) * (var + s.eps).rsqrt()).flatten(1, 2)
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    y = y if weight is None else y * weight.view(shape)
+    y = y if bias is None else y + bias.view(shape)
+    if links.slope != 1:
+        y = F.relu(y) if links.slope == 0 else F.leaky_relu(y, links.slope)
+    if links.pool:
+        pools = MAXIMUM if links.maximum else AVERAGE
+        y = pools[len(links.pool)](y, links.pool)
+    return y.to(links.dtype)
+
+
+_chain_forward = torch.ops.hyperslab.chain_forward.default
+_chain_forward_into = torch.ops.hyperslab.chain_forward_into.default
+_chain_backward = torch.ops.hyperslab.chain_backward.default
+_chain_backward_sums = torch.ops.hyperslab.chain_backward_sums.default
+_parameter_gradients = torch.ops.hyperslab.parameter_gradients.default
+_through_statistics = torch.ops.hyperslab.through_statistics.default
+_reorder = torch.ops.hyperslab.reorder.default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Of a normalisation, as `hyperslab.kernels.normalization` has them.
+
+    ``norm`` (3, R, C) and ``moments`` (4, R, C), where R is 1, or N where every sample has its own;
+    of ``pool`` neighbouring channels together, over ``count`` values of the ranks of ``group``.
+    """
+
+    norm: torch.Tensor
+    moments: torch.Tensor
+    affine: Affine
+    pool: int
+    count: int
+    eps: float
+    group: Communicator | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpilogueOps:
+    """``pool(activation(normalised x))``, as ``hyperslab::chain_forward`` takes it.
+
+    ``slope``: of the activation below zero; ``pool``: extents of the tiles, of which the mean or
+    the maximum is taken; ``dtype``: of the result.
+    """
+
+    dtype: torch.dtype
+    statistics: Statistics | None = None
+    slope: float = 1.0
+    pool: tuple[int, ...] = ()
+    maximum: bool = False
+
+    def activated(self, slope: float) -> EpilogueOps:
+        """With an activation behind what there is."""
+        return EpilogueOps(self.dtype, self.statistics, slope, self.pool, self.maximum)
+
+    def pooled(self, pool: tuple[int, ...], maximum: bool, dtype: torch.dtype) -> EpilogueOps:
+        """With a pooling behind what there is."""
+        return EpilogueOps(dtype, self.statistics, self.slope, pool, maximum)
+
+    def rounded(self, dtype: torch.dtype) -> EpilogueOps:
+        """With a result of another type."""
+        return EpilogueOps(dtype, self.statistics, self.slope, self.pool, self.maximum)
+
+    def after(self, done: EpilogueOps) -> EpilogueOps:
+        """The links that are left when those of ``done`` are applied."""
+        return EpilogueOps(
+            self.dtype,
+            slope=self.slope if done.slope == 1 else 1.0,
+            pool=() if done.pool else self.pool,
+            maximum=self.maximum and not done.pool,
+        )
+
+    def forward(
+        self, x: torch.Tensor, *, mark: bool, room: HaloPaddedBuffer | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result and, with ``mark``, what its gradient needs in place of ``x``.
+
+        With ``room`` it is made there, if it may be.
+        """
+        norm = None if self.statistics is None else self.statistics.norm
+        y = None
+        if room is not None:
+            y = room.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format_of(x))
+        if y is None:
+            return _chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
+        return y, _chain_forward_into(x, norm, self.slope, self.pool, self.maximum, mark, y)
+
+    @property
+    def leaves_marks(self) -> bool:
+        """Whether the gradient needs more than ``x`` and its statistics."""
+        return bool(self.pool and self.maximum) or (self.statistics is None and self.slope != 1)
+
+
+class EpilogueFunction(torch.autograd.Function):
+    """The result of a chain, from the block, weight and bias of its normalisation, and its links.
+
+    Kept are, with a normalisation, the block itself, which serial torch keeps too; without one, a
+    bit an element. Distribution scheme of the backward pass: 1. local sums for weight, bias and
+    statistics, 2. one all-reduce of them, 3. the block's gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        links: EpilogueOps,
+        room: HaloPaddedBuffer | None = None,
+    ) -> torch.Tensor:
+        marked = links.leaves_marks
+        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad), room=room)
+        ctx.links = links
+        ctx.format = memory_format_of(x)
+        ctx.shape = x.shape
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(None if links.statistics is None else x, marks if marked else None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        statistics = ctx.links.statistics
+        if statistics is not None:
+            statistics.affine.check_unchanged()
+        whole = statistics is None or statistics.group is None
+        if torch.is_grad_enabled() and whole:
+            return *epilogue_backward_with_graph(ctx, gradient), None, None
+        return *_epilogue_backward(ctx, gradient), None, None
+
+
+@once_differentiable
+def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    links = ctx.links
+    statistics = links.statistics
+    x, marks = ctx.saved_tensors
+    g = _in_format(gradient, ctx.format)
+    marks = g.new_empty(0, dtype=torch.uint8) if marks is None else marks
+    options = (links.slope, links.pool, links.maximum)
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    norm = through = dweight = dbias = dx = None
+    if statistics is not None:
+        norm = statistics.norm
+        sums = _chain_backward_sums(g, marks, x, norm, *options)
+        numbers = (norm, statistics.moments)
+        parameters, shared = _parameter_gradients(sums, *numbers, statistics.pool)
+        dweight = parameters[0] if needs_weight else None
+        dbias = parameters[1] if needs_bias else None
+        if needs_x:
+            if statistics.group is not None:
+                what = "the gradient of a normalisation"
+                shared = reduce_in_place(shared, statistics.group, what)
+            through = _through_statistics(shared, *numbers, statistics.count, statistics.pool)
+    if needs_x:
+        dx = _chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
+    return dx, dweight, dbias
+
+
+def _in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    if gradient.is_contiguous(memory_format=memory_format):
+        return dense(gradient, memory_format)
+    last = memory_format is not torch.contiguous_format
+    return _reorder(gradient, last, gradient.dtype)
+
+
+EPILOGUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""For which there are fused kernels; float64 is for comparisons and takes the plain way."""
+
+
+KEPT_UP_TO = 1 << 16
+"""Elements of a block that is kept, though it could be computed again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedEpilogue:
+    """Links to be applied to the block of ``source``; see the note in `hyperslab.tensor.deferred`.
+
+    ``version``: that of the block when the chain was begun; ``with_graph``: whether gradients were
+    wanted then.
+    """
+
+    source: Sharded
+    block: torch.Tensor
+    version: int
+    links: EpilogueOps
+    with_graph: bool
+    room: HaloPaddedBuffer | None = None
+    """Where the result is to be made."""
+    parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
+    """The tensors that this chain was taken over from, with their links."""
+
+    def linked(self, links: EpilogueOps) -> FusedEpilogue:
+        """With these links in place of its own."""
+        return FusedEpilogue(
+            self.source, self.block, self.version, links, self.with_graph, self.room, self.parents
+        )
+
+    def in_room(self, room: HaloPaddedBuffer | None) -> FusedEpilogue:
+        """With its result there."""
+        return FusedEpilogue(
+            self.source,
+            self.block,
+            self.version,
+            self.links,
+            self.with_graph,
+            room,
+            self.parents,
+        )
+
+    def taken_over(self, x: Sharded) -> FusedEpilogue:
+        """That of ``x``, for the next tensor."""
+        parents = (*self.parents, (weakref.ref(x), self.links))
+        return FusedEpilogue(
+            self.source, self.block, self.version, self.links, self.with_graph, None, parents
+        )
+
+    @property
+    def sources(self) -> list[Sharded]:
+        """What it is computed from: the source, or a parent that somebody still holds."""
+        return [self.source, *(parent for parent, _ in self._alive())]
+
+    def _alive(self) -> list[tuple[Sharded, EpilogueOps]]:
+        found = ((ref(), links) for ref, links in self.parents)
+        return [(parent, links) for parent, links in found if parent is not None]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the result."""
+        return self.links.dtype
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether the result will have a graph."""
+        if not self.with_graph:
+            return False
+        if self.block.requires_grad:
+            return True
+        statistics = self.links.statistics
+        return statistics is not None and statistics.affine.requires_grad
+
+    @property
+    def recomputable(self) -> bool:
+        """A normalised block is: what its normalisation keeps is all that it takes.
+
+        But for a small one, which is kept in less time.
+        """
+        links = self.links
+        large = self.block.numel() > KEPT_UP_TO
+        return large and links.statistics is not None and not links.pool and not self._alive()
+
+    def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The result, with its graph; in another type it is rounded once, to that one.
+
+        Raises:
+            LayoutError: the source was changed in place since, where no rule could see it.
+        """
+        if not self.block.is_inference() and self.block._version != self.version:
+            raise LayoutError(
+                f"{self.source.partition} was changed in place after an operator had read it whose "
+                "result was not computed yet\n    change x.local, or a clone(), instead of an "
+                "alias that was taken before"
+            )
+        links = self.links if dtype is None else self.links.rounded(dtype)
+        for parent, done in reversed(self._alive()):
+            # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
+            rest = links.after(done)
+            with torch.set_grad_enabled(self.with_graph):
+                block = dense(parent.block, memory_format_of(parent.block))
+                return EpilogueFunction.apply(block, None, None, rest, self.room)
+        with torch.set_grad_enabled(self.with_graph):
+            return _apply_epilogue(self.block, links, self.room)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecomputedEpilogue:
+    """An operand that is kept for the backward pass as what it is computed from.
+
+    ``tensors``: the block that a normalisation keeps, too.
+    """
+
+    tensors: tuple[torch.Tensor | None, ...]
+    links: EpilogueOps
+
+    def value(
+        self, tensors: tuple[torch.Tensor | None, ...], room: HaloPaddedBuffer | None = None
+    ) -> torch.Tensor:
+        """The operand once more; with a graph where one is recorded."""
+        (block,) = tensors
+        assert block is not None
+        if torch.is_grad_enabled():
+            return _apply_epilogue(block, self.links)
+        return self.links.forward(block, mark=False, room=room)[0]
+
+
+def _apply_epilogue(
+    block: torch.Tensor, links: EpilogueOps, room: HaloPaddedBuffer | None = None
+) -> torch.Tensor:
+    affine = None if links.statistics is None else links.statistics.affine
+    if affine is None:
+        return EpilogueFunction.apply(block, None, None, links, room)
+    return EpilogueFunction.apply(block, affine.weight, affine.bias, links, room)
+
+
+def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
+    """The chain that an operator on ``x`` goes on with; None where there are no kernels for it.
+
+    The one that is pending there, or a new one without links. All ranks decide alike: a node of
+    the graph that is made at another time would let them send in another order.
+    """
+    if isinstance(x.pending, FusedEpilogue):
+        if torch.is_grad_enabled():
+            return x.pending.taken_over(x)
+        x.settle()  # what goes on without gradients must not have the graph of what is pending
+    empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
+    if x.dtype not in EPILOGUE_DTYPES or not 3 <= x.dim() <= 5 or empty:
+        return None
+    block = dense(x.block, memory_format_of(x.block))
+    version = 0 if block.is_inference() else block._version
+    return FusedEpilogue(x, block, version, EpilogueOps(block.dtype), torch.is_grad_enabled())
+
+
+def epilogue_result(chain: FusedEpilogue, like: Sharded, partition: Partition) -> Sharded:
+    """What a rule returns: put off where nobody can change the source unnoticed, else computed."""
+    if chain.source.private and chain.wants_gradient:
+        return like.will_be(chain, partition)
+    return like.like(chain.value(), partition, fresh=True)
+
+
+def conv_operand(
+    x: Sharded, dtype: torch.dtype, room: HaloPaddedBuffer | None = None
+) -> tuple[torch.Tensor, RecomputedEpilogue | None]:
+    """The block as a convolution takes it, and how to have it again in the backward pass.
+
+    What is pending is computed in ``dtype`` at once, where there is ``room`` for a halo.
+    """
+    chain = x.recipe
+    if not isinstance(chain, FusedEpilogue):
+        return x.block, None
+    if x.pending is None:
+        block = x.block
+    elif dtype != chain.dtype:
+        block = chain.in_room(room).value(dtype)
+        x.bypassed = True
+    else:
+        x.pending = chain.in_room(room)
+        block = x.block
+    if not chain.recomputable:
+        return block, None
+    return block, RecomputedEpilogue((chain.block,), chain.links.rounded(block.dtype))
+
+
+_channel_sums = torch.ops.hyperslab.channel_sums.default
+_normalisation = torch.ops.hyperslab.normalisation.default
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """What a mean is taken over: ``count`` values on the ranks of ``group``.
+
+    Of a channel over batch and space; with ``pool``, of so many neighbouring channels of a sample.
+    """
+
+    count: int
+    group: Communicator | None
+    pool: int | None = None
+
+
+def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float) -> Statistics:
+    """Of every channel, or of every sample's, with the ``affine`` numbers behind them.
+
+    Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
+    precision resolves.
+
+    Raises:
+        LayoutError: weight or bias are not of the block's channels.
+    """
+    channels = x.shape[1]
+    weight = affine.weight
+    bias = affine.bias
+    for parameter in (weight, bias):
+        if parameter is not None and parameter.numel() != channels:
+            raise LayoutError(
+                f"a normalisation of {channels} channels has a parameter {tuple(parameter.shape)}"
+            )
+    pool = over.pool or 1
+    with torch.no_grad():
+        sums = _channel_sums(x, 0 if over.pool is None else channels // pool)
+        if over.group is not None:
+            sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
+        norm, moments = _normalisation(sums, weight, bias, over.count, eps, channels, pool)
+    return Statistics(norm, moments, affine, pool, over.count, eps, over.group)
+
+
+def normalised_epilogue(
+    chain: FusedEpilogue,
+    over: Population,
+    affine: Affine,
+    eps: float,
+    dtype: torch.dtype | None = None,
+) -> tuple[FusedEpilogue, torch.Tensor]:
+    """A chain whose first link normalises, and mean and biased variance (2, 1 or N, C) in float64.
+
+    ``dtype``: of the result, by default the block's.
+    """
+    statistics = statistics_of(chain.block, over, affine, eps)
+    links = EpilogueOps(dtype or chain.dtype, statistics)
+    return chain.linked(links), statistics.moments[:2]

@@ -1,0 +1,466 @@
+"""Distributes indexing: square brackets, gather and scatter with their kin.
+
+In reading order: subscripts and assignments to them; gather, index_select, embedding and
+one-hot codes along a dim that is not cut; scatter, index_add, index_copy and index_fill along
+a dim that is not cut.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.geometry import Cut, Partition
+from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.operands import (
+    aligned_but,
+    check_uncut,
+    check_writable,
+    is_only_reference,
+    other_extents,
+    turn_into_cut,
+)
+from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.views.concat import expanded
+from hyperslab.ops.views.reshape import reshape_to, unsqueeze
+from hyperslab.ops.views.slicing import Span, crop, drop_dim
+from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import describe
+
+_REMEDY = (
+    "    choose with torch.where or masked_fill, take x.full(), or gather the indexed dim with\n"
+    "    hyperslab.gather(x, axes) and index it with an ordinary tensor"
+)
+
+
+@dataclass
+class Subscript:
+    """What stands in square brackets, dim by dim.
+
+    ``spans``: the part of each dim; ``single``: dims that an integer takes away; ``new``: where,
+    among the dims of the result before ``single`` are dropped, a ``None`` puts a new one;
+    ``positions``: at most one dim chosen by a one-dimensional tensor of positions.
+    """
+
+    spans: dict[int, Span] = field(default_factory=dict)
+    single: list[int] = field(default_factory=list)
+    new: list[int] = field(default_factory=list)
+    positions: tuple[int, torch.Tensor] | None = None
+
+
+def parse_subscript(x: Sharded, index: object) -> Subscript:
+    """Read a subscript; refuse what no rule covers."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    taken = sum(item is not None and item is not Ellipsis for item in items)
+    if any(isinstance(item, bool) for item in items) or taken > x.dim():
+        raise refused_subscript(x, index, f"{taken} indices for {x.dim()} dims, or a lone bool")
+    if not any(item is Ellipsis for item in items):
+        items.append(Ellipsis)
+    found = Subscript()
+    dim = 0
+    for item in items:
+        if item is Ellipsis:
+            dim += x.dim() - taken
+        elif item is None:
+            found.new.append(dim)
+        else:
+            _add(found, x, dim, item, index)
+            dim += 1
+    return found
+
+
+def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> None:
+    extent = x.shape[dim]
+    if isinstance(item, slice):
+        found.spans[dim] = _span(item, extent)
+        return
+    if _is_integer(item):
+        position = operator.index(item)
+        if not -extent <= position < extent:
+            raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
+        found.spans[dim] = Span(position % extent, 1)
+        found.single.append(dim)
+        return
+    if isinstance(item, Sharded):
+        raise refused_subscript(x, index, "the index is itself cut")
+    positions = torch.as_tensor(item, device=x.device)
+    if positions.dtype == torch.bool and tuple(positions.shape) == (extent,):
+        positions = positions.nonzero().squeeze(1)
+    if positions.dim() != 1 or positions.dtype in (torch.bool, torch.uint8):
+        raise refused_subscript(x, index, "only one-dimensional lists of positions have a rule")
+    if found.positions is not None:
+        raise refused_subscript(
+            x, index, "two dims are indexed by tensors or lists; index one at a time"
+        )
+    if (cut := x.partition.cuts[dim]) is not None:
+        raise refused_subscript(
+            x, index, f"dim {dim} is cut; use hyperslab.gather(x, {cut.axis!r})"
+        )
+    found.positions = (dim, positions)
+
+
+def _span(item: slice, extent: int) -> Span:
+    bounds = (None if v is None else operator.index(v) for v in (item.start, item.stop, item.step))
+    start, stop, step = slice(*bounds).indices(extent)
+    if step < 1:
+        raise ValueError("step must be greater than zero")
+    return Span(start, max(0, -((start - stop) // step)), step)
+
+
+def _is_integer(item: Any) -> bool:
+    if isinstance(item, torch.Tensor):
+        kinds = (torch.bool, torch.uint8)
+        return not isinstance(item, Sharded) and item.dim() == 0 and item.dtype not in kinds
+    return hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0
+
+
+def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp:
+    """The error for a subscript without a rule."""
+    return UnsupportedOp(
+        f"indexing of a cut tensor: {why}; nothing was computed\n{describe([x, index])}{_REMEDY}"
+    )
+
+
+@register(torch.Tensor.__getitem__, family="indexing")
+def getitem(self: torch.Tensor, index: object) -> Sharded:
+    """Integers, slices, ... and None anywhere; a list of positions over a dim that is not cut."""
+    if not isinstance(self, Sharded):
+        return _look_up(self, index)
+    found = parse_subscript(self, index)
+    y = crop(self, found.spans)
+    if found.positions is not None:
+        dim, positions = found.positions
+        partition = y.partition.with_dim(dim, len(positions), None)
+        where: tuple[slice | torch.Tensor, ...] = (*[slice(None)] * dim, positions)
+        y = y.like(y.local[where], partition)
+    for dim in reversed(found.new):
+        y = unsqueeze(y, dim)
+    for dim in reversed(found.single):
+        y = drop_dim(y, dim + sum(at <= dim for at in found.new))
+    return y
+
+
+def _look_up(table: torch.Tensor, index: object) -> Sharded:
+    """Rows of an ordinary table, one for every element of a cut tensor of indices."""
+    if not isinstance(index, Sharded) or index.dtype in (torch.bool, torch.uint8):
+        raise refused_subscript(table, index, "an ordinary tensor takes one cut tensor of integers")
+    whole = Partition.whole(table.shape[1:])
+    partition = Partition((*index.shape, *whole.shape), (*index.partition.cuts, *whole.cuts))
+    return index.like(table[index.local], partition)
+
+
+@register(torch.Tensor.__setitem__, family="indexing")
+def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> None:
+    """In place, each rank its own part; an ordinary tensor that gets cut values becomes cut."""
+    if not isinstance(self, Sharded):
+        if not isinstance(value, Sharded) or _has_cut(index):
+            raise refused_subscript(
+                self, [index, value], "the index into an ordinary tensor is cut"
+            )
+        if not value.partition.axes:
+            self[index] = value.block  # type: ignore[index]
+            return
+        self = turn_into_cut(self, _cut_for(self, index, value), value, "assignment to a part")
+    check_writable(self, "assignment to a part")
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() == self.dim():
+        if isinstance(value, torch.Tensor) and value.dim():
+            raise refused_subscript(self, index, "a mask takes one number")
+        apply_pointwise(torch.Tensor.masked_fill_, (self, index, value), {})
+        return
+    found = parse_subscript(self, index)
+    if found.new:
+        raise refused_subscript(self, index, "None in an assignment; reshape the value instead")
+    region = _region(self, found)
+    box = region.box(self.grid.coords)
+    origin = self.box.lo
+    where: list[slice | torch.Tensor] = [slice(None)] * self.dim()
+    for dim, span in found.spans.items():
+        where[dim] = span.slice(box.interval(dim), origin[dim])
+    if found.positions is not None:
+        where[found.positions[0]] = found.positions[1]
+    part = _own_values(value, region, found.single, self)
+    place = tuple(where)
+    # Of `x[:, 0] += y` the value is the place itself, which torch knows by the same strides; those
+    # of dims of one element may be others.
+    if isinstance(part, torch.Tensor) and part.data_ptr() == self.local[place].data_ptr():
+        part = part.clone()
+    self.local[place] = part
+    self.note_change()
+
+
+def _has_cut(index: object) -> bool:
+    items = index if isinstance(index, tuple | list) else (index,)
+    return any(isinstance(item, Sharded) for item in items)
+
+
+def _cut_for(ordinary: torch.Tensor, index: object, value: Sharded) -> Partition:
+    """How an ordinary tensor is to be cut that gets cut values: along the same axes.
+
+    A dim all of which is written is cut as the values are, others in balanced shards.
+    """
+    x = value.like(ordinary, Partition.whole(ordinary.shape))
+    found = parse_subscript(x, index)
+    if found.new:
+        raise refused_subscript(x, index, "None in an assignment; reshape the value instead")
+    region = _region(x, found)
+    dims = [dim for dim in range(x.dim()) if dim not in found.single]
+    cuts: list[Cut | None] = [None] * x.dim()
+    extents = [region.shape[dim] for dim in dims]
+    offset = len(dims) - value.dim()
+    given = [1] * offset + list(value.shape)
+    if len(given) != len(extents) or any(
+        a not in (1, b) for a, b in zip(given, extents, strict=True)
+    ):
+        raise refused_subscript(
+            ordinary, value, "a tensor cannot be given a cut value of another shape"
+        )
+    for dim, cut in enumerate(value.partition.cuts, offset):
+        if cut is None or not dim >= 0:
+            continue
+        target = dims[dim]
+        listed = found.positions is not None and found.positions[0] == target
+        if region.shape[target] != cut.extent or listed:
+            continue
+        extent = x.shape[target]
+        new = cut if extent == cut.extent else Cut.balanced(cut.axis, extent, cut.parts)
+        cuts[target] = None if new.thin else new
+    return Partition(tuple(x.shape), tuple(cuts))
+
+
+def _region(x: Sharded, found: Subscript) -> Partition:
+    """The chosen part, cut as ``x`` is; ranks may have nothing of it."""
+    region = x.partition
+    for dim, span in found.spans.items():
+        cut = region.cuts[dim]
+        region = region.with_dim(dim, span.count, cut and span.follow(cut))
+    if found.positions is not None:
+        region = region.with_dim(found.positions[0], len(found.positions[1]), None)
+    return region
+
+
+def _own_values(
+    value: torch.Tensor | float, region: Partition, single: Sequence[int], x: Sharded
+) -> torch.Tensor | float:
+    """What this rank writes: its part of a value that is broadcast to the region."""
+    if not isinstance(value, torch.Tensor) or (value.dim() == 0 and type(value) is torch.Tensor):
+        return value
+    shape = list(value.shape)
+    while len(shape) > region.ndim - len(single) and shape[0] == 1:
+        del shape[0]
+    shape = [1] * (region.ndim - len(single) - len(shape)) + shape
+    for dim in single:
+        shape.insert(dim, 1)
+    fits = len(shape) == region.ndim and all(
+        a in (1, b) for a, b in zip(shape, region.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"shape mismatch: {tuple(value.shape)} cannot be assigned to {region}")
+    cuts = [c if a == b else None for a, b, c in zip(shape, region.shape, region.cuts, strict=True)]
+    wanted = Partition(tuple(shape), tuple(cuts))
+    if isinstance(value, Sharded):
+        return reshape_to(value, shape).redistribute(wanted, "an assignment to a part").local
+    return value.reshape(shape)[wanted.box(x.grid.coords).slices()]
+
+
+def cropped_to_index(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) -> torch.Tensor:
+    """``x`` without what lies beyond the extents of ``index`` in the other dims."""
+    if x.dim() != index.dim():
+        raise LayoutError(
+            f"{name}: the index has another number of dims\n{describe([x, index])}"
+            "    reshape or expand one of them"
+        )
+    spans = {
+        d: Span(0, extent)
+        for d, (extent, own) in enumerate(zip(index.shape, x.shape, strict=True))
+        if d != dim and extent != own
+    }
+    if any(span.count > x.shape[d] for d, span in spans.items()):
+        raise LayoutError(
+            f"{name} along dim {dim}: the index is larger\n{describe([x, index])}    crop the index"
+        )
+    if isinstance(x, Sharded):
+        return crop(x, spans) if spans else x
+    return x[tuple(slice(0, spans[d].count) if d in spans else slice(None) for d in range(x.dim()))]
+
+
+@register(torch.gather, torch.Tensor.gather, family="indexing", dims=["dim"])
+def gather_along(
+    input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False
+) -> Sharded:
+    """Along a dim that is not cut; the index is cut as the input, or ordinary."""
+    if sparse_grad:
+        raise UnsupportedOp("gather(sparse_grad=True) has no rule for a cut tensor")
+    x = cropped_to_index(input, index, dim, "torch.gather")
+    blocks, cuts, like = aligned_but([x, index], dim, "torch.gather")
+    return like.like(torch.gather(blocks[0], dim, blocks[1]), Partition(tuple(index.shape), cuts))
+
+
+@register(torch.take_along_dim, torch.Tensor.take_along_dim, family="indexing", dims=["dim"])
+def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Sharded:
+    """Along a dim that is not cut; the other dims are broadcast."""
+    if dim is None or input.dim() != indices.dim():
+        raise UnsupportedOp(
+            "take_along_dim of a cut tensor needs a dim, and as many dims on both sides\n"
+            f"{describe([input, indices])}    flatten x.full() to take from all elements"
+        )
+    common = torch.broadcast_shapes(other_extents(input, dim), other_extents(indices, dim))
+    shape = (*common[:dim], -1, *common[dim:])
+    return gather_along(expanded(input, shape), dim, expanded(indices, shape))
+
+
+@register(torch.index_select, torch.Tensor.index_select, family="indexing", dims=["dim"])
+def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> Sharded:
+    """Along a dim that is not cut, by an ordinary tensor of positions."""
+    if not isinstance(input, Sharded) or isinstance(index, Sharded):
+        raise UnsupportedOp(
+            "index_select has a rule for a cut input and ordinary positions\n"
+            f"{describe([input, index])}    use index.full(), or table[index] to look up rows"
+        )
+    check_uncut(input, (dim,), "index_select along")
+    partition = input.partition.with_dim(dim, index.numel(), None)
+    return input.like(input.local.index_select(dim, index), partition)
+
+
+@register(F.embedding, family="indexing")
+def embedding(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Sharded:
+    """Rows of an ordinary table for a cut tensor of indices; the new dim is not cut."""
+    special = max_norm is not None or scale_grad_by_freq or sparse
+    if not isinstance(input, Sharded) or isinstance(weight, Sharded) or special:
+        raise UnsupportedOp(
+            "embedding has a rule for cut indices and an ordinary table, without max_norm, "
+            f"scale_grad_by_freq and sparse\n{describe([input, weight])}    use indices.full()"
+        )
+    rows = F.embedding(input.local, weight, padding_idx)
+    return input.like(rows, _with_last(input, weight.shape[1]))
+
+
+@register(F.one_hot, family="indexing")
+def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
+    """A new last dim that is not cut; the number of classes must be given."""
+    if num_classes < 1:
+        raise UnsupportedOp(
+            f"one_hot of {input.partition} counts the classes of one rank only\n"
+            "    give num_classes"
+        )
+    return input.like(F.one_hot(input.local, num_classes), _with_last(input, num_classes))
+
+
+def _with_last(x: Sharded, extent: int) -> Partition:
+    return Partition((*x.partition.shape, extent), (*x.partition.cuts, None))
+
+
+SCATTER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "scatter": ("src", "reduce"),
+    "scatter_add": ("src",),
+    "scatter_reduce": ("src", "reduce"),
+    "index_add": ("source",),
+    "index_copy": ("source",),
+    "index_fill": ("value",),
+}
+"""What every operator takes after the positions, in this order."""
+
+
+@register_each(*SCATTER_ARGUMENTS, family="indexing", dims=["dim"])
+def write_along(
+    operator: Operator,
+    input: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    *args: object,
+    **options: object,
+) -> Sharded:
+    """Along a dim that is not cut; the operands are aligned with the input."""
+    name = operator.__name__
+    return _scatter(name, False, input, dim, index, _scatter_values(name, args, options))
+
+
+@register_each(*(f"{name}_" for name in SCATTER_ARGUMENTS), family="indexing", dims=["dim"])
+def write_in_place(
+    operator: Operator,
+    input: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    *args: object,
+    **options: object,
+) -> Sharded:
+    """Along a dim that is not cut; the operands are aligned with the input."""
+    name = operator.__name__.removesuffix("_")
+    return _scatter(name, True, input, dim, index, _scatter_values(name, args, options))
+
+
+def _scatter_values(
+    name: str, args: tuple[object, ...], options: dict[str, object]
+) -> dict[str, object]:
+    """What is written, by the names of torch's arguments."""
+    values = {**dict(zip(SCATTER_ARGUMENTS[name], args, strict=False)), **options}
+    if name == "scatter" and "src" in values and not isinstance(values["src"], torch.Tensor):
+        values["value"] = values.pop("src")
+    return values
+
+
+def _scatter(
+    name: str,
+    in_place: bool,
+    input: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    values: Mapping[str, object],
+) -> Sharded:
+    """Write at positions along a dim.
+
+    Distribution scheme: 1. index and source are brought to the cut of the input (of an ordinary
+    tensor this rank takes its part), 2. every rank writes into its block. An ordinary tensor that
+    is to be changed in place turns into the cut result.
+    """
+    flat = name.startswith("index_")
+    alone = not isinstance(input, Sharded) and is_only_reference(input)
+    if flat and isinstance(index, Sharded):
+        raise LayoutError(f"{name}: the positions are cut: {index.partition}\n    use index.full()")
+    operands: dict[str, Any] = {"input": input, "index": index, **values}
+    shaped = [
+        key
+        for key, value in operands.items()
+        if isinstance(value, torch.Tensor) and value.dim() and not (flat and key == "index")
+    ]
+    if not flat and "src" in shaped:
+        operands["src"] = cropped_to_index(operands["src"], index, dim, name)
+    fixed = in_place and isinstance(input, Sharded)
+    blocks, cuts, like = aligned_but([operands[key] for key in shaped], dim, name, fixed=fixed)
+    operands.update(zip(shaped, blocks, strict=True))
+    block = operands.pop("input")
+    positions = operands.pop("index")
+    if fixed:
+        check_writable(like, name)
+        getattr(block, f"{name}_")(dim, positions, **operands)
+        like.note_change()
+        return like
+    written = getattr(block, name)(dim, positions, **operands)
+    y = like.like(written, Partition(tuple(input.shape), cuts))
+    if not in_place:
+        return y
+    _check_replaceable(input, y, name, alone or not y.grid.has_values)  # in a trace all are views
+    return y.take_place_of(input)
+
+
+def _check_replaceable(x: torch.Tensor, y: Sharded, name: str, alone: bool) -> None:
+    """Refuse to turn an ordinary tensor into a cut one behind the back of its views."""
+    traced = not y.grid.has_values  # there all share nothing
+    if not (alone or traced) or x.requires_grad or y.requires_grad:
+        raise LayoutError(
+            f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
+            f"{describe([x, y])}    use {name}, which returns a new tensor"
+        )

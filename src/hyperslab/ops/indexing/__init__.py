@@ -1,5 +1,0 @@
-"""Indexing: square brackets, gather, scatter."""
-
-from hyperslab.ops.indexing import gather, getitem, scatter
-
-__all__ = ["gather", "getitem", "scatter"]

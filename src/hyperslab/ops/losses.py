@@ -1,0 +1,359 @@
+"""Distributes loss functions: torch's own on the block, then the global mean or sum.
+
+Elementwise losses first; then those against labels, the class of every voxel or its
+probabilities, cut like the volume.
+
+Legend: N batch, C classes, S the spatial dims, of which there may be none; logits (N, C, *S).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import all_reduce_sum
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.kernels.memory_format import HALF
+from hyperslab.kernels.registry import device_kind
+from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.operands import common_partition, operand_block
+from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.placement import check_channels
+from hyperslab.ops.reductions.sums import mean, sum
+from hyperslab.ops.views.reshape import unsqueeze
+from hyperslab.tensor import Sharded, register
+
+
+def check_reduction(
+    reduction: str,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    *,
+    also: Sequence[str] = (),
+) -> None:
+    """Refuse what is no reduction of a loss.
+
+    Raises:
+        LayoutError: the deprecated options ``size_average`` or ``reduce`` are used.
+        ValueError: it is none of "none", "mean", "sum" and ``also``.
+    """
+    if size_average is not None or reduce is not None:
+        raise LayoutError("size_average and reduce are long deprecated; use reduction=")
+    if reduction not in ("none", "mean", "sum", *also):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+
+
+def _check_loss_shapes(
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    *,
+    same_shape: bool,
+) -> None:
+    """Tensors of one global shape; weights that broadcast to it, or have it as well."""
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if len(set(shapes)) > 1:
+        raise LayoutError(
+            f"{name}: input {' and '.join(map(str, shapes[:-1]))} and target {shapes[-1]} differ "
+            "in shape\n    reshape one of them; a loss that broadcasts is almost always a mistake"
+        )
+    for key, weight in weights.items():
+        own = tuple(weight.shape)
+        fits = len(own) <= len(shapes[0]) and all(
+            a in (1, b) for a, b in zip(reversed(own), reversed(shapes[0]), strict=False)
+        )
+        if not fits or (same_shape and own != shapes[0]):
+            raise LayoutError(
+                f"{name}: {key} {own} must "
+                f"{'have the shape' if same_shape else 'broadcast to the shape'} {shapes[0]} of "
+                "the input"
+            )
+
+
+def reduce_losses(losses: Sharded, reduction: str) -> torch.Tensor:
+    """The global mean or sum of a block of losses, or the losses themselves."""
+    if reduction == "none":
+        return losses
+    if reduction == "batchmean":
+        return sum(losses) / losses.shape[0]
+    return mean(losses) if reduction == "mean" else sum(losses)
+
+
+@dataclass(frozen=True, slots=True)
+class LossTraits:
+    """How torch reads the arguments of an elementwise loss.
+
+    ``tensors``: so many of the first arguments have one shape. ``reductions``: further ones that
+    it knows. ``same_shape``: the weight is not broadcast. ``weighted_mean``: the mean is divided
+    by the sum of the weight.
+    """
+
+    tensors: int = 2
+    reductions: tuple[str, ...] = ()
+    same_shape: bool = False
+    weighted_mean: bool = False
+
+
+_LOSS_TRAITS: Mapping[Operator, LossTraits] = {
+    F.mse_loss: LossTraits(same_shape=True, weighted_mean=True),
+    F.l1_loss: LossTraits(same_shape=True, weighted_mean=True),
+    F.huber_loss: LossTraits(same_shape=True),
+    F.smooth_l1_loss: LossTraits(),
+    F.binary_cross_entropy: LossTraits(),
+    F.binary_cross_entropy_with_logits: LossTraits(),
+    F.kl_div: LossTraits(reductions=("batchmean",)),
+    F.poisson_nll_loss: LossTraits(),
+    F.soft_margin_loss: LossTraits(),
+    F.hinge_embedding_loss: LossTraits(),
+    F.margin_ranking_loss: LossTraits(tensors=3),
+}
+
+
+@register_each(*_LOSS_TRAITS, family="losses")
+def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> torch.Tensor:
+    """Elementwise; mean and sum are global, one ordinary number equal on all ranks."""
+    traits = _LOSS_TRAITS[function]
+    signature = _signature(function)
+    options: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
+    if function is F.l1_loss:
+        options.setdefault("weight", _weight_of_l1_loss())
+    reduction = options.pop("reduction", "mean")
+    size_average = options.pop("size_average", None)
+    reduce = options.pop("reduce", None)
+    check_reduction(reduction, size_average, reduce, also=traits.reductions)
+    operands = [options.pop(name) for name in list(signature.parameters)[: traits.tensors]]
+    weights = {k: v for k, v in options.items() if isinstance(v, torch.Tensor)}
+    _check_loss_shapes(function.__name__, operands, weights, same_shape=traits.same_shape)
+    losses = apply_pointwise(function, operands, {**options, "reduction": "none"})
+    weight = options.get("weight")
+    if traits.weighted_mean and reduction == "mean" and weight is not None:
+        return sum(losses) / (sum(weight) if isinstance(weight, Sharded) else weight.sum())
+    return reduce_losses(losses, reduction)
+
+
+@functools.cache
+def _signature(function: Operator) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _weight_of_l1_loss() -> torch.Tensor | None:
+    """The weight of the call under way, which torch (up to 2.13) does not hand to our rule.
+
+    ``F.l1_loss`` passes on all of its arguments but this one. Only the local variables of torch's
+    own frame still have it; without them a weighted loss would silently be computed without its
+    weight, and refusing every call in case there is one would refuse the plain loss, too.
+    """
+    frame = sys._getframe()
+    while frame.f_code is not F.l1_loss.__code__:
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    weight: torch.Tensor | None = frame.f_locals["weight"]
+    return weight
+
+
+@register(F.multilabel_soft_margin_loss, family="losses")
+def multilabel_soft_margin_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Averaged over the last dim, as torch does, and over the rest globally."""
+    check_reduction(reduction, size_average, reduce)
+    weights = {} if weight is None else {"weight": weight}
+    _check_loss_shapes("multilabel_soft_margin_loss", [input, target], weights, same_shape=False)
+
+    def losses(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        found = -(y * F.logsigmoid(x) + (1 - y) * F.logsigmoid(-x))
+        return found if weight is None else found * weight
+
+    each = apply_pointwise(losses, (input, target, weight), {})
+    each = mean(each, each.dim() - 1)
+    return reduce_losses(each, reduction)
+
+
+@register(F.gaussian_nll_loss, family="losses")
+def gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Elementwise; the variance is a number or a tensor, cut or not; mean and sum are global."""
+    check_reduction(reduction)
+    if isinstance(var, torch.Tensor):
+        var = _variance(input, var)
+    _check_loss_shapes("gaussian_nll_loss", [input, target], {}, same_shape=True)
+    options = {"full": full, "eps": eps, "reduction": "none"}
+    losses = apply_pointwise(F.gaussian_nll_loss, (input, target, var), options)
+    return reduce_losses(losses, reduction)
+
+
+def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+    """The variance with the input's dims; torch lets one of them be missing or have extent 1."""
+    if tuple(var.shape) == tuple(input.shape[:-1]):
+        var = add_dim(var, -1)
+    other = [b for a, b in zip(input.shape, var.shape, strict=False) if a != b]
+    if var.dim() != input.dim() or other not in ([], [1]):
+        raise LayoutError(
+            f"gaussian_nll_loss: var {tuple(var.shape)} must have the shape {tuple(input.shape)} "
+            "of the input; the last dim may be missing, or one dim have extent 1"
+        )
+    return var
+
+
+def add_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """``unsqueeze``, of a cut tensor by its rule: inside a rule torch asks no other."""
+    return unsqueeze(x, dim) if isinstance(x, Sharded) else x.unsqueeze(dim)
+
+
+_LossFunction = Callable[..., torch.Tensor]
+_Options = Mapping[str, float]
+
+
+@register(F.cross_entropy, family="losses")
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Classes or probabilities cut like the volume; the mean is over the counted voxels of all."""
+    check_reduction(reduction, size_average, reduce)
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return label_loss(F.cross_entropy, input, target, weight, reduction, options)
+
+
+@register(F.nll_loss, family="losses")
+def nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Classes cut like the volume; the mean is over the counted voxels of all ranks."""
+    check_reduction(reduction, size_average, reduce)
+    options = {"ignore_index": ignore_index}
+    return label_loss(F.nll_loss, input, target, weight, reduction, options)
+
+
+def label_loss(
+    function: _LossFunction,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: str,
+    options: _Options,
+) -> torch.Tensor:
+    """``function`` over logits and labels, of which at least one is cut.
+
+    Distribution scheme: 1. a `Sharded` that is cut otherwise is redistributed, of an ordinary
+    tensor (equal on all ranks) this rank's part is taken, 2. torch's own loss on the block: its
+    sum, and the sum of the weights of the labels that count, 3. one all-reduce of the two.
+
+    Raises:
+        IndexError: on the CPU, on all ranks: some rank holds a label that is no class.
+    """
+    like, partition, block, labels = _blocks(function, input, target)
+    if isinstance(weight, Sharded):
+        raise LayoutError(f"{function.__name__}: the weight of the classes is an ordinary tensor")
+    if reduction == "none":
+        losses = function(block, labels, weight, reduction="none", **options)
+        return like.like(losses, partition.without_dim(1))
+    ignore_index = int(options["ignore_index"])
+    try:
+        loss, dtype = _sum_of_block(function, block, labels, weight, options)
+        counted = _divisor_of_mean(block, labels, weight, ignore_index)
+    except IndexError:  # this rank must not leave the others waiting for its part
+        loss = block.new_zeros(())
+        dtype = block.dtype
+        counted = block.new_full((), -math.inf)
+    group = like.grid.group(partition.axes)
+    both = torch.stack([loss.double(), counted.double()])
+    whole, count = all_reduce_sum(both, group, f"the mean of {function.__name__}")
+    readable = like.grid.has_values and device_kind(count) == "cpu"
+    if readable and count == -math.inf:
+        raise IndexError(
+            f"{function.__name__}: a label is out of range: neither ignore_index "
+            f"({ignore_index}) nor one of the {input.shape[1]} classes of the input "
+            f"{tuple(input.shape)}\n    this rank {_range_of(labels, ignore_index)}"
+        )
+    return (whole if reduction == "sum" else whole / count).to(dtype)
+
+
+def _blocks(
+    function: _LossFunction, input: torch.Tensor, target: torch.Tensor
+) -> tuple[Sharded, Partition, torch.Tensor, torch.Tensor]:
+    """This rank's logits and labels, the partition of the logits, and a tensor of the grid."""
+    shape = tuple(input.shape)
+    own = tuple(target.shape)
+    classes = len(shape) > 1 and own == (shape[0], *shape[2:])
+    if not classes and not (len(shape) > 1 and own == shape and function is F.cross_entropy):
+        raise LayoutError(
+            f"{function.__name__}: target {own} does not fit the input {shape}: an input "
+            "(N, C, ...) goes with classes (N, ...)"
+            + (" or probabilities (N, C, ...)" if function is F.cross_entropy else "")
+            + "\n    a dim of extent 1 for the channels: target.squeeze(1)"
+        )
+    operands = [input, add_dim(target, 1) if classes else target]
+    for value in operands:
+        if isinstance(value, Sharded):
+            check_channels(value, function.__name__)
+    partition = common_partition(operands, function)
+    like = next(value for value in operands if isinstance(value, Sharded))
+    block, labels = (operand_block(value, target=partition, like=like) for value in operands)
+    return like, partition, block, labels.squeeze(1) if classes else labels
+
+
+def _sum_of_block(
+    function: _LossFunction,
+    block: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor | None,
+    options: _Options,
+) -> tuple[torch.Tensor, torch.dtype]:
+    """The sum over the block, and torch's dtype for it; of half precision in float32."""
+    if block.dtype in HALF:
+        losses = function(block, labels, weight, reduction="none", **options)
+        return losses.sum(dtype=torch.float32), losses.dtype
+    loss = function(block, labels, weight, reduction="sum", **options)
+    return loss, loss.dtype
+
+
+def _divisor_of_mean(
+    block: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
+) -> torch.Tensor:
+    """By what torch divides the mean: the weights of the labels that are not ignored, or all."""
+    if labels.dim() == block.dim():
+        return block.new_full((), labels.numel() / labels.shape[1], dtype=torch.float64)
+    labels = labels.long()
+    count = labels != ignore_index
+    if weight is None:
+        return count.sum()
+    return weight.detach()[labels.where(count, 0)].where(count, 0).sum(dtype=torch.float64)
+
+
+def _range_of(labels: torch.Tensor, ignore_index: int) -> str:
+    kept = labels[labels.long() != ignore_index]
+    return f"has labels {kept.min()} to {kept.max()}" if kept.numel() else "has no labels"

@@ -1,0 +1,546 @@
+"""Distributes batch, group, instance, layer and local response normalisation.
+
+`Normalise` and `combine_moments` merge statistics over several ranks; then come the
+operators. Batch, instance and group norm run as a fused epilogue where kernels exist
+(`hyperslab.ops.fusion`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from hyperslab.comm import Communicator
+from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.errors import LayoutError
+from hyperslab.kernels.memory_format import HALF, as_float32, dense, memory_format_of
+from hyperslab.kernels.moments import Moments, local_moments
+from hyperslab.ops.fusion import (
+    EPILOGUE_DTYPES,
+    Affine,
+    Population,
+    begin_epilogue,
+    epilogue_result,
+    normalised_epilogue,
+)
+from hyperslab.ops.overloads import result_type
+from hyperslab.ops.placement import check_channels
+from hyperslab.ops.reductions.norms import norm_block
+from hyperslab.ops.reductions.sums import Dims, group_over, reduced_dims, without_empty_shards
+from hyperslab.tensor import Sharded, register
+
+
+class Normalise(torch.autograd.Function):
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
+
+    The statistics are those of ``pool`` neighbouring channels each, over N, space and the ranks of
+    ``group``, ``count`` values in all. Returns the block, and mean and biased variance (K).
+
+    Distribution scheme: 1. local mean and variance, 2. one all-reduce of both (two in float64), 3.
+    normalise the block. Backward: 1. the sums of dy and of dy * xhat per channel, 2. one
+    all-reduce of both, 3. the block's gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        count: int,
+        group: Communicator | None,
+        pool: int = 1,
+    ) -> tuple[torch.Tensor, ...]:
+        x = dense(x, memory_format_of(x))
+        mean, var = _block_statistics(x, count, group, pool)
+        y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        ctx.eps = eps
+        ctx.count = count
+        ctx.group = group
+        ctx.pool = pool
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.mark_non_differentiable(mean, var)
+        return y, mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gradient: torch.Tensor, _mean: torch.Tensor | None, _var: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, var = ctx.saved_tensors
+        gradient = dense(gradient, memory_format_of(x))
+        dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
+            sums = sums.unflatten(1, (-1, ctx.pool)).sum(2)
+            if ctx.group is not None:
+                sums = reduce_in_place(sums, ctx.group, "the gradient of a normalisation")
+            sums = sums.repeat_interleave(ctx.pool, 1) / ctx.count
+            invstd = (var + ctx.eps).rsqrt()
+            slope = -invstd.square() * sums[1]
+            offset = -invstd * sums[0] - slope * mean
+            shape = [1, -1] + [1] * (x.dim() - 2)
+            dx.add_(offset.to(dx.dtype).view(shape))
+            dx.addcmul_(x, slope.to(dx.dtype).view(shape))
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        dweight = dxhat if needs_weight else None
+        dbias = db if needs_bias else None
+        return dx, dweight, dbias, None, None, None, None
+
+
+def _eval_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With statistics held fixed: gradient of the input, and the sums of dy * xhat and dy."""
+    scale = weight if weight is not None else torch.ones_like(mean)
+    return torch.ops.aten.native_batch_norm_backward(
+        gradient, x, scale, mean, var, None, None, False, eps, [True, True, True]
+    )
+
+
+def _block_statistics(
+    x: torch.Tensor, count: int, group: Communicator | None, pool: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance (K) of every ``pool`` channels together."""
+    mean, var = local_moments(x.unflatten(1, (-1, pool)))
+    if group is not None:
+        share = x.numel() / mean.numel() / count
+        mean, var = combine_moments(mean, var, share, group, exact=x.dtype == torch.float64)
+    return mean.repeat_interleave(pool), var.repeat_interleave(pool)
+
+
+def combine_moments(
+    mean: torch.Tensor, var: torch.Tensor, share: float, group: Communicator, *, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance over all ranks of ``group`` from those of this rank.
+
+    This rank has ``share`` of the values. They are combined in float64: for inputs of half or
+    single precision as E[x²] − E[x]², whose cancellation there is far below their resolution; to
+    be ``exact``, as float64 needs it, around the common mean (Chan et al. 1979), which takes a
+    second all-reduce.
+    """
+    mean64 = mean.double()
+    var64 = var.double()
+    what = "the statistics of a normalisation"
+    both = torch.stack([mean64, var64 + mean64.square()]) * share
+    total, spread = reduce_in_place(both, group, what)
+    if exact:
+        around = (var64 + (mean64 - total).square()) * share
+        spread = reduce_in_place(around, group, what)
+    else:
+        spread = (spread - total.square()).clamp_min_(0)
+    return total.to(mean.dtype), spread.to(var.dtype)
+
+
+@register(F.batch_norm, family="normalization", lazy=True)
+def batch_norm(
+    input: Sharded,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Sharded:
+    """Training and evaluation, with running statistics; over the grid or per replica.
+
+    Distribution scheme: 1. local mean and variance per channel, 2. one all-reduce of both (two
+    in float64), 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
+    all-reduce of both, 3. the block's gradient.
+    """
+    x = input
+    check_channels(x, "batch_norm")
+    if not training:
+        kept = memory_format_of(x.block)
+        block = dense(x.block, kept)
+        y = F.batch_norm(block, running_mean, running_var, weight, bias, False, momentum, eps)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: dense(gradient, kept))
+        return x.like(y)
+    x = without_empty_shards(x, range(x.dim()))
+    axes = x.partition.axes
+    shape = list(x.shape)
+    fewest = list(x.shape)
+    if x.policy.batch_norm == "replica" and "data" in axes:
+        axes = tuple(axis for axis in axes if axis != "data")
+        for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
+            if cut is not None and cut.axis == "data":
+                shape[dim] = x.block.shape[dim]
+                fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
+    if math.prod(fewest) <= fewest[1]:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
+        )
+    count = math.prod(shape) // shape[1]
+    group = x.grid.group(axes)
+    if x.pending is not None:  # a normalisation is the first link of its chain
+        x.settle()
+    affine = Affine.of(weight, bias)
+    chain = begin_epilogue(x)
+    if chain is None:
+        block = x.block
+        y, mean, var = Normalise.apply(block, affine.weight, affine.bias, eps, count, group)
+        normalised = x.like(y, fresh=True)
+    else:
+        chain, moments = normalised_epilogue(chain, Population(count, group), affine, eps)
+        mean, var = moments[:, 0].unbind()
+        normalised = epilogue_result(chain, x, x.partition)
+    if running_mean is not None and running_var is not None:
+        _update_batch_statistics(
+            x, running_mean, running_var, mean, var * (count / (count - 1)), momentum
+        )
+    return normalised
+
+
+def _update_batch_statistics(
+    x: Sharded,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    mean: torch.Tensor,
+    unbiased: torch.Tensor,
+    momentum: float,
+) -> None:
+    """Move the running statistics, on every rank alike: per replica, to the replicas' mean."""
+    data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
+    if data is not None:
+        both = torch.stack([mean, unbiased])
+        both = reduce_in_place(both, data, "the running statistics of batch_norm") / x.grid.data
+        mean, unbiased = both.unbind()
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+
+
+FEW = 64
+"""Values of one normalisation."""
+
+
+@register(F.instance_norm, family="normalization", lazy=True)
+def instance_norm(
+    input: Sharded,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Sharded:
+    """Statistics of each sample and channel over cut space; running ones over the global batch.
+
+    Distribution scheme: as `Normalise`, over the axes that cut space; then one all-reduce over
+    the data axis where there are running statistics.
+    """
+    x = input
+    check_normalised(x, "instance_norm", weight, bias)
+    x = without_empty_shards(x, range(x.dim()))
+    if not use_input_stats:
+        return x.like(
+            F.instance_norm(x.block, running_mean, running_var, weight, bias, False, momentum, eps)
+        )
+    count = math.prod(x.shape[2:])
+    if count == 1:
+        raise ValueError(
+            f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
+        )
+    if running_mean is None and _left_to_torch(x, count):
+        return x.like(_by_rows(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
+    dtype = result_type("instance_norm", x.dtype, x.device)
+    affine = Affine.of(weight, bias, copied=True)
+    y, (mean, var) = normalise_space(x, dtype, affine, eps, 1)
+    if running_mean is not None and running_var is not None:
+        _update_instance_statistics(
+            x, running_mean, running_var, mean, var * (count / (count - 1)), momentum
+        )
+    return y
+
+
+@register(F.group_norm, family="normalization", lazy=True)
+def group_norm(
+    input: Sharded,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> Sharded:
+    """Statistics of each sample and group of channels over cut space.
+
+    Distribution scheme: as `Normalise`, over the axes that cut space.
+    """
+    x = input
+    check_normalised(x, "group_norm", weight, bias)
+    x = without_empty_shards(x, range(x.dim()))
+    if x.shape[1] % num_groups:
+        raise LayoutError(f"group_norm: {x.shape[1]} channels do not make {num_groups} groups")
+    if x.shape[0] * x.shape[1] // num_groups * math.prod(x.shape[2:]) == 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
+        )
+    pool = x.shape[1] // num_groups
+    if _left_to_torch(x, pool * math.prod(x.shape[2:])):
+        # Not F's, which judges by the block's samples: some ranks would raise and others not.
+        return x.like(_by_rows(torch.group_norm(x.local, num_groups, weight, bias, eps)))
+    dtype = result_type("group_norm", x.dtype, x.device)
+    return normalise_space(x, dtype, Affine.of(weight, bias), eps, pool)[0]
+
+
+def _left_to_torch(x: Sharded, count: int) -> bool:
+    """Whether torch's own operator runs: nothing is cut, and no kernel would be faster.
+
+    Of few values there is no gradient but what rounding and eps leave; torch's is torch's.
+    """
+    whole = group_over(x, range(2, x.dim())) is None
+    return whole and (count <= FEW or x.dtype not in EPILOGUE_DTYPES)
+
+
+def _by_rows(y: torch.Tensor) -> torch.Tensor:
+    """Have the gradient of torch's own result contiguous, as the result is.
+
+    Torch (2.13) computes wrong gradients, silently, of a single sample's instance norm channels
+    last.
+    """
+    if y.requires_grad:
+        rows = memory_format_of(y)
+        y.register_hook(lambda gradient: dense(gradient.contiguous(memory_format=rows), rows))
+    return y
+
+
+def check_normalised(x: object, name: str, *parameters: object) -> None:
+    """Refuse cut parameters and cut channels."""
+    if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
+        raise LayoutError(f"{name}: the input is cut, weight and bias are ordinary tensors")
+    if x.dim() < 2:
+        raise LayoutError(f"{name} needs a batch and a channel dim, got {x.partition}")
+    check_channels(x, name)
+
+
+def normalise_space(
+    x: Sharded, dtype: torch.dtype, affine: Affine, eps: float, pool: int
+) -> tuple[Sharded, Moments]:
+    """Normalise ``pool`` channels of a sample together; also mean and variance (N, C)."""
+    group = group_over(x, range(2, x.dim()))
+    count = pool * math.prod(x.shape[2:])
+    if x.pending is not None:  # a normalisation is the first link of its chain
+        x.settle()
+    chain = begin_epilogue(x)
+    if chain is not None:
+        over = Population(count, group, pool)
+        chain, (mean, var) = normalised_epilogue(chain, over, affine, eps, dtype)
+        return epilogue_result(chain, x, x.partition), (mean, var)
+    # As if samples were further channels.
+    block = x.block.to(dtype)
+    samples, channels = block.shape[:2]
+    # Not reshape: torch (2.13) takes a channels-last view with a batch of one for contiguous.
+    flat = block.contiguous().view(1, samples * channels, *block.shape[2:])
+    parameters = [None if p is None else p.repeat(samples) for p in (affine.weight, affine.bias)]
+    y, mean, var = Normalise.apply(flat, *parameters, eps, count, group, pool)
+    y = y.view(block.shape)
+    if not block.is_contiguous():  # the result is in the input's memory format
+        y = torch.empty_like(block).copy_(y)
+    return x.like(y), (mean.view(samples, channels), var.view(samples, channels))
+
+
+def _update_instance_statistics(
+    x: Sharded,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    mean: torch.Tensor,
+    unbiased: torch.Tensor,
+    momentum: float,
+) -> None:
+    """Move the running statistics to the mean over the samples, on every rank alike."""
+    new = torch.stack([mean, unbiased]).sum(1) / x.shape[0]
+    group = group_over(x, [0])
+    if group is not None:
+        new = reduce_in_place(new, group, "the running statistics of instance_norm")
+    running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
+    running_var.lerp_(new[1].to(running_var.dtype), momentum)
+
+
+@register(F.layer_norm, family="normalization")
+def layer_norm(
+    input: Sharded,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> Sharded:
+    """Over the last dims, cut or not; of elementwise parameters each rank takes its part."""
+    x = input
+    shape = _check_normalized_shape(x, "layer_norm", normalized_shape, weight, bias)
+    x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
+    if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
+        return x.like(F.layer_norm(x.local, shape, weight, bias, eps))
+    dtype = F.layer_norm(x.local.new_zeros(1), (1,)).dtype  # autocast may choose another
+    return _normalise_last_dims(x, x.local.to(dtype), shape, weight, bias, eps, centred=True)
+
+
+@register(F.rms_norm, family="normalization")
+def rms_norm(
+    input: Sharded,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> Sharded:
+    """Over the last dims, cut or not; of elementwise weights each rank takes its part."""
+    x = input
+    shape = _check_normalized_shape(x, "rms_norm", normalized_shape, weight)
+    x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
+    if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
+        return x.like(F.rms_norm(x.local, shape, weight, eps))
+    block = x.local.to(F.rms_norm(x.local.new_zeros(1), (1,)).dtype)
+    if eps is None:
+        eps = torch.finfo(torch.float32 if block.dtype in HALF else block.dtype).eps
+    return _normalise_last_dims(x, block, shape, weight, None, eps, centred=False)
+
+
+def _check_normalized_shape(
+    x: Sharded,
+    name: str,
+    normalized_shape: int | Sequence[int],
+    *parameters: torch.Tensor | None,
+) -> tuple[int, ...]:
+    """The normalised shape, which is global as all shapes."""
+    if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
+        raise LayoutError(f"{name}: the input is cut, its parameters are ordinary tensors")
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+        raise LayoutError(
+            f"{name} over {shape} needs an input whose last dims are these, got {x.partition}\n"
+            "    shapes of a cut tensor are global"
+        )
+    for parameter in parameters:
+        if parameter is not None and tuple(parameter.shape) != shape:
+            raise LayoutError(f"{name} over {shape} has a parameter {tuple(parameter.shape)}")
+    return shape
+
+
+def _normalise_last_dims(
+    x: Sharded,
+    block: torch.Tensor,
+    shape: tuple[int, ...],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    centred: bool,
+) -> Sharded:
+    """By `_LayerNorm`, with this rank's part of weight and bias."""
+    first = x.dim() - len(shape)
+    part = tuple(slice(*x.box.interval(dim)) for dim in range(first, x.dim()))
+    weight, bias = (p if p is None else p[part] for p in (weight, bias))
+    group = group_over(x, range(first, x.dim()))
+    count = math.prod(shape)
+    return x.like(_LayerNorm.apply(block, weight, bias, first, eps, count, group, centred))
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Normalise a block over its dims from ``first`` on and over the ranks of ``group``.
+
+    ``centred`` is layer norm: around the mean; otherwise RMS norm.
+
+    Distribution scheme: 1. local mean and variance, 2. one all-reduce of both (two in float64), 3.
+    normalise the block. Backward: 1. the sums of g = dy * weight and of g * xhat, 2. one
+    all-reduce of both, 3. the block's gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        first: int,
+        eps: float,
+        count: int,
+        group: Communicator,
+        centred: bool,
+    ) -> torch.Tensor:
+        values = as_float32(x)
+        dims = range(first, x.dim())
+        mean, var = _layer_statistics(values, dims, count, group, centred)
+        invstd = var.add_(eps).rsqrt_()
+        ctx.first = first
+        ctx.count = count
+        ctx.group = group
+        ctx.centred = centred
+        ctx.save_for_backward(x, weight, mean, invstd)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        y = (values - mean).mul_(invstd)
+        if weight is not None:
+            y.mul_(weight)
+        if bias is not None:
+            y.add_(bias)
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, invstd = ctx.saved_tensors
+        dims = list(range(ctx.first, x.dim()))
+        lead = list(range(ctx.first))
+        xhat = (x - mean).mul_(invstd)
+        dy = gradient.to(mean.dtype)
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[1]:
+            dweight = _sum_over_ranks(dy * xhat, lead).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            dbias = _sum_over_ranks(dy, lead).to(ctx.bias_dtype)
+        if ctx.needs_input_grad[0]:
+            g = dy if weight is None else dy * weight
+            sums = torch.stack([g.sum(dims, True), (g * xhat).sum(dims, True)])
+            sums = reduce_in_place(sums, ctx.group, "the gradient of a layer's normalisation")
+            sums /= ctx.count
+            g = g - xhat.mul_(sums[1])
+            dx = (g - sums[0] if ctx.centred else g).mul_(invstd).to(x.dtype)
+        return dx, dweight, dbias, None, None, None, None, None
+
+
+def _layer_statistics(
+    values: torch.Tensor,
+    dims: Sequence[int],
+    count: int,
+    group: Communicator,
+    centred: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
+    share = math.prod(values.shape[d] for d in dims) / count
+    if centred:
+        var, mean = torch.var_mean(values, list(dims), correction=0, keepdim=True)
+        return combine_moments(mean, var, share, group, exact=values.dtype == torch.float64)
+    square = values.square().mean(list(dims), keepdim=True).double() * share
+    square = reduce_in_place(square, group, "the statistics of rms_norm").to(values.dtype)
+    return torch.zeros_like(square), square
+
+
+def _sum_over_ranks(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return x.sum(dims) if dims else x
+
+
+@register(F.local_response_norm, family="normalization")
+def local_response_norm(
+    input: Sharded, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Sharded:
+    """Across neighbouring channels, which are not cut: block by block."""
+    x = input
+    check_channels(x, "local_response_norm")
+    return x.like(F.local_response_norm(x.local, size, alpha, beta, k))
+
+
+@register(F.normalize, family="normalization", dims=["dim"])
+def normalize(input: Sharded, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Sharded:
+    """By the norm over any dims, cut or not."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    return x.like(x.local / norm_block(x, float(p), dims, True, None).clamp_min(eps))

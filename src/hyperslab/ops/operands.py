@@ -1,0 +1,216 @@
+"""Brings operands of different cuts to one partition, and checks the ones that change in place.
+
+In reading order: a small tensor on the device of a block; blocks of operands under a common
+partition; ordinary tensors that an operator in place would give cut values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from hyperslab.comm import Grid
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cut, Partition
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.dispatch import describe, gather_first
+
+
+def device_constant(
+    values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A tensor of a few numbers. Its copy to a GPU waits for nothing that is queued there.
+
+    `torch.tensor` with a device waits until all is done that the device was given before, and so
+    does CUDA where the copy is not from page-locked memory.
+    """
+    host = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+def first_cuts(dims: Iterable[tuple[Label, Cut | None]]) -> dict[Label, Cut]:
+    """How each of the labelled dims of several operands is cut, in the order of the operands.
+
+    As in the first operand that is cut there; an axis of the grid cuts one dim only.
+
+    >>> halves, thirds = Cut("depth", (0, 3, 6)), Cut("height", (0, 2, 4, 6))
+    >>> first_cuts([("row", halves), ("column", halves), ("row", thirds)]) == {"row": halves}
+    True
+    """
+    cuts: dict[Label, Cut] = {}
+    taken: list[str] = []
+    for label, cut in dims:
+        if cut is not None and cut.axis not in taken and label not in cuts:
+            cuts[label] = cut
+            taken.append(cut.axis)
+    return cuts
+
+
+def block_of(tensor: torch.Tensor, partition: Partition, grid: Grid, what: str) -> torch.Tensor:
+    """This rank's block of an operand, cut as ``partition``.
+
+    A `Sharded` that is cut otherwise is redistributed, and ``what`` names the message; an ordinary
+    tensor is equal on all ranks, and this one takes its part.
+    """
+    if isinstance(tensor, Sharded):
+        # The block, not the cut tensor: autograd would save that one with its global shape.
+        return tensor.redistribute(partition, what).block
+    return tensor[partition.box(grid.coords).slices()]
+
+
+Operand = TypeVar("Operand", torch.Tensor, torch.Tensor | None)
+
+
+def whole_of(tensor: Operand, what: str) -> Operand:
+    """All of an operand that every rank needs as one: filters, which may come from cut features."""
+    if not isinstance(tensor, Sharded):
+        return tensor
+    return tensor.redistribute(Partition.whole(tensor.shape), what).block
+
+
+def common_partition(operands: Sequence[torch.Tensor], function: Callable[..., Any]) -> Partition:
+    """Broadcast the global shapes; each dim is cut as its first operand that is cut there."""
+    cut = [t for t in operands if isinstance(t, Sharded)]
+    first = cut[0].partition
+    if all(t.partition == first if isinstance(t, Sharded) else t.dim() == 0 for t in operands):
+        return first  # nearly always: nothing to find out
+    shapes = [tuple(t.shape) for t in operands]
+    try:
+        shape = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        raise LayoutError(
+            f"{function.__name__}: global shapes {shapes} do not broadcast"
+        ) from error
+    cuts = first_cuts(
+        dim for t in cut for dim in enumerate(t.partition.cuts, start=len(shape) - t.dim())
+    )
+    return Partition(shape, tuple(cuts.get(dim) for dim in range(len(shape))))
+
+
+def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
+    """This rank's part of an operand that is broadcast to ``target``; no tensor stays as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, Sharded):
+        if value.partition == target:
+            return value.block
+    elif value.dim() == 0:
+        return value
+    shift = target.ndim - value.dim()
+    own = tuple(value.shape)
+    cuts = [
+        target.cuts[dim + shift] if extent == target.shape[dim + shift] else None
+        for dim, extent in enumerate(own)
+    ]
+    if not any(cuts) and not isinstance(value, Sharded):
+        return value
+    return block_of(value, Partition(own, tuple(cuts)), like.grid, "aligning operands")
+
+
+def aligned_but(
+    tensors: Sequence[torch.Tensor], dim: int, name: str, *, fixed: bool = False
+) -> tuple[list[torch.Tensor], tuple[Cut | None, ...], Sharded]:
+    """Blocks of tensors that agree in all dims but ``dim``; the common cuts; a cut operand.
+
+    Each dim is cut as in the first tensor that is cut there; ``fixed``: as in the first alone.
+
+    Raises:
+        LayoutError: ``dim`` is cut, or the other extents differ.
+    """
+    cut = [t for t in tensors if isinstance(t, Sharded)]
+    like = cut[0]
+    for tensor in cut:
+        if tensor.partition.cuts[dim] is not None:
+            check_uncut(tensor, (dim,), f"{name} along")
+    if len(cut) == len(tensors) and all(t.partition == like.partition for t in cut):
+        return [t.block for t in cut], like.partition.cuts, like  # nearly always
+    if any(
+        t.dim() != like.dim() or other_extents(t, dim) != other_extents(like, dim) for t in tensors
+    ):
+        raise LayoutError(
+            f"{name} along dim {dim}: the other dims of the global shapes differ\n"
+            f"{describe(tensors)}    crop or expand them to one shape"
+        )
+    known = first_cuts(
+        dim
+        for t in (tensors[:1] if fixed else tensors)
+        if isinstance(t, Sharded)
+        for dim in enumerate(t.partition.cuts)
+    )
+    cuts = tuple(known.get(d) for d in range(like.dim()))
+    what = f"aligning operands of {name}"
+    blocks = [block_of(t, Partition(tuple(t.shape), cuts), like.grid, what) for t in tensors]
+    return blocks, cuts, like
+
+
+def other_extents(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
+    """The shape without one dim."""
+    return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
+
+
+def check_uncut(x: Sharded, dims: Sequence[int], what: str) -> None:
+    """Refuse a tensor that is cut along one of ``dims``.
+
+    Args:
+        what: the beginning of the message, such as "scatter along" or "sort needs all of".
+    """
+    axes = [cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None]
+    if axes:
+        raise LayoutError(
+            f"{what} dim {', '.join(map(str, dims))}, which is cut: {x.partition} on {x.grid}\n"
+            f"{gather_first(*axes)}"
+        )
+
+
+def check_writable(x: Sharded, name: str) -> None:
+    """Refuse to change a copy where serial torch would change the tensor it is a view of."""
+    if x.is_copy:
+        raise LayoutError(
+            f"{name} in place, on a copy where serial torch has a view: its base would not change "
+            "as it does serially\n    use the operator that returns a new tensor (inplace=False)"
+        )
+
+
+def is_only_reference(x: torch.Tensor) -> bool:
+    """Whether only the tensor itself, of which the caller has this one, holds its memory.
+
+    No view does, no array of NumPy's from which it was made, and autograd has not saved it.
+    """
+    storage = x.untyped_storage()
+    return (
+        not x._is_view()
+        and torch._C._storage_Use_Count(storage._cdata) == 2  # the tensor's, and this look
+        and storage.resizable()
+        and x._use_count() <= 1  # type: ignore[attr-defined]
+    )
+
+
+def turn_into_cut(
+    ordinary: torch.Tensor, partition: Partition, like: Sharded, name: str
+) -> Sharded:
+    """The same tensor, from now on a cut one: a rule is about to write cut values into it.
+
+    Every rank has all of it until now, equal to the others', and keeps its box of it. Who refers to
+    the tensor finds it cut.
+
+    Raises:
+        LayoutError: somebody else would not notice, for it has views, is a parameter or has a
+            gradient.
+    """
+    plain = type(ordinary) is torch.Tensor and ordinary.layout is torch.strided
+    alone = not like.grid.has_values or is_only_reference(ordinary)  # in a trace all share nothing
+    if not plain or ordinary.requires_grad or not alone:
+        raise LayoutError(
+            f"{name}: the values are cut, and would make a cut tensor of an ordinary one that is a "
+            f"parameter, has a gradient or shares its memory\n{describe([ordinary, like])}"
+            "    write into a tensor that was made for it (x.new_zeros(shape), torch.zeros(shape)),"
+            " or use x.full()"
+        )
+    box = partition.box(like.grid.coords)
+    block = ordinary[box.slices()].clone(memory_format=torch.contiguous_format)
+    return like.like(block, partition, fresh=True).take_place_of(ordinary)

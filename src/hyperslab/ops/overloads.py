@@ -1,0 +1,152 @@
+"""Registers one rule for several operators and overloads, and reads their arguments into one form.
+
+`register_each` serves operators that differ in what they compute on a block, not in the
+distribution scheme; `per_dim`, `integers` and `hashable` read arguments that torch takes in
+several forms; `result_type` asks torch for the dtype of a result, which autocast may change.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.tensor import register
+
+Operator = Callable[..., Any]
+"""A function of torch or a method of its tensors; torch does not say what it takes."""
+
+Decorator = Callable[[Operator], Operator]
+
+_SPACES = (torch, torch.Tensor, F, torch.special)
+
+
+def overloads_of(name: str) -> tuple[Operator, ...]:
+    """An operator's forms: a function of torch, a method of a tensor, and so on.
+
+    >>> forms_of("dropout1d") == (F.dropout1d,)
+    True
+    """
+    found = (getattr(space, name, None) for space in _SPACES)
+    return tuple(form for form in found if callable(form))
+
+
+@functools.cache
+def spatial_dims(operator: Operator) -> int:
+    """How many spatial dims an operator is for, as its name says.
+
+    >>> spatial_dims(F.conv_transpose2d)
+    2
+    """
+    found = re.search(r"([123])d", operator.__name__)
+    assert found is not None
+    return int(found[1])
+
+
+def register_each(
+    *operators: str | Operator | tuple[Operator, ...],
+    family: str,
+    dims: Sequence[str] = (),
+    lazy: bool = False,
+    merged: bool = False,
+) -> Decorator:
+    """Decorator: the decorated function is the rule of several operators.
+
+    Its first argument is the operator that was called, the others are the call's. So it says
+    ``operator(x.local)`` where a rule of one operator would name it::
+
+        @register_each("amax", "amin", family="reductions", dims=["dim"])
+        def rule(operator, input, dim=(), keepdim=False): ...
+
+    Args:
+        operators: each a name (for all of its forms), a function, or a tuple of forms; the rule is
+            given the first form.
+        family: as in `hyperslab.register`.
+        dims: as in `hyperslab.register`.
+        lazy: as in `hyperslab.register`.
+        merged: as in `hyperslab.register`.
+    """
+
+    def add(run: Operator) -> Operator:
+        line = (run.__doc__ or "").strip().split("\n")[0]
+        for named in operators:
+            forms = overloads_of(named) if isinstance(named, str) else named
+            if not isinstance(forms, tuple):
+                forms = (forms,)
+            rule = functools.partial(run, forms[0])
+            rule.__module__ = run.__module__  # by which the page of operators knows the file
+            register(*forms, family=family, doc=line, dims=dims, lazy=lazy, merged=merged)(rule)
+        return run
+
+    return add
+
+
+T = TypeVar("T")
+
+PerDim = int | Sequence[int]
+"""A number for every spatial dim, or one for all of them."""
+
+Integers = SupportsIndex | Sequence[int]
+"""An integer, or several: torch takes shapes and dims one by one or as one sequence."""
+
+
+def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int, ...]:
+    """A number or a sequence of one or ``n`` numbers, as ``n`` numbers.
+
+    >>> per_dim(2, 3)
+    (2, 2, 2)
+    """
+    if not isinstance(value, Iterable):
+        return (operator.index(value),) * n
+    values = tuple(map(operator.index, value))
+    if len(values) not in (1, n):
+        raise ValueError(f"{values} should be one number or {n}")
+    return values * n if len(values) == 1 else values
+
+
+def hashable(option: T) -> T:
+    """A number, a word, or a sequence of numbers, as a key."""
+    return tuple(option) if isinstance(option, list) else option  # type: ignore[return-value]
+
+
+def integers(*given: Integers) -> tuple[int, ...]:
+    """The integers of arguments that are given one by one or as one sequence.
+
+    >>> integers(2, 3) == integers((2, 3))
+    True
+    """
+    one = len(given) == 1 and not hasattr(given[0], "__index__")
+    values: Sequence[SupportsIndex] = given[0] if one else given  # type: ignore[assignment]
+    return tuple(map(operator.index, values))
+
+
+_ON_ONE_VALUE: dict[str, Operator] = {
+    "instance_norm": lambda x: F.instance_norm(x.expand(1, 1, 2)),
+    "group_norm": lambda x: F.group_norm(x.expand(1, 1, 2), 1),
+    "avg_pool1d": lambda x: F.avg_pool1d(x, 1),
+    "avg_pool2d": lambda x: F.avg_pool2d(x[None], 1),
+    "avg_pool3d": lambda x: F.avg_pool3d(x[None, None], 1),
+    "max_pool1d": lambda x: F.max_pool1d(x, 1),
+    "max_pool2d": lambda x: F.max_pool2d(x[None], 1),
+    "max_pool3d": lambda x: F.max_pool3d(x[None, None], 1),
+}
+
+
+def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What torch's own operator returns for an operand of ``dtype``."""
+    if not torch.is_autocast_enabled(device.type):
+        return dtype
+    return _result_type_under_autocast(name, dtype, device, torch.get_autocast_dtype(device.type))
+
+
+@functools.cache
+def _result_type_under_autocast(
+    name: str, dtype: torch.dtype, device: torch.device, _autocast: torch.dtype
+) -> torch.dtype:
+    x = torch.zeros((1, 1, 1), dtype=dtype, device=device)
+    return _ON_ONE_VALUE[name](x).dtype

@@ -1,0 +1,178 @@
+"""Derives the cut of an output, and the input that it reads, for operators that slide windows.
+
+Convolution, pooling and interpolation share it: from windows to cuts, covers and halos. Inputs
+without a batch dim, (channels, *space), get one while a rule runs: `with_batch`.
+
+Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = spatial dim + 2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from hyperslab.comm import Grid, log_once
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cover, Cut, Partition, WindowMap
+from hyperslab.ops.overloads import Operator, spatial_dims
+from hyperslab.tensor import Sharded
+
+
+def check_input(x: object, n: int, name: str) -> None:
+    """Refuse an unbatched or wrongly shaped input, which would be cut along the wrong dims."""
+    if not isinstance(x, Sharded):
+        raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
+    if x.dim() != n + 2:
+        raise LayoutError(
+            f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n"
+            "    use x.unsqueeze(0) before cutting it"
+        )
+    check_channels(x, name)
+
+
+def check_channels(x: Sharded, name: str) -> None:
+    """Refuse a tensor whose dim 1 is cut: it was a spatial dim before some dims were dropped."""
+    cut = x.partition.cuts[1]
+    if cut is not None and cut.merged:  # tokens, say: a reshape has left them cut
+        x.gather_merged()
+    elif cut is not None:
+        raise LayoutError(
+            f"{name} takes dim 1 for the channels, but it is cut: {x.partition}\n"
+            f"    use hyperslab.gather(x, {cut.axis!r}) before it"
+        )
+
+
+def place_outputs(
+    x: Sharded, windows: Sequence[WindowMap], extents: Sequence[int], name: str
+) -> tuple[Sharded, tuple[Cut | None, ...]]:
+    """The cut of every spatial dim of the output, and the input it follows from.
+
+    Where an axis has more ranks than the output has elements, or where its ranks would fetch
+    nearly everything as their halo, the input is gathered along that axis first, so that its
+    ranks repeat the work from there on; the log says so once.
+    """
+    partition, cuts = placement(x.partition, x.grid, windows, extents, name)
+    return x.redistribute(partition, f"the gather before {name}"), cuts
+
+
+def placement(
+    partition: Partition,
+    grid: Grid,
+    windows: Sequence[WindowMap],
+    extents: Sequence[int],
+    name: str,
+) -> tuple[Partition, tuple[Cut | None, ...]]:
+    """The geometry of `place_outputs`: the partition of the input and the cuts of the output."""
+    if any(extent < 1 for extent in extents):
+        shape = " x ".join(map(str, partition.shape))
+        raise LayoutError(f"{name}: the window is larger than the input {shape}")
+    cuts = tuple(
+        cut and _unless_equal(cut, window.cut_outputs(cut, extent))
+        for cut, window, extent in zip(partition.cuts[2:], windows, extents, strict=True)
+    )
+    thin = [
+        cut.axis
+        for dim, (cut, window) in enumerate(zip(cuts, windows, strict=True), start=2)
+        if cut is not None and (cut.thin or reads_nearly_all(window, cut, partition.shape[dim]))
+    ]
+    if not thin:
+        return partition, cuts
+    log_once(
+        grid,
+        f"{name}: output {' x '.join(map(str, extents))} is too thin to be cut along "
+        f"{', '.join(thin)} of {grid}; gathered there, its ranks repeat the work from here on",
+    )
+    return placement(partition.without(thin), grid, windows, extents, name)
+
+
+def _unless_equal(cut: Cut, outputs: Cut) -> Cut:
+    """The same cut where every rank has the outputs of its inputs: also if it is of merged dims."""
+    return cut if cut.bounds == outputs.bounds else outputs
+
+
+def reads_nearly_all(window: WindowMap, cut: Cut, extent: int) -> bool:
+    """Whether the ranks that ``cut`` the outputs read three quarters of the inputs on average.
+
+    Gathering then moves little more than the halos do, and the layers that follow, which are the
+    small ones of a network, need no message at all. Not where the map grows: larger ones follow.
+    """
+    spans = (window.reads(out) for out in cut.intervals)
+    read = sum(min(hi, extent) - max(lo, 0) for lo, hi in spans)
+    return 4 * read >= 3 * cut.parts * max(extent, cut.extent)
+
+
+def read_cover(
+    partition: Partition,
+    windows: Sequence[WindowMap],
+    cuts: Sequence[Cut | None],
+    extents: Sequence[int],
+    covered: Sequence[bool],
+) -> Cover:
+    """The box of the input that every rank needs for its box of the output.
+
+    Spatial dims that are ``covered`` reach over the edges of the volume by the padding; the
+    others keep their extent, and the op itself pads them.
+    """
+    cover = partition.cover
+    axes, intervals = list(cover.axes), list(cover.intervals)
+    for dim, (window, cut, extent) in enumerate(zip(windows, cuts, extents, strict=True)):
+        if covered[dim]:
+            outs = cut.intervals if cut is not None else ((0, extent),)
+            axes[dim + 2] = cut.axis if cut is not None else None
+            intervals[dim + 2] = tuple(window.reads(out) for out in outs)
+    return Cover(tuple(axes), tuple(intervals))
+
+
+def output_partition(
+    partition: Partition, channels: int, extents: Sequence[int], cuts: Sequence[Cut | None]
+) -> Partition:
+    """Batch as the input, channels whole, spatial dims as placed."""
+    batch, channel = partition.cuts[:2]
+    return Partition((partition.shape[0], channels, *extents), (batch, channel, *cuts))
+
+
+def with_batch(run: Operator) -> Operator:
+    """Decorator of a rule ``(operator, input, ...)``: its input gets a batch dim while it runs.
+
+    Of an operator for n spatial dims an input of n + 1 dims has none.
+    """
+
+    @functools.wraps(run)
+    def rule(operator: Operator, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, Sharded) or input.dim() != spatial_dims(operator) + 1:
+            return run(operator, input, *args, **kwargs)
+        check_unbatched(input, operator.__name__)
+        result = run(operator, batch_of_one(input), *args, **kwargs)
+        return tree_map_only(Sharded, only_sample, result)
+
+    return rule
+
+
+def check_unbatched(x: Sharded, name: str) -> None:
+    """Refuse (channels, *space) whose channels are cut.
+
+    Raises:
+        LayoutError: they are: `hyperslab.shard` took them for the batch.
+    """
+    cut = x.partition.cuts[0]
+    if cut is not None:
+        raise LayoutError(
+            f"{name} takes dim 0 of an input without a batch dim for the channels, but it is cut: "
+            f"{x.partition} on {x.grid}\n    use x.unsqueeze(0) before cutting it, or a grid with "
+            f"{cut.axis}=1"
+        )
+
+
+def batch_of_one(x: Sharded) -> Sharded:
+    """With a dim of 1 in front."""
+    partition = Partition((1, *x.partition.shape), (None, *x.partition.cuts))
+    return x.like(x.block.unsqueeze(0), partition)
+
+
+def only_sample(x: Sharded) -> Sharded:
+    """Without the dim of 1 in front."""
+    return x.like(x.block.squeeze(0), x.partition.without_dim(0))

@@ -1,0 +1,250 @@
+"""Checks that all ranks hold the same network, parameters, inputs and random states.
+
+In reading order: `check_same_network` before parameters are made equal; `share_random_states`
+for what ranks that compute the same have to draw alike; `EqualParameters` at training forwards
+1, 2, 4, 8, ...; `OrdinaryInputs` for ordinary tensors that enter a parallelised module in
+training.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from hyperslab.comm import Grid, log_once
+from hyperslab.comm.agreement import all_gather, broadcast_from_main, keeping_contact
+from hyperslab.comm.collectives import AllGatheredInts
+from hyperslab.comm.rendezvous import compare_facts
+from hyperslab.errors import LayoutError
+from hyperslab.tensor import Sharded
+from hyperslab.tensor.inputs import comparisons_of, describe_ranks, digest_of_all
+
+DEVICE_IN_REPR = (nn.ParameterList, nn.ParameterDict)
+"""What they say of themselves has the device in it, which ranks do not have alike."""
+
+
+def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]) -> None:
+    """Compare parameters, buffers, torch's own layers, and how `parallelize` was called.
+
+    What a layer of a user's says of itself may be different on every rank, and is not compared.
+
+    Raises:
+        LayoutError: names the first difference, with the ranks.
+    """
+    facts = {
+        "options": dict(options),
+        "tensors": {
+            name: f"{tuple(t.shape)} {t.dtype}" + " frozen" * (not t.requires_grad)
+            for name, t in (*module.named_parameters(), *module.named_buffers())
+        },
+        "layers": dict(_torch_layers(module)),
+    }
+    words = json.dumps(facts)
+    if grid.same_on_all(zlib.crc32(words.encode())):
+        return
+    found = all_gather((socket.gethostname(), words))
+    difference = compare_facts([json.loads(w) for _, w in found], [host for host, _ in found])
+    first = difference.splitlines()[0].removeprefix("the ranks differ in ")
+    raise LayoutError(
+        f"the ranks' {type(module).__name__} differ in {first or 'the order of their parameters'}\n"
+        "    build the same network on every rank, and parallelize it alike"
+    )
+
+
+def _torch_layers(module: nn.Module) -> list[tuple[str, str]]:
+    return [
+        (name, f"{type(part).__name__}({part.extra_repr()})")
+        for name, part in module.named_modules()
+        if type(part).__module__.startswith("torch.nn.") and not isinstance(part, DEVICE_IN_REPR)
+    ]
+
+
+RandomStates = Literal["replica", "own"]
+RANDOM_STATES: tuple[str, ...] = get_args(RandomStates)
+
+
+def share_random_states(grid: Grid, states: RandomStates) -> None:
+    """Torch seeds every process differently; ranks that drop elements must draw alike.
+
+    So must, with "replica", data sets of the ranks of a replica, which draw from NumPy's and
+    Python's generators, too.
+    """
+    _share_torch_state(grid)
+    if states == "replica":
+        # The legacy generator is the one that data sets draw from.
+        of_numpy, of_python = broadcast_from_main(
+            lambda: (np.random.get_state(), random.getstate())  # noqa: NPY002
+        )
+        _set_numpy_and_python_states(of_numpy, of_python, grid.coords["data"])
+
+
+def _share_torch_state(grid: Grid) -> None:
+    state = torch.get_rng_state().to(grid.device)
+    dist.broadcast(state, src=0)
+    torch.set_rng_state(state.cpu())
+    if grid.device.type == "cuda":
+        state = torch.cuda.get_rng_state(grid.device).to(grid.device)
+        dist.broadcast(state, src=0)
+        torch.cuda.set_rng_state(state.cpu(), grid.device)
+
+
+def _set_numpy_and_python_states(of_numpy: Any, of_python: Any, replica: int) -> None:
+    """Those of rank 0, and for other replicas than its own states that are seeded by them."""
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002 - the generator that data sets draw from
+    if replica > 0:
+        random.seed((random.getrandbits(128) << 32) + replica)
+        words = np.random.randint(0, 1 << 32, 4, dtype=np.uint32)  # noqa: NPY002
+        np.random.seed([*words.tolist(), replica])  # noqa: NPY002
+
+
+ROUNDING_EPSILONS = 64  # machine epsilons that processors of different kinds may be apart
+
+
+class EqualParameters:
+    """Looks at a module's parameters on all ranks, at its training forwards 1, 2, 4, 8, ...
+
+    At the first there is what was done since `hyperslab.parallelize` made them equal (weights
+    loaded on one rank alone), at the second a step of the optimiser (another learning rate on one
+    rank). After that nothing new is expected, and the cost fades away.
+    """
+
+    def __init__(self, module: nn.Module, grid: Grid) -> None:
+        self.module = module
+        self.grid = grid
+        self.forwards = 0
+        self._owed: AllGatheredInts | None = None  # of the last look, by a CUDA device
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """At a forward that all ranks make together, which those of cut tensors are.
+
+        Raises:
+            LayoutError: parameters differ by more than rounding.
+        """
+        cut = any(type(value) is Sharded for value in args)
+        if not cut and not any(isinstance(value, Sharded) for value in tree_leaves((args, kwargs))):
+            return
+        self._read()
+        self.forwards += 1
+        if self.forwards & (self.forwards - 1):
+            return
+        on_host, on_device = digest_of_all(self.module.parameters(), self.grid.device)
+        self._owed = AllGatheredInts(
+            self.grid, [on_host], on_device, "the comparison of parameters"
+        )
+        if self.grid.device.type == "cpu":
+            self._read()
+
+    def _read(self) -> None:
+        """On a CUDA device at the forward after the look, on every rank: it waits for nothing."""
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            rows = owed.read()
+            if any(row != rows[0] for row in rows):
+                self._compare()
+
+    def _compare(self) -> None:
+        """All ranks know that there is a difference; which one, and how large?"""
+        found: str | None = None
+        for name, parameter in self.module.named_parameters():
+            first = parameter.detach().contiguous().clone()
+            with keeping_contact("the comparison of parameters"):
+                dist.broadcast(first, src=0)
+            if found is None and not _differs_by_rounding(parameter.detach(), first):
+                found = name
+        names = all_gather(found)
+        strangers = [rank for rank, name in enumerate(names) if name is not None]
+        if not strangers:
+            log_once(
+                self.grid,
+                f"the parameters of {type(self.module).__name__} differ between ranks by rounding: "
+                "are their processors of different kinds?",
+            )
+            return
+        raise LayoutError(
+            f"the parameters of {type(self.module).__name__} are not equal on all ranks any more: "
+            f"{describe_ranks(strangers)} has another {names[strangers[0]]!r} than rank 0, at "
+            f"forward {self.forwards} of its training\n    load and change parameters on every "
+            "rank alike, or before hyperslab.parallelize, which gives all ranks those of rank 0;\n"
+            "    use the same optimiser, learning rate and clipping on every rank"
+        )
+
+
+def _differs_by_rounding(x: torch.Tensor, first: torch.Tensor) -> bool:
+    if torch.equal(x, first):
+        return True
+    if not x.is_floating_point():
+        return False
+    tolerance = ROUNDING_EPSILONS * torch.finfo(x.dtype).eps
+    return bool((x - first).abs().max() <= tolerance * first.abs().max())
+
+
+Ordinary = Literal["check", "trust"]
+ORDINARY: tuple[str, ...] = get_args(Ordinary)
+
+
+class OrdinaryInputs:
+    """Of the module named ``name``: what it is given has to be one thing on all ranks."""
+
+    def __init__(self, name: str, grid: Grid) -> None:
+        self.name = name
+        self.grid = grid
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayoutError | None:
+        """What is wrong with a training on these arguments: there is no cut tensor among them.
+
+        All ranks call this. Where they all pass nothing but cut tensors there is no message.
+
+        Raises:
+            LayoutError: ordinary tensors beside cut ones are not equal on all ranks. (On a CUDA
+                device of later forwards than the first: from the next one.)
+        """
+        if not kwargs and all(type(value) is Sharded for value in args):
+            return None
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        ordinary = [x for x in given if not isinstance(x, Sharded | nn.Parameter)]
+        if len(ordinary) == len(given):
+            numbers = [x for x in ordinary if x.is_floating_point() or x.is_complex()]
+            return self._alone(numbers[0]) if numbers else None
+        if ordinary:
+            self._compare(ordinary)
+        return None
+
+    def _alone(self, x: torch.Tensor) -> LayoutError:
+        return LayoutError(
+            f"an ordinary tensor {tuple(x.shape)} {x.dtype} enters the parallelised {self.name} in "
+            f"training on {self.grid.size} ranks, and no cut one: each rank would train alone on "
+            "what it holds\n    cut it: hyperslab.shard(x, grid), or hyperslab.scatter(x, grid) "
+            "where one rank holds it\n    if each rank is to compute its own, say "
+            'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
+        )
+
+    def _compare(self, ordinary: Sequence[torch.Tensor]) -> None:
+        name = self.name
+        forms = "; ".join(f"{tuple(x.shape)} {x.dtype}" for x in ordinary)
+
+        def judge(found: Sequence[Sequence[int]]) -> None:
+            strangers = [rank for rank, row in enumerate(found) if row != found[0]]
+            if strangers:
+                raise LayoutError(
+                    f"{describe_ranks(strangers)} would pass other ordinary tensors to {name} than "
+                    f"rank 0, beside cut ones\n    on this rank they are {forms}\n    an ordinary "
+                    "tensor counts as one of which every rank has an equal copy: draw random "
+                    "numbers\n    from torch's generator, cut it by hyperslab.shard, or say "
+                    'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
+                )
+
+        on_host, on_device = digest_of_all(ordinary, self.grid.device)
+        numbers = [zlib.crc32(forms.encode()), on_host]
+        rows = AllGatheredInts(self.grid, numbers, on_device, "the comparison of ordinary inputs")
+        comparisons_of(self.grid).add(rows, (name, forms), judge)

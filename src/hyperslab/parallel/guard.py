@@ -1,0 +1,264 @@
+"""Guards a parallelised module: no gradient may stay unaveraged.
+
+DistributedDataParallel averages once for each forward, those parameters that it was made with.
+Whatever it would leave partial without a word is an error here. Parameters that something else
+has sharded are refused: see docs/design/0026-fsdp.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from hyperslab.comm import Grid
+from hyperslab.errors import LayoutError
+from hyperslab.parallel.averaging import MissingGradients, SharedGradients
+from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
+from hyperslab.tensor import Sharded
+
+
+def refuse_sharded_parameters(module: nn.Module) -> None:
+    """
+    Raises:
+        LayoutError: parameters are sharded, by `fully_shard` (which makes them whole within a
+            forward pass) or as DTensors.
+    """
+    # Whoever has used them has imported them, which takes a second.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    by_fsdp = fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in module.modules())
+    cut = sys.modules.get("torch.distributed.tensor")
+    if by_fsdp or (
+        cut is not None and any(isinstance(own, cut.DTensor) for own in module.parameters())
+    ):
+        raise LayoutError(
+            f"the parameters of {type(module).__name__} are sharded (fully_shard, or tensor "
+            "parallelism), but hyperslab.parallelize needs whole ones\n    to shard what the "
+            "optimizer keeps, use torch.distributed.optim.ZeroRedundancyOptimizer"
+        )
+
+
+Averaging = DistributedDataParallel | SharedGradients
+"""What averages the gradients of a module."""
+
+
+class ForwardBody(nn.Module):
+    """A module's own forward, for DistributedDataParallel to wrap."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._forward = module.forward
+        self._running = False
+        for part in module.modules():
+            if part is not module and next(part.parameters(recurse=False), None) is not None:
+                part.register_forward_pre_hook(self._check, with_kwargs=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._running = True
+        try:
+            return _force_outputs(self._forward(*args, **kwargs))
+        finally:
+            self._running = False
+
+    def _check(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part called by itself would get gradients that nobody averages: partial ones."""
+        recomputed = torch._C._current_graph_task_id() != -1  # activation checkpointing
+        if self._running or recomputed or not torch.is_grad_enabled():
+            return
+        if any(isinstance(value, Sharded) for value in (*args, *kwargs.values())):
+            raise LayoutError(
+                f"{type(part).__name__} was called outside the forward of the parallelised "
+                f"{type(self.module).__name__}, so its gradients would not be averaged\n"
+                "    call the module that parallelize returned, parallelize this part by itself "
+                "instead, or use torch.no_grad()"
+            )
+
+
+class Guard:
+    """Watches a parallelised module's forward and the gradients that follow.
+
+    Args:
+        module: its trainable parameters now are those that will be averaged.
+        grid: the ranks.
+        freezing: whether some of them may be frozen later.
+        inputs: what looks at ordinary tensors that enter the module, if anything does.
+    """
+
+    def __init__(
+        self, module: nn.Module, grid: Grid, *, freezing: bool, inputs: OrdinaryInputs | None
+    ) -> None:
+        self.module = module
+        self.freezing = freezing
+        self.averaged = _trainable(module)
+        self.synchronised = True
+        self.inputs = inputs
+        self.parameters = EqualParameters(module, grid)
+        self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
+        self.seen: set[int] = set()
+        self.gradients: SharedGradients | None = None  # None: DistributedDataParallel has them
+        self.rest = MissingGradients(module, grid)
+        self._pass: int | None = None  # the backward pass that `_finished` ends
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
+
+    def begin(
+        self, averaging: Averaging | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A forward pass whose gradients will be averaged, unless in ``no_sync``."""
+        trainable = self._check_parameters()
+        if self.inputs is not None and trainable:
+            self.alone = self.inputs.check(args, kwargs)
+            if self.alone is not None and self.module.training:
+                raise self.alone
+        if trainable:
+            self.parameters.look(args, kwargs)
+        self.seen.clear()
+        self._pass = None
+        self.synchronised = averaging is None or averaging.require_backward_grad_sync
+        if self.gradients is not None:
+            self.gradients.begin()
+
+    def _check_parameters(self) -> dict[int, torch.dtype]:
+        """Those that are trained now."""
+        now = _trainable(self.module)
+        frozen = self.averaged.keys() - now.keys()
+        changed = any(self.averaged.get(key) != kind for key, kind in now.items())
+        # With none left to train (a frozen discriminator) there is nothing to average.
+        if changed or (frozen and now and not self.freezing):
+            refuse_sharded_parameters(self.module)
+            raise LayoutError(
+                f"the trainable parameters of {type(self.module).__name__} are not those that it "
+                "was parallelised with, so some gradients would not be averaged\n    freeze, "
+                "replace or convert parameters before hyperslab.parallelize; for some frozen "
+                "later pass find_unused_parameters=True"
+            )
+        return now
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if self.alone is not None:  # it is trained in its evaluation mode
+            raise self.alone
+        if self.rest.filling:
+            return
+        if not self.synchronised:
+            self.rest.owed.add(id(parameter))
+            return
+        if torch.is_grad_enabled():
+            raise LayoutError(
+                f"backward(create_graph=True) through {type(self.module).__name__}: averaging its "
+                "gradients would lose their graph\n    use torch.autograd.grad(loss, x, "
+                "create_graph=True) for a gradient penalty, or no_sync() around the module"
+            )
+        if id(parameter) in self.seen:
+            raise LayoutError(
+                f"a second backward pass through one forward of {type(self.module).__name__}: "
+                "its gradients would not be averaged\n    add the losses and call backward once, "
+                "or call the module again for each, with no_sync() around all but the last;\n    "
+                "two activation checkpoints that share parameters need use_reentrant=False"
+            )
+        if self._pass != torch._C._current_graph_task_id():
+            self._pass = torch._C._current_graph_task_id()
+            _at_end_of_backward(self._finished)
+        self.seen.add(id(parameter))
+        if self.gradients is not None:
+            self.gradients.collect(parameter)
+            if len(self.seen) == len(self.averaged):
+                self.gradients.average()
+                self.rest.owed.clear()
+
+    def _finished(self) -> None:
+        """At the end of a backward pass: average what is there, if it is not everything."""
+        if len(self.seen) == len(self.averaged):
+            self.rest.owed.clear()
+            return
+        function = _function_under_way()
+        if function is not None:  # the pass of re-entrant checkpointing: another one goes on
+            function.register_hook(lambda *_: _at_end_of_backward(self._finished))
+        elif self.gradients is not None:
+            self.rest.average(self.seen, self.averaged, self.gradients)
+        else:
+            self.rest.complete(self.seen, self.averaged)
+
+
+def _at_end_of_backward(finished: Callable[[], None]) -> None:
+    """Have this called when the present backward pass ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(finished)
+
+
+def _function_under_way() -> Any:
+    """The Python autograd function whose backward began this pass, in another one; if one did.
+
+    That is how re-entrant checkpointing recomputes. A pass inside another ends as any pass does,
+    and torch does not say how deep one is (`torch._C._current_graph_task_id` knows the innermost);
+    but the function's own ``apply`` is still under way on this thread: only its frame tells.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
+
+
+class GuardedForward(functools.partial[Any]):
+    """The forward of a parallelised module.
+
+    It runs eagerly, whether the module was compiled before, afterwards or in parts: torch.compile
+    knows nothing of the messages that operators on cut tensors exchange. (It would look into a
+    ``__call__`` written in Python.)
+    """
+
+    def __new__(
+        cls,
+        forward: Callable[..., Any],
+        guard: Guard | None = None,
+        averaging: Averaging | None = None,
+    ) -> GuardedForward:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if guard is not None and torch.is_grad_enabled():
+                guard.begin(averaging, args, kwargs)
+            with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
+                return _force_outputs(forward(*args, **kwargs))
+
+        return super().__new__(cls, torch.compiler.disable(run, reason="it takes cut tensors"))
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        raise LayoutError(
+            "a parallelised module cannot be copied or pickled: the copy would run the original\n"
+            "    copy it before hyperslab.parallelize, or use its state_dict() or hyperslab.save"
+        )
+
+
+def _force_outputs(outputs: Any) -> Any:
+    """What leaves a module is not pending: C++ asks without ``__torch_function__``."""
+    for output in tree_leaves(outputs):
+        if isinstance(output, Sharded):
+            output.settle()
+    return outputs
+
+
+def _trainable(module: nn.Module) -> dict[int, torch.dtype]:
+    return {id(p): p.dtype for p in module.parameters() if p.requires_grad}
+
+
+def _weak_hook(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """A hook that holds nothing: what a parameter's hook holds is never freed.
+
+    The garbage collector does not see it, and it would be the module and its process group.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def hook(parameter: torch.Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(parameter)
+
+    return hook

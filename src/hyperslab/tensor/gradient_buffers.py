@@ -1,0 +1,149 @@
+"""Lends the memory in which a module's gradients are averaged to the passes that make them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import Node
+
+from hyperslab.geometry import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class _GradientInPlace:
+    """A gradient that was made where it is averaged, while its version is still this one."""
+
+    version: int
+    rows: Cut | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    parameter: weakref.ref[torch.Tensor]  # a tensor that comes after it may have its id
+    gradient: torch.Tensor
+
+
+class GradientBuffers:
+    """The homes of gradients, by parameter.
+
+    A backward pass that makes the gradient of a parameter may write it into its home and return
+    that, where a copy would follow. Nobody else may see a home before its gradient is there: not
+    ``torch.autograd.grad``, no gradient that accumulates or that somebody kept.
+    """
+
+    def __init__(self) -> None:
+        self._homes: dict[int, _Buffer] = {}
+        self._made: dict[int, _GradientInPlace] = {}
+        self._shown: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._averaged = False
+
+    def add(self, parameter: torch.Tensor, home: torch.Tensor) -> None:
+        """``home`` has the parameter's shape, strides and type."""
+        self._homes[id(parameter)] = _Buffer(weakref.ref(parameter), home)
+
+    def begin(self, *, averaged: bool) -> None:
+        """A forward pass whose gradients will be averaged, or only accumulate."""
+        self._made.clear()
+        self._averaged = averaged
+
+    def free(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
+        """The home, for what this backward pass will accumulate; None: somebody else would see it.
+
+        It holds anything. ``accumulating`` is the node that accumulates the parameter's gradient.
+        """
+        entry = self._homes.get(id(parameter))
+        known = entry is not None and entry.parameter() is parameter and parameter.requires_grad
+        if not known or not self._averaged or parameter.grad is not None:
+            return None
+        if (
+            id(parameter) in self._made
+            or _has_user_hooks(parameter)
+            or not _accumulates(accumulating)
+        ):
+            return None
+        self._let_go(parameter)
+        assert entry is not None
+        return entry.gradient.data  # with a version of its own
+
+    def made(self, parameter: torch.Tensor, gradient: torch.Tensor, rows: Cut | None) -> None:
+        """What `free` gave holds the gradient; ``rows``: on every rank it is zero but for its own.
+
+        Those of the rank at ``i`` of the axis of ``rows``, in its interval ``i`` of the first dim.
+        """
+        self._made[id(parameter)] = _GradientInPlace(gradient._version, rows)
+
+    def settle(self, parameter: torch.Tensor) -> Cut | None:
+        """Move a gradient that has been accumulated home; the rows of `made` if it still is that.
+
+        Hooks, and a second use of the parameter, may have made another gradient of it.
+        """
+        gradient = parameter.grad
+        home = self._homes[id(parameter)].gradient
+        assert gradient is not None
+        made = self._made.pop(id(parameter), None)
+        if gradient.data_ptr() != home.data_ptr():
+            self._let_go(parameter)
+            home.copy_(gradient)
+            gradient = home.data
+            parameter.grad = gradient
+            made = None
+        self._shown[id(parameter)] = weakref.ref(gradient)
+        return made.rows if made is not None and gradient._version == made.version else None
+
+    def bring_back(self, parameter: torch.Tensor, version: int) -> bool:
+        """Move a gradient home that a hook replaced after `settle`; whether it is that of then."""
+        gradient = parameter.grad
+        if gradient is None:
+            return False
+        if gradient.data_ptr() != self._homes[id(parameter)].gradient.data_ptr():
+            self.settle(parameter)
+            return False
+        return gradient._version == version
+
+    def stay(self, parameter_id: int) -> bool:
+        """Whether a parameter that this pass brings nothing has a gradient; it is moved home.
+
+        Else others may write a gradient into the home, which nobody here sees.
+        """
+        parameter = self._homes[parameter_id].parameter()
+        if parameter is None:
+            return False
+        if parameter.grad is None:
+            self._let_go(parameter)
+            return False
+        self.settle(parameter)
+        return True
+
+    def adopt(self, parameter_id: int) -> None:
+        """Give a parameter without a gradient the one that others wrote into its home."""
+        entry = self._homes[parameter_id]
+        parameter = entry.parameter()
+        if parameter is not None and parameter.grad is None:
+            parameter.grad = entry.gradient.data
+            self._shown[parameter_id] = weakref.ref(parameter.grad)
+
+    def _let_go(self, parameter: torch.Tensor) -> None:
+        """Somebody may have kept the gradient of an earlier step: it gets memory of its own."""
+        shown = self._shown.pop(id(parameter), None)
+        kept = None if shown is None else shown()
+        if kept is not None and kept is not parameter.grad:
+            kept.data = kept.detach().clone()
+
+
+def _has_user_hooks(parameter: torch.Tensor) -> bool:
+    """Whether hooks of the user's see its gradient before it is averaged: to keep it, or change it.
+
+    One hook after it has accumulated is always there: it has the gradient averaged.
+    """
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None) or ()
+    return bool(parameter._backward_hooks) or len(after) > 1
+
+
+def _accumulates(node: Node) -> bool:
+    """Whether the present backward pass ends in ``parameter.grad``, not in somebody's hands."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch.autograd.grad
+        return False

@@ -1,0 +1,373 @@
+"""Describes tensors that ranks hand in to be cut, and checks that ranks share equal samples.
+
+In reading order: digests of all bits of a tensor, about as fast as memory is read; comparisons
+of what ranks state, whose outcome a CUDA device may owe for a while; `InputSpec`, shape and type
+of a mini-batch, or of a replica's part of one, and how it is to be cut; `check_same_sample`.
+
+Legend: a *statement* is what a rank says about the tensor that it hands in: its `InputSpec`, the
+order in which its dims lie in memory, and a digest of the samples that this rank takes part in.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import xxhash
+
+from hyperslab.comm import Grid, per_grid
+from hyperslab.comm.collectives import AllGatheredInts
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Box, Cut, Partition
+from hyperslab.geometry.box import Interval
+from hyperslab.tensor.sharded import Sharded
+
+DIGEST_CHUNK = 1 << 22  # numbers of a tensor on a device that are looked at at once
+_POSITIVE = (1 << 63) - 1
+_LOW_BITS = (1 << 32) - 1
+_DIGEST_FACTOR = 1000003  # so that it counts which tensor is which
+_INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""By the size of an element [B]; of the largest there are two."""
+
+
+def memory_order(x: torch.Tensor) -> tuple[int, ...]:
+    """The dims in the order in which they lie in memory without a gap, outermost first.
+
+    Where there are gaps (a slice) or repetitions (an expanded tensor), as they are counted.
+
+    >>> memory_order(torch.zeros(2, 3, 4, 5)), memory_order(torch.zeros(2, 3).t())
+    ((0, 1, 2, 3), (1, 0))
+    """
+    counted = tuple(range(x.dim()))
+    strides: tuple[int, ...] = x.stride()
+    order = tuple(sorted(counted, key=lambda dim: (-strides[dim], dim)))
+    return order if not x.is_contiguous() and x.permute(order).is_contiguous() else counted
+
+
+def digest_in_memory(x: torch.Tensor, order: tuple[int, ...]) -> int:
+    """Of a tensor on the CPU, its dims taken in ``order``: XXH3, 63 bits.
+
+    No copy is made where that is its `memory_order`.
+    """
+    flat = _bits(x.permute(order)).view(torch.uint8).numpy()
+    return xxhash.xxh3_64_intdigest(flat.data) & _POSITIVE
+
+
+def digest_on_device(x: torch.Tensor) -> torch.Tensor:
+    """The same for a tensor anywhere, whose number (int64) stays where it is.
+
+    A sum of all elements' bits, each times a number of its place that looks random, modulo 2^64.
+    The same on all devices: torch's own random numbers depend on the model of a GPU.
+    """
+    bits = _bits(x)
+    total = torch.zeros((), dtype=torch.int64, device=x.device)
+    weights = _splitmix(torch.arange(1, min(DIGEST_CHUNK, len(bits)) + 1, device=x.device))
+    for number, part in enumerate(bits.split(DIGEST_CHUNK)):
+        values = part.to(torch.int64)
+        if part.dtype == torch.int64:  # or the highest bit would count only with odd numbers
+            values = values ^ ((values >> 32) & _LOW_BITS)
+        total += (values * weights[: len(values)]).sum() * (2 * number + 1)  # wraps around
+    return total
+
+
+def digest_of_all(
+    tensors: Iterable[torch.Tensor], device: torch.device
+) -> tuple[int, torch.Tensor]:
+    """Of several tensors in their order: of those on the CPU, and of the others on ``device``."""
+    on_host = 0
+    on_device = torch.zeros((), dtype=torch.int64, device=device)
+    for x in tensors:
+        if x.device.type == "cpu":
+            own = digest_in_memory(x.detach(), tuple(range(x.dim())))
+            on_host = (on_host * _DIGEST_FACTOR + own) & _POSITIVE
+        else:
+            on_device = on_device * _DIGEST_FACTOR + digest_on_device(x)  # wraps around
+    return on_host, on_device
+
+
+def _splitmix(numbers: torch.Tensor) -> torch.Tensor:
+    """SplitMix64 of them (Steele et al. 2014), without the shifts of the sign."""
+    numbers = numbers * -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
+    numbers = (numbers ^ (numbers >> 30)) * -0x40A7B892E31B1A47
+    numbers = (numbers ^ (numbers >> 27)) * -0x6B2FB644ECCEEE15
+    return numbers ^ (numbers >> 31)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """A flat tensor of whole numbers, in the order of the dims."""
+    x = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    return x.contiguous().reshape(-1).view(_INTEGER_TYPES[x.element_size()])
+
+
+MOST_UNREAD = 8  # comparisons that a device may owe
+
+JudgeRows = Callable[[Sequence[Sequence[int]]], None]
+"""Raises where the rows, by rank, do not agree."""
+
+
+class Comparisons:
+    """Those of a grid; on the CPU none is ever owed.
+
+    On a CUDA device the first of a kind is waited for: a wrong sampler is found at the first step.
+    Whoever waited for each would keep the host from queueing work ahead; so later ones are looked
+    at when the next one is made, which is in the next step.
+    """
+
+    def __init__(self) -> None:
+        self._owed: deque[tuple[AllGatheredInts, JudgeRows]] = deque()
+        self._known: set[Hashable] = set()
+
+    def add(self, rows: AllGatheredInts, kind: Hashable, judge: JudgeRows) -> None:
+        """Judge these rows, and those before them, as soon as they are here."""
+        self._owed.append((rows, judge))
+        first = kind not in self._known
+        self._known.add(kind)
+        while self._owed:
+            rows, judge = self._owed[0]
+            if not (first or rows.here() or len(self._owed) > MOST_UNREAD):
+                return
+            self._owed.popleft()
+            judge(rows.read())
+
+
+@per_grid
+def comparisons_of(_grid: Grid) -> Comparisons:
+    """A grid's."""
+    return Comparisons()
+
+
+Batch = Literal["global", "replica", "none"]
+"""Whether a tensor is the whole mini-batch, a replica's part of it, or has no batch dim."""
+
+_MOST_DIMS = 8  # that a statement has room for
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Shape and type of a tensor and how it is to be cut; ``dtype`` is a checksum of its name."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    channels: bool
+    of_replica: bool
+    batched: bool = True
+
+    def __str__(self) -> str:
+        if self.dtype in _NOT_CUTTABLE:
+            return _NOT_CUTTABLE[self.dtype]
+        words = [f"{self.shape} {_DTYPES.get(self.dtype, 'of an unknown type')}"]
+        words += [] if self.channels else ["channels=False"]
+        words += ['batch="replica"'] if self.of_replica else []
+        words += [] if self.batched else ['batch="none"']
+        return ", ".join(words)
+
+    def numbers(self) -> list[int]:
+        """For a row: as many for every form."""
+        options = [self.channels, self.of_replica, self.batched]
+        head = [self.dtype, *options, len(self.shape), *self.shape]
+        return [*head, *[0] * (_MOST_DIMS - len(self.shape))]
+
+    @classmethod
+    def of(cls, tensor: object, *, channels: bool, batch: Batch) -> InputSpec:
+        """Of what a rank hands in, a tensor or not.
+
+        Raises:
+            LayoutError: no such ``batch``.
+        """
+        if batch not in get_args(Batch):
+            raise LayoutError(f"batch={batch!r}: use one of {', '.join(get_args(Batch))}")
+        if not isinstance(tensor, torch.Tensor):
+            return NO_TENSOR
+        if isinstance(tensor, Sharded):
+            return CUT_ALREADY
+        if tensor.dim() > _MOST_DIMS:
+            return TOO_MANY_DIMS
+        shape = tuple(tensor.shape)
+        return cls(_dtype_code(tensor.dtype), shape, channels, batch == "replica", batch != "none")
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether it is that of an ordinary tensor."""
+        return self.dtype not in _NOT_CUTTABLE
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type that `dtype` names."""
+        return _DTYPES[self.dtype]
+
+    def samples(self, data: int, grid: Grid) -> Interval:
+        """Of the tensor those that a rank at place ``data`` of that axis computes."""
+        count = self.shape[0] if self.shape else 1
+        if self.of_replica or not self.batched:
+            return 0, count
+        cut = Cut.balanced("data", count, grid.data)
+        return (0, count) if cut.thin else cut.interval(data)
+
+    @classmethod
+    def read(cls, row: Sequence[int]) -> InputSpec:
+        """The adjoint of `numbers`."""
+        dtype, channels, of_replica, batched, dims = row[:5]
+        shape = tuple(row[5 : 5 + dims])
+        return cls(dtype, shape, bool(channels), bool(of_replica), bool(batched))
+
+
+SPEC_INTS = 5 + _MOST_DIMS  # numbers of a form in a row
+NO_TENSOR = InputSpec(0, (), channels=True, of_replica=False)
+CUT_ALREADY = InputSpec(1, (), channels=True, of_replica=False)
+TOO_MANY_DIMS = InputSpec(2, (), channels=True, of_replica=False)
+
+
+def check_spec(form: InputSpec, what: str = "what is handed in") -> None:
+    """Raises:
+    LayoutError: ``what`` is no tensor that can be cut.
+    """
+    if not form.can_be_cut:
+        raise LayoutError(
+            f"{what} is {form}, which cannot be cut\n    hand in an ordinary tensor, batch "
+            "included; for one that is already cut use redistribute or gather"
+        )
+
+
+def input_partition(form: InputSpec, grid: Grid) -> Partition:
+    """How the mini-batch is cut, of which a rank hands in this.
+
+    Raises:
+        LayoutError: an extent has fewer elements than its axis has ranks, or there is no batch dim
+            for the data axis.
+    """
+    shape = form.shape
+    if form.of_replica and shape:
+        shape = (shape[0] * grid.data, *shape[1:])
+    return grid.partition(shape, channels=form.channels, batch=form.batched)
+
+
+def box_held(form: InputSpec, data: int) -> Box:
+    """The box of the mini-batch that a rank at place ``data`` of that axis hands in."""
+    whole = Box.whole(form.shape)
+    if not form.of_replica or not form.shape:
+        return whole
+    first = data * form.shape[0]
+    return Box((first, *whole.lo[1:]), (first + form.shape[0], *whole.hi[1:]))
+
+
+def describe_specs(forms: Mapping[int, InputSpec]) -> list[str]:
+    """By rank: which ones have which."""
+    holders: dict[InputSpec, list[int]] = {}
+    for rank, form in forms.items():
+        holders.setdefault(form, []).append(rank)
+    return [f"{describe_ranks(ranks)}: {form}" for form, ranks in holders.items()]
+
+
+def describe_ranks(ranks: Sequence[int]) -> str:
+    """Of many only the first ones.
+
+    >>> ranks_in_words([3]), ranks_in_words([0, 2])
+    ('rank 3', 'ranks 0, 2')
+    """
+    words = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    return zlib.crc32(str(dtype).encode())
+
+
+_NOT_CUTTABLE = {
+    NO_TENSOR.dtype: "no tensor",
+    CUT_ALREADY.dtype: "a tensor that is already cut",
+    TOO_MANY_DIMS.dtype: f"a tensor of more than {_MOST_DIMS} dims",
+}
+_DTYPES = {
+    _dtype_code(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)
+}
+
+
+_SAME_SAMPLE_REMEDY = (
+    "    let one rank hand its tensor out: hyperslab.scatter(x, grid)\n"
+    "    or give all ranks of a replica the same samples: the same seeds for NumPy, Python and "
+    'torch, and\n    DistributedSampler(data, grid.data, grid.coords["data"]) with '
+    'hyperslab.shard(x, grid, batch="replica")'
+)
+
+
+def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None:
+    """All ranks call this. Nothing is waited for on a CUDA device but at the first of a form.
+
+    Raises:
+        LayoutError: the ranks' forms differ, or the samples of ranks that share them, or the form
+            is not that of a tensor that can be cut.
+    """
+    if not grid.has_values or grid.size == 1:
+        check_spec(form)
+        return
+    samples = torch.zeros(())
+    if form.can_be_cut:
+        lo, hi = form.samples(grid.coords["data"], grid)
+        plain = tensor.detach().as_subclass(torch.Tensor)
+        samples = plain[lo:hi] if form.shape else plain
+    counted = tuple(range(samples.dim()))
+    on_cpu = grid.device.type == "cpu"
+    rows = _gather_statements(samples, form, memory_order(samples) if on_cpu else counted, grid)
+    if on_cpu and len({row[SPEC_INTS] for row in rows.read()}) > 1:
+        rows = _gather_statements(
+            samples, form, counted, grid
+        )  # in an order that does not depend on memory
+    judge = functools.partial(compare_statements, sharers=_sharers(form, grid))
+    comparisons_of(grid).add(rows, form, judge)
+    check_spec(form)
+
+
+def _gather_statements(
+    samples: torch.Tensor, form: InputSpec, order: tuple[int, ...], grid: Grid
+) -> AllGatheredInts:
+    numbers = [*form.numbers(), sum(dim << 4 * i for i, dim in enumerate(order))]
+    last = None
+    if samples.device.type == "cpu":
+        numbers.append(digest_in_memory(samples, order))
+    else:
+        last = digest_on_device(samples)
+    return AllGatheredInts(grid, numbers, last, "the comparison of the ranks' samples")
+
+
+def _sharers(form: InputSpec, grid: Grid) -> tuple[tuple[int, ...], ...]:
+    """The ranks that compute the same samples, and are to hold them."""
+    replicas: dict[object, list[int]] = {}
+    for rank in range(grid.size):
+        data = grid.coords_of(rank)["data"]
+        key = data if form.of_replica else form.samples(data, grid)
+        replicas.setdefault(key, []).append(rank)
+    return tuple(map(tuple, replicas.values()))
+
+
+def compare_statements(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence[int]]) -> None:
+    """What the ranks state, by rank; ``sharers`` are those that hold the same samples.
+
+    Raises:
+        LayoutError: see `check_same_sample`.
+    """
+    forms = [InputSpec.read(row) for row in rows]
+    if len(set(forms)) > 1:
+        raise LayoutError(
+            "the ranks hand in different tensors to be cut as one\n"
+            + "".join(f"    {words}\n" for words in describe_specs(dict(enumerate(forms))))
+            + "    hand in tensors of one shape and type on every rank: of an uneven last "
+            "mini-batch too\n    (drop_last=True), or let one rank hand its tensor out: "
+            "hyperslab.scatter(x, grid)"
+        )
+    for ranks in sharers:
+        first, *others = ranks
+        strangers = [
+            rank for rank in others if rows[rank][SPEC_INTS + 1] != rows[first][SPEC_INTS + 1]
+        ]
+        if strangers:
+            raise LayoutError(
+                f"{describe_ranks(strangers)} would cut another sample than rank {first}, with "
+                f"which it is to be shared: same shape, other values\n"
+                f"    {describe_ranks(ranks)} share the samples of a tensor {forms[first]}\n"
+                f"{_SAME_SAMPLE_REMEDY}\n    check=False switches this comparison off"
+            )

@@ -1,0 +1,262 @@
+"""Moves whole tensors between one rank that holds them and the boxes of all ranks.
+
+`scatter` cuts a mini-batch that one rank holds; `scatter_from_main` and `gather_to_main` carry
+the content of files between the main rank and the ranks that compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hyperslab.comm import Grid, all_reduce_sum
+from hyperslab.comm.collectives import AllGatheredInts
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Box, Partition, TransferPlan, plan_transfers
+from hyperslab.tensor.inputs import (
+    SPEC_INTS,
+    Batch,
+    InputSpec,
+    box_held,
+    check_spec,
+    describe_specs,
+    input_partition,
+    memory_order,
+)
+from hyperslab.tensor.sharded import Sharded
+
+
+def scatter_from_main(
+    volume: NDArray[Any] | None, partition: Partition, dtype: np.dtype[Any], grid: Grid
+) -> NDArray[Any]:
+    """This rank's box of a volume that only the main rank has; `gather_to_main` is the way back.
+
+    Distribution scheme: 1. the main rank owns everything and sends every other one its box, 2. each
+    receives its own.
+    """
+    owned = {0: Box.whole(partition.shape)}
+    wanted = {rank: partition.box(grid.coords_of(rank)) for rank in range(grid.size)}
+    plan = plan_transfers(grid.rank, owned, wanted)
+    held = None if volume is None else torch.from_numpy(np.require(volume, requirements="W"))
+    like = torch.from_numpy(np.empty(0, dtype))
+    block = run_transfers(plan, held, like, grid, "the scatter of a volume from the main rank")
+    assert block is not None
+    return block.cpu().numpy()
+
+
+def gather_to_main(x: Sharded) -> NDArray[Any] | None:
+    """All of a cut tensor on the main rank, None on the others.
+
+    Distribution scheme: 1. each rank sends its box to the main one, of ranks with equal copies
+    only the first, 2. the main rank, which wants everything, puts them in their places.
+    """
+    whole = Box.whole(x.partition.shape)
+    plan = plan_transfers(x.grid.rank, first_copies(x.partition, x.grid), {0: whole})
+    block = x.local.detach().cpu()
+    found = run_transfers(plan, block, block, x.grid, "the gather of a volume to the main rank")
+    return None if found is None else found.numpy()
+
+
+def first_copies(partition: Partition, grid: Grid) -> dict[int, Box]:
+    """The boxes of the first ones among ranks with equal copies: they own each element once."""
+    every = ((rank, grid.coords_of(rank)) for rank in range(grid.size))
+    return {rank: partition.box(at) for rank, at in every if partition.is_first_copy(at)}
+
+
+def run_transfers(
+    plan: TransferPlan, held: torch.Tensor | None, like: torch.Tensor, grid: Grid, what: str
+) -> torch.Tensor | None:
+    """What the plan wants, of ``held``, which is its own box, and of what other ranks send.
+
+    In new contiguous memory, of the type and on the device of ``like``. Message after message: who
+    holds all of a volume has no room for it twice.
+
+    Raises:
+        CommError: another rank died or did not answer within the time limit.
+    """
+    for t in plan.sends:
+        assert held is not None
+        piece = _contiguous(held[t.box.slices(plan.own)]).to(grid.device)
+        grid.halos.exchange([(t.rank, _as_bytes(piece))], [], what).wait()
+    if plan.wanted is None:
+        return None
+    if held is not None and plan.kept == plan.wanted:
+        part = held[plan.wanted.slices(plan.own)]
+        return _contiguous(part).to(like.device, copy=True)
+    found = like.new_empty(plan.wanted.shape)
+    if held is not None and plan.kept is not None:
+        found[plan.kept.slices(plan.wanted)] = held[plan.kept.slices(plan.own)].to(like.device)
+    for t in plan.receives:
+        piece = like.new_empty(t.box.shape, device=grid.device)
+        grid.halos.exchange([], [(t.rank, _as_bytes(piece))], what).wait()
+        found[t.box.slices(plan.wanted)] = piece.to(like.device)
+    return found
+
+
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.resolve_conj().resolve_neg().contiguous()
+
+
+def _as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor: not every backend sends every type."""
+    return x.reshape(-1).view(torch.uint8)
+
+
+class _ScatterPlan:
+    """Who holds which box of a mini-batch, and in which order of the dims it lies in memory."""
+
+    def __init__(
+        self, form: InputSpec, sources: dict[int, int], order: tuple[int, ...], grid: Grid
+    ) -> None:
+        """``sources``: the ranks that hold something, by their replica's place."""
+        self.grid = grid
+        self.order = order
+        self.dtype = form.torch_dtype
+        self.partition: Partition = input_partition(form, grid)
+        self.held = {rank: box_held(form, data) for data, rank in sources.items()}
+
+    def box(self, rank: int) -> Box:
+        """What a rank gets."""
+        return self.partition.box(self.grid.coords_of(rank))
+
+    def hand_out(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        """This rank's box of what the sources hold, laid out in memory as it is there."""
+        owned = {rank: self._in_memory(box) for rank, box in self.held.items()}
+        wanted = {rank: self._in_memory(self.box(rank)) for rank in range(self.grid.size)}
+        plan = plan_transfers(self.grid.rank, owned, wanted)
+        held = None if tensor is None else tensor.detach().permute(self.order)
+        like = torch.empty(0, dtype=self.dtype, device=self.grid.device)
+        block = run_transfers(plan, held, like, self.grid, "the scatter of a tensor")
+        assert block is not None
+        return block.permute([self.order.index(dim) for dim in range(len(self.order))])
+
+    def bring_back(self, block: torch.Tensor) -> torch.Tensor | None:
+        """What sources hold, of all ranks' boxes; None on the others."""
+        plan = plan_transfers(self.grid.rank, first_copies(self.partition, self.grid), self.held)
+        return run_transfers(plan, block, block, self.grid, "the adjoint of the scatter")
+
+    def _in_memory(self, box: Box) -> Box:
+        return Box.of([box.interval(dim) for dim in self.order])
+
+
+class _Scatter(torch.autograd.Function):
+    """`_Deal.hand_out`; backward: the serial gradient, at the sources."""
+
+    @staticmethod
+    def forward(ctx: Any, held: torch.Tensor, is_source: bool, deal: _ScatterPlan) -> torch.Tensor:
+        ctx.deal = deal
+        return deal.hand_out(held if is_source else None)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grid = ctx.deal.grid
+        copies = grid.group([a for a in grid.extents if a not in ctx.deal.partition.axes])
+        gradient = all_reduce_sum(gradient, copies, "the adjoint of the scatter") / grid.size
+        return ctx.deal.bring_back(gradient), None, None
+
+
+def scatter(
+    tensor: torch.Tensor | None,
+    grid: Grid,
+    *,
+    src: int = 0,
+    channels: bool = True,
+    batch: Batch = "global",
+) -> Sharded:
+    """Cut a tensor, batch included, that rank ``src`` alone holds; all ranks call this.
+
+    What the others hand in is not looked at: None, say. It is cut as by `hyperslab.shard`, the
+    batch by data. Of ``src`` it takes no more memory than its own box and one other, of the others
+    their own box; nothing but boxes travels. The blocks are on the grid's device, in the memory
+    format of the tensor.
+
+    Differentiable, once: where the tensor of ``src`` requires a gradient the result does on every
+    rank, and a backward pass, which all ranks make together, brings the serial gradient there.
+
+    Distribution scheme: 1. each rank states what it holds in one small message, 2. ``src`` sends
+    every other rank its box.
+
+    Args:
+        tensor: the mini-batch; on other ranks than ``src`` anything.
+        grid: the ranks.
+        src: who holds it: its number among all ranks, as in `torch.distributed`. With
+            ``batch="replica"`` its number within each replica, whose ranks follow each other.
+        channels: whether dim 1 is one of channels.
+        batch: ``"global"``: the tensor is the whole mini-batch. ``"replica"``: a rank of each
+            replica holds that one's part, all of as many samples.
+
+    Raises (on every rank):
+        LayoutError: no such rank, ``src`` holds no ordinary tensor, an extent has fewer elements
+            than its axis has ranks, or the ranks, or replicas, differ in what they ask for.
+        CommError: another rank died or did not answer within the time limit.
+    """
+    sources = _source_ranks(src, grid, batch)
+    is_source = grid.rank in sources.values()
+    form = InputSpec.of(tensor if is_source else None, channels=channels, batch=batch)
+    if grid.size > 1:
+        asked = [src, channels, batch == "replica"]
+        form, order, tracked = _announce_spec(tensor, form, asked, sources, grid)
+    else:
+        order = memory_order(tensor) if tensor is not None and form.can_be_cut else ()
+        tracked = False  # it says so itself
+    check_spec(form, f"what rank {', '.join(map(str, sources.values()))} hands in")
+    deal = _ScatterPlan(form, sources, order, grid)
+    held = tensor if is_source else torch.zeros((), requires_grad=tracked)
+    return Sharded.from_local(_Scatter.apply(held, is_source, deal), deal.partition, grid)
+
+
+def _source_ranks(src: int, grid: Grid, batch: Batch) -> dict[int, int]:
+    """Raises:
+    LayoutError: there is no such rank.
+    """
+    ranks = grid.size // grid.data if batch == "replica" else grid.size
+    if not 0 <= src < ranks:
+        of = "of a replica" if batch == "replica" else "of the grid"
+        raise LayoutError(f"src={src}: the ranks {of} are numbered 0 to {ranks - 1}")
+    if batch == "replica":
+        return {data: data * ranks + src for data in range(grid.data)}
+    return {0: src}
+
+
+def _announce_spec(
+    tensor: torch.Tensor | None,
+    own: InputSpec,
+    asked: list[int],
+    sources: dict[int, int],
+    grid: Grid,
+) -> tuple[InputSpec, tuple[int, ...], bool]:
+    """What the sources hold: its form, the order of its dims in memory, whether it is tracked.
+
+    Raises:
+        LayoutError: they differ, or the ranks ask for different things.
+    """
+    order = 0
+    tracked = False
+    if tensor is not None and grid.rank in sources.values() and own.can_be_cut:
+        order = sum(dim << 4 * i for i, dim in enumerate(memory_order(tensor)))
+        tracked = tensor.requires_grad and torch.is_grad_enabled()
+    stated = [*asked, *own.numbers(), order, tracked]
+    rows = AllGatheredInts(grid, stated, None, "the announcement of what is scattered").read()
+    if any(row[: len(asked)] != asked for row in rows):
+        calls = {
+            rank: f"src={row[0]}, channels={bool(row[1])}, of a replica: {bool(row[2])}"
+            for rank, row in enumerate(rows)
+        }
+        words = "\n".join(f"    rank {rank}: {call}" for rank, call in calls.items())
+        raise LayoutError(f"the ranks differ in what they ask scatter for\n{words}")
+    held = {rank: rows[rank][len(asked) :] for rank in sources.values()}
+    forms = {rank: InputSpec.read(row) for rank, row in held.items()}
+    if len(set(forms.values())) > 1:
+        raise LayoutError(
+            "the replicas' parts of a mini-batch differ\n"
+            + "".join(f"    {words}\n" for words in describe_specs(forms))
+            + "    hand in as many samples of one shape and type in every replica (drop_last=True)"
+        )
+    first = min(held)
+    form = forms[first]
+    dims = tuple(held[first][SPEC_INTS] >> 4 * i & 15 for i in range(len(form.shape)))
+    return form, dims, any(bool(row[SPEC_INTS + 1]) for row in held.values())

@@ -1,0 +1,186 @@
+"""Writes files that are there whole or not at all, journals of whole lines, and locks.
+
+A file is written under a partial name beside its own, ``.NAME.partial``, and renamed when it is
+complete: a reader finds the old one or the new one. No reader looks for partial names.
+
+[Note: links] Partial names can be guessed, so anyone who may write to the folder could have put
+a link there that leads elsewhere. What lies under a partial name is removed, be it a link or
+what a killed process left, and the file is made anew and exclusively (O_EXCL, O_NOFOLLOW). Files
+that grow, such as journals, are never opened through a link either.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from hyperslab.util.documents import value_of_json
+
+
+def partial_path(path: Path) -> Path:
+    """The name that a file or folder has until it is complete."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextmanager
+def created_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[IO[bytes]]:
+    """Give a new file to write to, under the partial name; afterwards it is renamed to ``path``.
+
+    What goes wrong inside leaves what was there before, and no partial file: it would fill a full
+    disk.
+
+    Args:
+        concurrent: other processes may write the same file now, so the partial name is this one's.
+        ending: what the partial name ends in, where a library goes by it.
+
+    Raises:
+        OSError: it cannot be made, or renamed.
+    """
+    partial = partial_path(path)
+    owner = f".{os.getpid()}" if concurrent else ""
+    partial = partial.with_name(f"{partial.name}{owner}{ending}")
+    partial.unlink(missing_ok=True)  # see [Note: links]
+    try:
+        with open(partial, "xb", opener=_exclusive) as file:
+            yield file
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+@contextmanager
+def written_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[Path]:
+    """As `created_aside`, for what takes a name and no file: the name of a new, empty file."""
+    with created_aside(path, concurrent=concurrent, ending=ending) as file:
+        yield Path(file.name)
+
+
+def _exclusive(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+
+
+def write_text(path: Path, text: str, *, concurrent: bool = False) -> None:
+    """Write a file of text (UTF-8), whole or not at all; see `written_aside`."""
+    write_bytes(path, text.encode(), concurrent=concurrent)
+
+
+def write_bytes(path: Path, data: bytes, *, concurrent: bool = False) -> None:
+    """Write a file, whole or not at all; see `written_aside`."""
+    with created_aside(path, concurrent=concurrent) as file:
+        file.write(data)
+
+
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table, whole or not at all."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value, whole or not at all; what is not a finite number becomes null."""
+    write_text(path, json.dumps(_finite(value), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_lines(rows: Iterable[object]) -> bytes:
+    """One line of JSON a row, as a journal has them."""
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def read_json_lines(path: Path) -> tuple[list[Any], int]:
+    """The rows of a journal and the bytes [B] of its whole lines.
+
+    A last line that was not finished is no line.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line is not JSON.
+    """
+    whole, newline, _ = path.read_bytes().rpartition(b"\n")
+    rows = [value_of_json(line) for line in whole.split(b"\n")] if newline else []
+    return rows, len(whole) + len(newline)
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Add whole lines to a file, or, if that cannot be, nothing.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    with os.fdopen(open_to_append(path), "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
+
+
+def open_to_append(path: Path) -> int:
+    """The number of a file that is open to grow, and is made if there is none.
+
+    Raises:
+        OSError: it is a link (see [Note: links]), or cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            words = "is a link, and what grows is not written through links"
+            raise OSError(errno.ELOOP, words, str(path)) from None
+        raise
+
+
+def make_scratch(folder: Path) -> None:
+    """Make a folder anew for what is not finished; of what was there nothing stays.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    remove_scratch(folder)
+    folder.mkdir(mode=0o700)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove the folder of what is not finished, as far as that goes; of a link the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file for this process, until it is closed; False where another one has it.
+
+    Where the file system has no locks nobody can be asked, and the answer is True.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True

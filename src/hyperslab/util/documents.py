@@ -1,0 +1,172 @@
+"""Reads YAML and JSON that anybody may have written, in bounded time and memory.
+
+Both are small where people or hyperslab itself wrote them, so far more than that is refused:
+size, depth, and in YAML what its aliases stand for. A few lines of aliases of aliases make a
+value with billions of entries ("billion laughs"), which is cheap as long as nobody walks through
+it; and a million brackets keep PyYAML busy for an hour.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_YAML_CHARACTERS = 512 << 10
+"""Characters of a YAML document that somebody has written, by PyYAML's slow reader."""
+
+MOST_LONG_YAML_CHARACTERS = 32 << 20
+"""Characters of one that a program has written, such as a machine file."""
+
+MOST_NODES = 200_000
+"""Of a document that somebody has written, aliases counted as what they stand for."""
+
+MOST_JSON_BYTES = 256 << 20
+"""Of a JSON file [B]."""
+
+MOST_DEPTH = 64
+"""Of brackets, lists and mappings in each other."""
+
+MOST_DIGITS = 100
+"""Of a whole number in YAML."""
+
+_TEXT = "tag:yaml.org,2002:str"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+class TooMuch(yaml.YAMLError):
+    """A document is larger or deeper than it may be; says what."""
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, which stops where there is too much."""
+
+    most_nodes = MOST_NODES
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[int, int] = {}
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= MOST_DEPTH:
+            raise TooMuch(f"brackets are more than {MOST_DEPTH} deep")
+        super().fetch_flow_collection_start(token)
+
+    def add_indent(self, column: int) -> bool:
+        if len(self.indents) >= MOST_DEPTH:
+            raise TooMuch(f"lists and mappings are more than {MOST_DEPTH} deep")
+        return bool(super().add_indent(column))
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if node is None:
+            return node
+        if alias and id(node) not in self._sizes:
+            raise TooMuch("an alias (*name) stands for something that it is a part of itself")
+        if not alias:
+            self._sizes[id(node)] = 1 + sum(self._sizes.get(id(n), 1) for n in _children(node))
+        if self._sizes[id(node)] > self.most_nodes:
+            raise TooMuch(f"it has more than {self.most_nodes} values, aliases counted in full")
+        return node
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """``10:20`` is a text, as in YAML 1.2; in YAML 1.1 it is 620, by sixties."""
+        tag = super().resolve(kind, value, implicit)
+        if kind is not yaml.ScalarNode or tag not in _NUMBERS or ":" not in value:
+            return tag
+        if len(value) > MOST_DIGITS:
+            raise TooMuch(f"a number has {len(value)} characters")
+        return _TEXT
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        if len(node.value) > MOST_DIGITS:
+            raise TooMuch(f"a number has {len(node.value)} characters")
+        return super().construct_yaml_int(node)
+
+
+_BoundedLoader.add_constructor("tag:yaml.org,2002:int", _BoundedLoader.construct_yaml_int)
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def read_text(path: Path, most: int = MOST_YAML_CHARACTERS) -> str:
+    """The text of a file, but of one that is longer only a little more than ``most`` characters.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is no text.
+    """
+    with path.open(encoding="utf-8") as file:
+        return file.read(most + 1)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML document.
+
+    Raises:
+        yaml.YAMLError: it is none, or larger or deeper than it may be.
+    """
+    if len(text) > MOST_YAML_CHARACTERS:
+        raise TooMuch(f"it has more than {MOST_YAML_CHARACTERS} characters")
+    return _load(text, _BoundedLoader)
+
+
+def parse_long_yaml(text: str) -> Any:
+    """As `parse_yaml`, for the megabytes that programs write: ten times faster where that is built.
+
+    Such files have no aliases. libyaml crashes where brackets are thousands deep, so its events,
+    which it makes without going down, are looked at first.
+    """
+    if len(text) > MOST_LONG_YAML_CHARACTERS:
+        raise TooMuch(f"it has more than {MOST_LONG_YAML_CHARACTERS} characters")
+    loader = getattr(yaml, "CSafeLoader", _BoundedLoader)
+    depth = 0
+    for event in yaml.parse(text, loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise TooMuch("it has aliases (*name): write out what they stand for")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            raise TooMuch(f"lists and mappings are more than {MOST_DEPTH} deep")
+    return _load(text, loader)
+
+
+def _load(text: str, loader: Any) -> Any:
+    try:
+        return yaml.load(text, loader)
+    except yaml.YAMLError:
+        raise
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:  # of odd scalars
+        raise TooMuch(f"{type(error).__name__}: {error}") from None
+
+
+def value_of_json(text: str | bytes) -> Any:
+    """The value of a JSON document.
+
+    Raises:
+        ValueError: it is none, or deeper than Python goes.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are too deep") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none, or larger or deeper than it may be.
+    """
+    size = path.stat().st_size
+    if size > MOST_JSON_BYTES:
+        raise ValueError(f"it has {size} bytes; {MOST_JSON_BYTES} are read at most")
+    return value_of_json(path.read_bytes())

@@ -1,0 +1,77 @@
+"""Runs tasks on a pool of worker processes that end with the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from hyperslab.errors import HyperslabError
+from hyperslab.util.startup import TIED_TO
+
+T = TypeVar("T")
+
+
+def map_tasks(
+    function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], workers: int
+) -> Generator[T, None, None]:
+    """What ``function`` returns of each task's arguments, as they end; of one worker, in order.
+
+    With one worker or one task everything happens in this process. What the function raises ends
+    the others that have not begun; Ctrl-C, and closing this, ends all of them at once.
+
+    Raises:
+        HyperslabError: a worker died.
+    """
+    workers = min(workers, len(tasks))
+    if workers <= 1:
+        yield from (function(*task) for task in tasks)
+        return
+    context = multiprocessing.get_context("forkserver")  # threads, a progress bar's say, never fork
+    context.set_forkserver_preload([function.__module__])
+    pool = ProcessPoolExecutor(workers, context, _begin_worker)
+    others = {*multiprocessing.active_children()}
+    try:
+        with _tied():
+            waiting = [pool.submit(function, *task) for task in tasks]
+        yield from (future.result() for future in as_completed(waiting))
+    except (KeyboardInterrupt, GeneratorExit):  # nobody wants what they are at any more
+        for worker in {*multiprocessing.active_children()} - others:
+            worker.terminate()
+        raise
+    except BrokenProcessPool as error:
+        raise HyperslabError(
+            "a worker died, perhaps for want of memory; take fewer workers and run it again: "
+            "finished files are kept"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _tied() -> Iterator[None]:
+    """Have the server of the workers end with this process, also while it imports."""
+    os.environ[TIED_TO] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[TIED_TO]
+
+
+def _begin_worker() -> None:
+    """A worker whose parent is killed would wait for work for ever; Ctrl-C is for the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

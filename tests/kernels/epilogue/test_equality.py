@@ -1,0 +1,149 @@
+"""The compiled kernels against their plain references, on awkward blocks (tier: no process)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyperslab.kernels import compile as library
+from hyperslab.kernels import epilogue, normalization, reorder
+from hyperslab.kernels import reorder as transposition
+from tests.kernels.epilogue.cases import (
+    DTYPES,
+    Case,
+    assert_equal,
+    assert_near,
+    cases,
+    check_chain,
+    check_channel_sums,
+    check_numbers,
+    check_reorder,
+    of_one_part,
+)
+
+pytestmark = pytest.mark.skipif(
+    library.library() is None, reason="no compiler: the references run, and have their own test"
+)
+
+EXAMPLES = settings(max_examples=60, deadline=None)
+
+
+@EXAMPLES
+@given(cases())
+def test_chain(case: Case) -> None:
+    check_chain(case)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.01, 1.0])
+@pytest.mark.parametrize("channels", [16, 48])
+@pytest.mark.parametrize("result", DTYPES)
+def test_averages_over_cubes(result: torch.dtype, channels: int, slope: float) -> None:
+    """Of two voxels a side, which have a kernel of their own: in short and in long lines."""
+    for extents in ((2, 4, 6), (4, 2, 132)):
+        for dtype in (result, torch.float32):
+            shape = (2, channels, *extents)
+            check_chain(Case(shape, [2] * 3, False, slope, 0, dtype, result, True, channels))
+
+
+@EXAMPLES
+@given(cases())
+def test_channel_sums(case: Case) -> None:
+    check_channel_sums(case)
+
+
+@EXAMPLES
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(0, 1000))
+def test_numbers(rows: int, groups: int, pool: int, seed: int) -> None:
+    check_numbers(rows, groups, pool, seed)
+
+
+@EXAMPLES
+@given(cases())
+def test_reorder(case: Case) -> None:
+    check_reorder(case)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("maximum", [False, True])
+@pytest.mark.parametrize("shape", [(1, 3, 4, 40, 1200), (2, 600, 2, 4, 6), (2, 16, 32, 32, 64)])
+def test_large_blocks_on_threads(
+    shape: tuple[int, ...], maximum: bool, channels_last: bool
+) -> None:
+    """Several pieces a row, parts of them on threads; rows that share bytes are not parted."""
+    case = Case(shape, [2] * 3, maximum, 0.01, 0, torch.float32, torch.float32, channels_last, 1)
+    x = case.filled(shape, torch.float32)
+    norm = torch.rand(3, 1, shape[1]) + 0.5
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for pool in (case.pool, []):
+            chain: tuple[Any, ...] = (0.01, pool, maximum)
+            want, marks = epilogue.chain_forward_reference(x, None, *chain, True, x.dtype)
+            y, got_marks = epilogue.compiled_chain_forward(x, None, *chain, True, x.dtype)
+            assert torch.equal(got_marks, marks)
+            assert_near(y, want)
+            none = (None,) * 3
+            arguments = (y, marks, *none, *chain, shape, x.dtype)
+            assert_near(
+                epilogue.compiled_chain_backward(*arguments),
+                epilogue.chain_backward_reference(*arguments),
+            )
+            finite = case.ordered(x.nan_to_num(0, 2, -2))
+            _, winners = epilogue.chain_forward_reference(finite, norm, *chain, True, x.dtype)
+            g = case.ordered(torch.randn(y.shape))
+            arguments = (g, winners, finite, norm, *chain)
+            torch.testing.assert_close(
+                epilogue.compiled_chain_backward_sums(*arguments),
+                epilogue.chain_backward_sums_reference(*arguments),
+                rtol=1e-6,
+                atol=1e-3,
+            )
+        got = transposition.compiled_reorder(x, not channels_last, torch.bfloat16)
+        assert_equal(got, reorder.reorder_reference(x, not channels_last, torch.bfloat16))
+        torch.testing.assert_close(
+            of_one_part(epilogue.compiled_channel_sums(finite, 0)),
+            of_one_part(epilogue.channel_sums_reference(finite, 0)),
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_sums_do_not_cancel() -> None:
+    """As good as float64 sums of the values."""
+    x = torch.randn(1, 2, 8, 16, 16) * 1e-3 + 1000
+    for t in (x, x.contiguous(memory_format=torch.channels_last_3d)):
+        count = 8 * 16 * 16
+        made = epilogue.compiled_channel_sums(t, 0)
+        _, moments = normalization.normalisation(made, None, None, count, 1e-5, 2, 1)
+        variance = t.double().var((0, 2, 3, 4), correction=0)
+        torch.testing.assert_close(moments[1, 0], variance, rtol=1e-9, atol=0)
+
+
+def test_every_number_of_half_precision() -> None:
+    """All 65536 are read and written as torch does, and so are float32 between them."""
+    halves = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
+    steps = torch.arange(0, 1 << 32, 40009, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    for dtype in (torch.bfloat16, torch.float16):
+        for x in (halves.view(dtype), steps):
+            for result in DTYPES:
+                for count in (len(x), 7):
+                    part = x[:count].view(1, 1, count)
+                    y, _ = epilogue.compiled_chain_forward(
+                        part, None, 1.0, [], False, False, result
+                    )
+                    torch.testing.assert_close(
+                        y, part.float().to(result), rtol=0, atol=0, equal_nan=True
+                    )
+
+
+def test_refuses_marks_of_another_block() -> None:
+    g = torch.ones(1, 2, 4)
+    marks = torch.zeros(0, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="0 bytes of marks"):
+        epilogue.compiled_chain_backward(
+            g, marks, None, None, None, 0.0, [], False, (1, 2, 4), g.dtype
+        )

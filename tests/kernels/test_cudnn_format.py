@@ -1,0 +1,66 @@
+"""The memory format of a GPU's convolutions, tried on the CPU (tier: no process)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.kernels.conv.aten_conv import CONVOLUTIONS
+from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.registry import choose_as_if_on, cudnn_takes_last
+
+LAST = torch.channels_last_3d
+
+
+class Formats:
+    """Runs a network of both kinds of convolution and notes in which format they are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[torch.memory_format] = []
+        own = torch.nn.functional.conv3d
+
+        def watched(x: torch.Tensor, *args: object) -> torch.Tensor:
+            self.seen.append(memory_format_of(x))
+            return own(x, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setitem(CONVOLUTIONS, 3, watched)
+
+    def run(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv3d(2, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose3d(8, 3, 2, 2)
+        ).to(dtype)
+        grid = hs.Grid()
+        hs.parallelize(model, grid)
+        x = torch.randn(1, 2, 6, 5, 4, dtype=dtype)
+        y = model(hs.shard(x, grid)).local
+        y.float().square().sum().backward()
+        return [y.detach(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "format"), [(torch.bfloat16, LAST), (torch.float32, torch.contiguous_format)]
+)
+def test_half_precision_is_convolved_channels_last(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, format: torch.memory_format
+) -> None:
+    formats = Formats(monkeypatch)
+    with choose_as_if_on("cuda"):
+        found = formats.run(dtype)
+    assert formats.seen == [format]
+    assert found[0].is_contiguous()  # what a user sees is in serial torch's format
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    for ours, theirs in zip(found, formats.run(dtype), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_the_rule() -> None:
+    half = torch.zeros(1, 2, 3, 3, 3, dtype=torch.float16)
+    assert not cudnn_takes_last(half, half)
+    with choose_as_if_on("cuda"):
+        assert cudnn_takes_last(half, half)
+        assert not cudnn_takes_last(half.float(), half.float())
+        assert not cudnn_takes_last(half[0, 0], half[0, 0])
+        assert not cudnn_takes_last(half, half.float())

@@ -1,0 +1,91 @@
+"""Files that are there whole or not at all (tier: no process)."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from hyperslab.util.atomic_files import (
+    append_whole,
+    json_lines,
+    partial_path,
+    read_json_lines,
+    try_lock,
+    write_csv,
+    write_json,
+    write_text,
+    written_aside,
+)
+
+
+def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with written_aside(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def write_half(path: Path, concurrent: bool) -> None:
+    with written_aside(path, concurrent=concurrent, ending=".npz") as partial:
+        assert partial.name.startswith(partial_path(path).name)
+        assert partial.name.endswith(".npz")
+        partial.write_text("half")
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_what_fails_leaves_what_was_there_and_nothing_else(
+    tmp_path: Path, concurrent: bool
+) -> None:
+    path = tmp_path / "a.npz"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write_half(path, concurrent)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").mkdir()
+    with pytest.raises(OSError):
+        write_text(tmp_path / "a.txt", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    partial_path(path).write_text("half")
+    write_text(path, "new")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tables_and_values(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", ["name", "x"], [["a,b", 0.1]])
+    assert (tmp_path / "a.csv").read_text() == 'name,x\n"a,b",0.1\n'
+    write_json(tmp_path / "a.json", {"a": {"b": math.nan, "c": 1.5}})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": {"b": None, "c": 1.5}}
+
+
+def test_a_journal_is_its_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    append_whole(path, json_lines([{"name": "ü"}]))
+    append_whole(path, json_lines([[1, 2]]))
+    size = path.stat().st_size
+    append_whole(path, b'{"name": "ha')
+    assert read_json_lines(path) == ([{"name": "ü"}, [1, 2]], size)
+    path.write_bytes(b"no line")
+    assert read_json_lines(path) == ([], 0)
+
+
+def test_one_process_holds_a_lock_once(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("a") as first, (tmp_path / "lock").open("a") as second:
+        assert try_lock(first.fileno())
+        assert not try_lock(second.fileno())
+    with (tmp_path / "lock").open("a") as third:
+        assert try_lock(third.fileno())
