@@ -73,8 +73,8 @@ ALLOWED = {
     ("comm/shared_memory.py", "broadcast_object_list"): "from rank to rank",
     ("formats/arrays/open.py", "allow_pickle"): "False",
     ("formats/arrays/npy.py", "allow_pickle"): "False",
-    ("documents.py", "yaml.load"): "with yaml's safe loader",
-    ("worker_pool.py", "multiprocessing"): "between a process and those that it starts",
+    ("util/documents.py", "yaml.load"): "with yaml's safe loader",
+    ("util/worker_pool.py", "multiprocessing"): "between a process and those that it starts",
 }
 """Why each is harmless."""
 

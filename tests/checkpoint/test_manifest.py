@@ -88,7 +88,7 @@ def test_a_damaged_manifest_falls_back(
 
 
 def test_a_huge_manifest_is_not_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LIMIT", 100)
+    monkeypatch.setattr(files, "MANIFEST_LIMIT", 100)
     with pytest.raises(CheckpointError, match="more than"):
         load(folder_of(run) / "step-00000002", *network(1))
 

@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 
 def split_weights_on_ranks(path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot, "ONE_FILE", 0)
+        patch.setattr(snapshot, "MOST_IN_ONE_FILE", 0)
         written(path, 2)
 
 

@@ -26,7 +26,7 @@ def test_devices_are_not_hidden_by_mistake(
     """With CUDA's torch, on a machine that has devices, of which the variable names none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(bootstrap, "NVIDIA", tmp_path)
+    monkeypatch.setattr(bootstrap, "NVIDIA_DEVICE_FILE", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
     with pytest.raises(hs.LayoutError, match=f"^CUDA_VISIBLE_DEVICES='{wanted}' names no device"):
         start_ranks("auto", 60)

@@ -31,10 +31,10 @@ VALUE = ["to_device", "transforms"]
 DIRECT = [*REQUEST, "batch", "reader", "formats", "sample_assembly", *VALUE]
 READ = [*REQUEST, "boxes", "reader", "formats", "batch", *VALUE]
 KEPT = [*REQUEST, "boxes", "batch", *VALUE]
-SENDING = ["sample_assembly", "host", "batch", "host"]
+SENDING = ["sample_assembly", "host_p2p", "batch", "host_p2p"]
 READ_AND_SENT = [*REQUEST, "boxes", "reader", "formats", *SENDING, *VALUE]
 SENT = [*REQUEST, "boxes", *SENDING, *VALUE]
-RECEIVED = [*REQUEST, "batch", *["sample_assembly", "host"] * 2, *VALUE]
+RECEIVED = [*REQUEST, "batch", *["sample_assembly", "host_p2p"] * 2, *VALUE]
 
 
 def stop_of(frame: FrameType) -> str | None:
@@ -119,5 +119,5 @@ def test_a_box_that_another_rank_keeps(epoch: int) -> None:
     sender, receiver = run_ranks(2, both_ends, epoch)
     assert sender == (SENT if epoch else READ_AND_SENT)
     assert receiver == RECEIVED
-    assert again(sender) == ["host", "to_device"]
-    assert again(receiver) == ["sample_assembly", "host", "to_device"]
+    assert again(sender) == ["host_p2p", "to_device"]
+    assert again(receiver) == ["sample_assembly", "host_p2p", "to_device"]

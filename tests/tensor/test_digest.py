@@ -90,7 +90,7 @@ def test_conjugates_and_scalars(number: Callable[[torch.Tensor], int]) -> None:
 
 
 def test_a_tensor_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "CHUNK", 7)
+    monkeypatch.setattr(inputs, "DIGEST_CHUNK", 7)
     x = torch.arange(30.0)
     swapped = x.clone()
     swapped[[3, 10]] = x[[10, 3]]  # the same place of two chunks

@@ -160,7 +160,7 @@ class EqualParameters:
             first = parameter.detach().contiguous().clone()
             with keeping_contact("the comparison of parameters"):
                 dist.broadcast(first, src=0)
-            if found is None and not _differs_by_rounding(parameter.detach(), first):
+            if found is None and not _equal_up_to_rounding(parameter.detach(), first):
                 found = name
         names = all_gather(found)
         strangers = [rank for rank, name in enumerate(names) if name is not None]
@@ -180,7 +180,7 @@ class EqualParameters:
         )
 
 
-def _differs_by_rounding(x: torch.Tensor, first: torch.Tensor) -> bool:
+def _equal_up_to_rounding(x: torch.Tensor, first: torch.Tensor) -> bool:
     if torch.equal(x, first):
         return True
     if not x.is_floating_point():

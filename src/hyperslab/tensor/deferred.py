@@ -36,9 +36,8 @@ from hyperslab.errors import LayoutError
 PrepareFunction = Callable[[type[Function], tuple[Any, ...]], type[Function]]
 """From a function's class and all arguments of a call to the class that is applied."""
 
-_backward_state = (
-    threading.local()
-)  # torch runs the backward of every device in a thread of its own
+# Torch runs the backward pass of every device in a thread of its own.
+_backward_state = threading.local()
 
 
 def sees_serial_gradients() -> bool:
