@@ -81,8 +81,13 @@ def scheme_of(doc: str) -> str:
 def modules_of(rules: list[Rule]) -> set[str]:
     """The modules of rules, and all of the families of ``hyperslab.ops`` that they belong to."""
     own = {getattr(rule.run, "__module__", None) or "" for rule in rules}
-    families = {".".join(name.split(".")[:3]) for name in own if name.startswith("hyperslab.ops.")}
-    return {name for name in sys.modules if name in own or ".".join(name.split(".")[:3]) in families}
+    families = {family_of(name) for name in own if name.startswith("hyperslab.ops.")}
+    return {name for name in sys.modules if name in own or family_of(name) in families}
+
+
+def family_of(module: str) -> str:
+    """The family of ``hyperslab.ops``, a module or a package, in which a module is."""
+    return ".".join(module.split(".")[:3])
 
 
 def schemes(rules: list[Rule]) -> set[tuple[str, str]]:

@@ -9,9 +9,9 @@ from hyperslab.planner.search import host_limit, process_bytes
 
 ADDRESSES = """
 import resource
-from hyperslab.planner.search import STATUS, host_limit, process_bytes
+from hyperslab.planner.search import PROCESS_STATUS, host_limit, process_bytes
 process_bytes()
-lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+lines = dict(line.split(":", 1) for line in PROCESS_STATUS.read_text().splitlines())
 taken = int(lines["VmSize"].split()[0]) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (taken + (64 << 20), resource.RLIM_INFINITY))
 limit = host_limit(1, "cpu")

@@ -21,9 +21,9 @@ from tests.planner.small import recipe_file
 RANK = """
 import resource, sys
 from hyperslab.cli import main
-from hyperslab.planner.search import STATUS, process_bytes
+from hyperslab.planner.search import PROCESS_STATUS, process_bytes
 process_bytes()  # imports what a training imports
-lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+lines = dict(line.split(":", 1) for line in PROCESS_STATUS.read_text().splitlines())
 taken = int(lines["VmData"].split()[0]) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (taken + int(sys.argv.pop(1)), resource.RLIM_INFINITY))
 main()

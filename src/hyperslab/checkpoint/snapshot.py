@@ -209,7 +209,7 @@ def snapshot_of(
 def _assign_owners(tensors: dict[str, Tensors], ranks: int) -> dict[tuple[str, str], int]:
     """The largest first, each to the rank that has least: about as many bytes for everybody.
 
-    Weights of less than `ONE_FILE` are all the main rank's.
+    Weights of less than `MOST_IN_ONE_FILE` are all the main rank's.
     """
     load = [0] * ranks
     owners: dict[tuple[str, str], int] = {}

@@ -89,7 +89,8 @@ def collective_try(
     """All ranks succeed or none does: what ``make`` returns, once every rank has it.
 
     A rank that just went on would wait for one that has given up. ``failing`` and ``error`` are
-    as in `from_main`; ``gather`` is how the ranks hear of each other, by default all of them.
+    as in `broadcast_from_main`; ``gather`` is how the ranks hear of each other, by default all of
+    them.
 
     Raises:
         Exception: what ``make`` raised here; else what it raised on the first rank that failed,

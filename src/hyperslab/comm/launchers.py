@@ -174,7 +174,7 @@ def adopt_slurm(environ: MutableMapping[str, str]) -> None:
 def slurm_port(job: int, step: int) -> int:
     """Where the ranks of a step meet.
 
-    >>> port_of(123456, 0), port_of(123456, 1), port_of(123457, 0)
+    >>> slurm_port(123456, 0), slurm_port(123456, 1), slurm_port(123457, 0)
     (23456, 23553, 23457)
     """
     return SLURM_PORTS[(job + SLURM_STEP_STRIDE * step) % len(SLURM_PORTS)]
@@ -183,7 +183,7 @@ def slurm_port(job: int, step: int) -> int:
 def first_slurm_host(nodes: str) -> str:
     """The first name in Slurm's list of nodes.
 
-    >>> first_host("gpu[007-012,020],login1")
+    >>> first_slurm_host("gpu[007-012,020],login1")
     'gpu007'
     """
     match = re.match(r"([^,\[]*)(?:\[([^-,\]]*)[^\]]*\])?([^,]*)", nodes)

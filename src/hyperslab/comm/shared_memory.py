@@ -50,7 +50,7 @@ class _Timespec(ctypes.Structure):
 
 
 class Segment:
-    """A block of memory that all ranks map; made by `connect`.
+    """A block of memory that all ranks map; made by `connect_segment`.
 
     It begins with ``semaphores`` semaphores and as many whole numbers as ``numbers``, each on a
     line of its own. Then come ``data``, the remaining bytes.

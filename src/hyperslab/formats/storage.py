@@ -42,11 +42,11 @@ LARGEST_READ = 4 << 20
 def plan_strided_read(stored: Sequence[int], itemsize: int, box: Box) -> tuple[int, int]:
     """How many dims are stepped through, and the bytes of the one piece that each step reads.
 
-    >>> plan((8, 8, 8), 1, Box((2, 0, 0), (4, 8, 8)))  # whole planes are one piece
+    >>> plan_strided_read((8, 8, 8), 1, Box((2, 0, 0), (4, 8, 8)))  # whole planes are one piece
     (0, 128)
-    >>> plan((8, 8, 8192), 1, Box((0, 2, 0), (8, 4, 8192)))  # of each plane two rows
+    >>> plan_strided_read((8, 8, 8192), 1, Box((0, 2, 0), (8, 4, 8192)))  # two rows a plane
     (1, 16384)
-    >>> plan((8, 8, 8), 1, Box((0, 0, 2), (8, 8, 4)))  # the short gaps are read as well
+    >>> plan_strided_read((8, 8, 8), 1, Box((0, 0, 2), (8, 8, 4)))  # the short gaps are read as well
     (0, 506)
     """
     strides = _strides(stored, itemsize)
@@ -127,9 +127,9 @@ def chunk_sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple
     ``extents`` (D, H, W) are divided into ``cut`` parts each, as `Cut.balanced` does it; a
     ``voxel`` with all of its channels has so many bytes. The last chunk along a dim may be cut off.
 
-    >>> sides((512, 512, 512), (2, 2, 2), 8)
+    >>> chunk_sides((512, 512, 512), (2, 2, 2), 8)
     ((32, 64, 64), '')
-    >>> sides((100, 100, 100), (3, 1, 1), 8)  # shards begin at 0, 34 and 67
+    >>> chunk_sides((100, 100, 100), (3, 1, 1), 8)  # shards begin at 0, 34 and 67
     ((1, 100, 100), '')
 
     Raises:
@@ -162,7 +162,7 @@ def default_chunk_side(extent: int) -> int:
 
     For files that are written before a grid is known.
 
-    >>> [chunk_side(extent) for extent in (1, 6, 32, 100, 512)]
+    >>> [default_chunk_side(extent) for extent in (1, 6, 32, 100, 512)]
     [1, 1, 8, 16, 32]
     """
     return 1 << (max(1, min(extent // 4, 32)).bit_length() - 1)

@@ -109,7 +109,7 @@ def _read_values(source: Source, sample: int, box: Box) -> Array:
 
 
 def _read_labels(source: Source, sample: int, box: Box) -> Array:
-    """As `_values`, the labels."""
+    """As `_read_values`, the labels."""
     with reading(source.where(sample)):
         labels = np.asarray(source.labels(sample, box))
     check_shape(labels, box.shape, f"{source.where(sample)}: {box}")

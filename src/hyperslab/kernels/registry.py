@@ -492,7 +492,7 @@ def choose_as_if_on(kind: str) -> Iterator[None]:
 
 
 def device_kind(x: torch.Tensor) -> str:
-    """The kind of device for which versions are chosen: ``x``'s, but for `as_if_on`."""
+    """The kind of device for which versions are chosen: ``x``'s, but for `choose_as_if_on`."""
     return _as_if.get() or x.device.type
 
 
@@ -527,7 +527,7 @@ def cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether a device is only chosen for, see `as_if_on`."""
+    """Whether a device is only chosen for, see `choose_as_if_on`."""
     return _as_if.get() is not None
 
 

@@ -1,6 +1,6 @@
 """Starts a training again after failures, on this machine or from Slurm's queue.
 
-`Restarts` decides after a failure whether and on how many ranks to go on, `TrainingLaunch`
+`RestartPolicy` decides after a failure whether and on how many ranks to go on, `TrainingLaunch`
 launches the training until it has ended, `requeue_when_stopped` puts a Slurm job back into the
 queue when its time is over.
 """
@@ -87,7 +87,7 @@ class TrainingLaunch:
     choose: GridChooser
 
     def until_done(self, recipe: Recipe, *, restarts: int, resume: bool) -> None:
-        """Train on the grid of ``recipe``; after a failure so often again (see `Restarts`).
+        """Train on the grid of ``recipe``; after a failure so often again (see `RestartPolicy`).
 
         Raises what `launch` does.
         """

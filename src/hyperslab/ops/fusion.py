@@ -91,7 +91,7 @@ MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
 def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
-    """Gradients of block, weight and bias of a `ChainFunction`.
+    """Gradients of block, weight and bias of a `EpilogueFunction`.
 
     Without a normalisation the result depends on the block by what was marked alone: the gradient
     is linear in ``gradient``, with factors that are the gradient of ones.

@@ -29,7 +29,7 @@ _SPACES = (torch, torch.Tensor, F, torch.special)
 def overloads_of(name: str) -> tuple[Operator, ...]:
     """An operator's forms: a function of torch, a method of a tensor, and so on.
 
-    >>> forms_of("dropout1d") == (F.dropout1d,)
+    >>> overloads_of("dropout1d") == (F.dropout1d,)
     True
     """
     found = (getattr(space, name, None) for space in _SPACES)

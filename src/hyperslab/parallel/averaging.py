@@ -1,7 +1,7 @@
 """Averages gradients over ranks that share memory, where they are kept, whole or in part.
 
 `SharedGradients` does what DistributedDataParallel does, for ranks of one machine.
-`RestOfGradients` handles backward passes that bring no gradient to some parameters, for either
+`MissingGradients` handles backward passes that bring no gradient to some parameters, for either
 of the two.
 """
 

@@ -232,7 +232,7 @@ def recipe_of_values(
 ) -> Recipe:
     """The recipe that such values make, which are written out on the way.
 
-    ``file`` is how errors call where they are from; ``sources`` is as in `explain`.
+    ``file`` is how errors call where they are from; ``sources`` is as in `explain_errors`.
 
     Raises:
         RecipeError: as `load_recipe`.

@@ -181,8 +181,8 @@ def make_universes(
     """Make universes 0 .. count-1 in ``folder`` and return all their paths.
 
     Those that are there already are kept; ``done`` is called for each, kept ones first. The
-    arguments are those of :class:`Settings`; a voxel is VOXEL wide and there are as many particles
-    as voxels if not said otherwise.
+    arguments are those of `UniverseSettings`; a voxel is VOXEL wide and there are as many
+    particles as voxels if not said otherwise.
 
     Raises:
         DataError: if an argument is out of range, if another simulation fills the folder, or if a

@@ -266,7 +266,7 @@ def describe_specs(forms: Mapping[int, InputSpec]) -> list[str]:
 def describe_ranks(ranks: Sequence[int]) -> str:
     """Of many only the first ones.
 
-    >>> ranks_in_words([3]), ranks_in_words([0, 2])
+    >>> describe_ranks([3]), describe_ranks([0, 2])
     ('rank 3', 'ranks 0, 2')
     """
     words = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -261,7 +261,7 @@ LABEL_FORMS: dict[str, Callable[[Any, int], Any]] = {
 
 @dataclass(frozen=True)
 class LossOfLabels:
-    """A loss that takes labels in one of `FORMS`."""
+    """A loss that takes labels in one of `LABEL_FORMS`."""
 
     loss: LossFunction
     form: str
@@ -297,7 +297,7 @@ def loss_from_target(
     """The loss, or the metric, that a recipe names, for such data.
 
     Raises:
-        RecipeError: as `Maker` and `fitting`.
+        RecipeError: as `Maker` and `with_fitting_labels`.
     """
     check_loss_target(section, key, trusted)
     maker = Maker(key, A_LOSS, references=references_to_data(about), trusted=trusted)
@@ -310,7 +310,7 @@ def check_loss_target(section: TargetSection, key: str, trusted: frozenset[str])
     """Find the target of a loss or a metric and look at its arguments; nothing is called.
 
     Raises:
-        RecipeError: as `Maker` and `refuse_state`.
+        RecipeError: as `Maker` and `refuse_stateful_metric`.
     """
     assert section.target is not None
     found = imported(section.target, f"{key}.target")

@@ -385,7 +385,7 @@ def optimizer_and_schedule(
 
     Raises:
         RecipeError: the network has no parameter to train, or the optimizer that is given another
-            network's; or see `check_steps`, `build_optimizer` and `build_schedule`.
+            network's; or see `check_optimizer_class`, `build_optimizer` and `build_schedule`.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError(f"{type(model).__name__} has no parameters that can be trained")

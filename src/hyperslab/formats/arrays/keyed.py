@@ -330,7 +330,7 @@ class KeyedFolder(Source):
 
     @classmethod
     def scanned(cls, folder: Path, options: ScanOptions, lbann: bool | None) -> Self:
-        """The folder as this process sees it; see `scan`."""
+        """The folder as this process sees it; see `scan_keyed`."""
         catalog = scan_keyed(
             folder, options.channels, lbann, cls.suffixes, options.refuse, options.allowed
         )
@@ -508,7 +508,7 @@ class MpioOpener(KeyedOpener):
         """What ``attempt`` returns, if it succeeds on all ranks of the replica.
 
         Raises:
-            DataError: on all of them; see `all_or_raise`.
+            DataError: on all of them; see `collective_try`.
         """
         failing = f"{path}: cannot be read"
         gather = self.communicator.allgather

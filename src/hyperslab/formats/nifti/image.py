@@ -82,7 +82,7 @@ def voxel_proxy(path: Path, image: Any) -> Iterator[Any]:
     """The proxy of all voxels of an image, of which afterwards the sum of gzip is compared.
 
     Raises:
-        DataError: see `opened_to_end`.
+        DataError: see `open_gzip_to_end`.
         EOFError: the file ends too early.
     """
     if not is_packed(path):
@@ -260,8 +260,8 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
     """Read a volume (C, D, H, W): channels along a file's fourth dim, or each in a file.
 
     Raises:
-        DataError: as `read`, but a file may be 4-D; or the files differ in shape or place, or have
-            several channels each.
+        DataError: as `read_volume`, but a file may be 4-D; or the files differ in shape or place,
+            or have several channels each.
     """
     first, *others = [_load(path, channels=True) for path in paths]
     for path, other in zip(paths[1:], others, strict=True):
@@ -285,7 +285,7 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     to half a voxel.
 
     Raises:
-        DataError: as `read`; or another shape or place than ``like``; or other numbers.
+        DataError: as `read_volume`; or another shape or place than ``like``; or other numbers.
     """
     labels = _load(path, channels=True)
     if len(labels.values) != 1:

@@ -149,7 +149,7 @@ class ScanList:
 
 
 def named_scans(folder: Path) -> ScanList:
-    """Those of a folder without a list, by LiTS's and the Decathlon's names; raises as `find`."""
+    """Finds the scans of a folder without a list, by their names; raises as `find_pairs`."""
     return ScanList(tuple(find_pairs(folder)))
 
 

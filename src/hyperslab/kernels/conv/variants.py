@@ -41,7 +41,7 @@ MOST_IM2COL_BYTES = 64 << 20
 
 
 def torch_memory_is_small(problem: Problem) -> bool:
-    """Whether what torch chooses needs no more than `MOST_COLUMNS` beside the volumes.
+    """Whether what torch chooses needs no more than `MOST_IM2COL_BYTES` beside the volumes.
 
     Torch chooses im2col by few of the extents; of a block it may where it does not of the whole.
     """
@@ -211,7 +211,7 @@ def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def _weight_matrix(weight: torch.Tensor) -> torch.Tensor:
-    """One row an output channel, its columns as those of `_windows`."""
+    """One row an output channel, its columns as those of `_window_rows`."""
     return weight.movedim(1, -1).reshape(weight.shape[0], -1)
 
 

@@ -102,7 +102,7 @@ class BufferedPasses(Passes, Protocol):
 
 
 class BufferConv(torch.autograd.Function):
-    """Convolution whose windows do not line up with the cut, or whose input has `Room`.
+    """Convolution whose windows do not line up with the cut, or whose input has `HaloPaddedBuffer`.
 
     Distribution scheme, forward: 1. exchange halos, 2. put block and halos into one buffer that
     spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Where the

@@ -195,7 +195,7 @@ def call_kind(call: Call) -> tuple[object, ...]:
 
 
 def interpolated_seconds(call: Call, least: float, known: Sequence[TimedCall]) -> float:
-    """The time [s] of a call with this roofline [s] from measured ones of its `kind`.
+    """The time [s] of a call with this roofline [s] from measured ones of its `call_kind`.
 
     The slowness is averaged geometrically over the nearest, weighted by the inverse square of
     their distance in the logarithms of time and of extents.

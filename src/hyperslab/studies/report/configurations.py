@@ -75,7 +75,7 @@ class Scored:
         return means_of_volumes(self.seeds[0].true, self.seeds[0].volumes)
 
     def error(self, parameter: str) -> FloatArray:
-        """The errors (S, V) of one parameter, or of their `MEAN`."""
+        """The errors (S, V) of one parameter, or of their `MEAN_CONTROL`."""
         return self._of(self.errors, parameter)
 
     def ratio(self, parameter: str) -> ConfidenceInterval:

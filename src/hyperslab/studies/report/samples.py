@@ -196,7 +196,7 @@ def voxels_of(source: Source, sample: int) -> Voxels:
 def voxels_of_affine(affine: object) -> Voxels:
     """From (d, h, w, 1) to (x, y, z, 1) [mm], RAS+, as each axis points for the most part.
 
-    >>> of_affine([[0, 0, -2, 0], [0, 1, 0, 0], [5, 0, 0, 0], [0, 0, 0, 1]]).ends["width"]
+    >>> voxels_of_affine([[0, 0, -2, 0], [0, 1, 0, 0], [5, 0, 0, 0], [0, 0, 0, 1]]).ends["width"]
     ('R', 'L')
     """
     turns = np.asarray(affine, np.float64)[:3, :3]

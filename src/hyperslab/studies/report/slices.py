@@ -205,7 +205,7 @@ def universe_slices(
 def halo_intervals(cut: Cut, window: Window) -> list[tuple[int, int]]:
     """The intervals along ``cut`` that some shard reads and does not own.
 
-    >>> halos(Cut.balanced("depth", 8, 2), Window(3, before=1, after=1))
+    >>> halo_intervals(Cut.balanced("depth", 8, 2), Window(3, before=1, after=1))
     [(4, 5), (3, 4)]
     """
     found = []

@@ -185,7 +185,7 @@ def run_study(request: StudyRequest, predictor: Predictor | None) -> Study:
     Raises:
         DataError, LayoutError, UnsupportedOp: there are no data, or no point can be.
         RecipeError: a point's folder holds another run, or ``output`` cannot be written.
-        HyperslabError: what a training raised, of `EVERYWHERE`, or if all failed.
+        HyperslabError: what a training raised, of `STOPPING_ERRORS`, or if all failed.
     """
     jobs, refused = jobs_of(request.points, request.recipe)
     request = replace(request, refused=(*request.refused, *refused))
