@@ -25,16 +25,14 @@ from tests.ranks import run_ranks
 
 PACKAGE = Path(hs.__file__).parent
 
-REQUEST = ["dataset", "prefetch", "to_device", "batch_assembler", "sampler", "plan", "ownership"]
-VALUE = ["to_device", "transforms"]
+REQUEST = ["dataset", "prefetch", "dataset", "assemble", "sampler", "store"]
 
-DIRECT = [*REQUEST, "batch", "reader", "formats", "sample_assembly", *VALUE]
-READ = [*REQUEST, "boxes", "reader", "formats", "batch", *VALUE]
-KEPT = [*REQUEST, "boxes", "batch", *VALUE]
-SENDING = ["sample_assembly", "host_p2p", "batch", "host_p2p"]
-READ_AND_SENT = [*REQUEST, "boxes", "reader", "formats", *SENDING, *VALUE]
-SENT = [*REQUEST, "boxes", *SENDING, *VALUE]
-RECEIVED = [*REQUEST, "batch", *["sample_assembly", "host_p2p"] * 2, *VALUE]
+DIRECT = [*REQUEST, "formats", "transforms"]
+READ = [*REQUEST, "assemble", "formats", "transforms"]
+KEPT = [*REQUEST, "transforms"]
+READ_AND_SENT = [*REQUEST, "assemble", "formats", "host_p2p", "transforms"]
+SENT = [*REQUEST, "host_p2p", "transforms"]
+RECEIVED = SENT
 
 
 def stop_of(frame: FrameType) -> str | None:
@@ -106,7 +104,7 @@ def test_a_box_that_this_rank_reads(
     folder(tmp_path, 1)
     found = path(tmp_path, Seat(), mode, epoch)
     assert found == expected
-    assert again(found) == ["to_device"]
+    assert again(found) == (["dataset", "assemble"] if expected == READ else ["dataset"])
 
 
 def both_ends(epoch: int) -> list[str]:
@@ -119,5 +117,5 @@ def test_a_box_that_another_rank_keeps(epoch: int) -> None:
     sender, receiver = run_ranks(2, both_ends, epoch)
     assert sender == (SENT if epoch else READ_AND_SENT)
     assert receiver == RECEIVED
-    assert again(sender) == ["host_p2p", "to_device"]
-    assert again(receiver) == ["sample_assembly", "host_p2p", "to_device"]
+    assert again(sender) == (["dataset"] if epoch else ["dataset", "assemble"])
+    assert again(receiver) == ["dataset"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,11 @@ from hypothesis import strategies as st
 
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import LayoutError
-from hyperslab.formats import storage as chunking
 from hyperslab.formats.convert import Request, convert
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.storage import LEAST_CHUNK, MOST_CHUNK, chunk_sides, read_cost, replica_boxes
 from hyperslab.geometry import Box
 from tests.formats.universes import Seat, counts, public
-
-
-def test_examples() -> None:
-    assert doctest.testmod(chunking).failed == 0
-
 
 extents = st.integers(1, 600)
 numbers = st.integers(1, 9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,7 +106,3 @@ def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path, size: int) -> No
     (tmp_path / "a").write_bytes(b"\0" * size)
     with opened(tmp_path / "a") as file, pytest.raises(EOFError, match=f"ends at byte {size} "):
         storage.read_strided(file, 0, (6, 5, 4), np.dtype("<i2"), Box((0, 0, 0), (6, 5, 4)))
-
-
-def test_the_examples() -> None:
-    assert doctest.testmod(storage) == (0, 3)

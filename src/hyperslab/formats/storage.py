@@ -44,9 +44,9 @@ def plan_strided_read(stored: Sequence[int], itemsize: int, box: Box) -> tuple[i
 
     >>> plan_strided_read((8, 8, 8), 1, Box((2, 0, 0), (4, 8, 8)))  # whole planes are one piece
     (0, 128)
-    >>> plan_strided_read((8, 8, 8192), 1, Box((0, 2, 0), (8, 4, 8192)))  # two rows a plane
+    >>> plan_strided_read((8, 8, 8192), 1, Box((0, 2, 0), (8, 4, 8192)))  # of each plane two rows
     (1, 16384)
-    >>> plan_strided_read((8, 8, 8), 1, Box((0, 0, 2), (8, 8, 4)))  # the short gaps are read as well
+    >>> plan_strided_read((8, 8, 8), 1, Box((0, 0, 2), (8, 8, 4)))  # short gaps are read, too
     (0, 506)
     """
     strides = _strides(stored, itemsize)
