@@ -91,14 +91,14 @@ def family_of(module: str) -> str:
 
 
 def schemes(rules: list[Rule]) -> set[tuple[str, str]]:
-    """What the modules of rules say about their messages: the module's name, and the scheme."""
+    """What rules say about their messages: the name of the function or class, and its scheme."""
     found = set()
     for module in modules_of(rules):
         for value in vars(sys.modules[module]).values():
             own = getattr(value, "__module__", None) == module
             doc = value.__doc__ if own and callable(value) else None
             if isinstance(doc, str) and SCHEME in doc:
-                found.add((module.rpartition(".")[2], scheme_of(doc)))
+                found.add((value.__name__.lstrip("_"), scheme_of(doc)))
     return found
 
 
@@ -111,7 +111,7 @@ def table(family: str, functions: list[Callable[..., Any]]) -> str:
         for doc, names in sorted(rows.items(), key=lambda row: merged(row[1])[0])
     ]
     said = sorted(schemes([RULES[f] for f in functions]))
-    notes = [f"\n*How `{file}` communicates:* {text}" for file, text in said]
+    notes = [f"\n*How `{name}` communicates:* {text}" for name, text in said]
     head = [f"## {family.capitalize()}\n", "| operators | rule |", "|---|---|"]
     return "\n".join([*head, *lines, *notes])
 
