@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from tests.forked import forked_commands
 from tests.gpus import SAMPLES_ON, runs_samples
 from tests.ranks import close_pool
 
@@ -38,11 +40,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if runs_samples(item)]
 
 
+def pytest_configure() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ranks() -> Iterator[None]:
     """No worker outlives the session."""
     yield
     close_pool()
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Commands of hyperslab fork from a process that has imported everything."""
+    with forked_commands():
+        yield
 
 
 @pytest.fixture(autouse=True)

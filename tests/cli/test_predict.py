@@ -56,7 +56,6 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     assert isinstance(command(tmp_path, path, *out).exception, DataError)
 
 
-@pytest.mark.slow
 def test_ranks_are_started_and_failures_end_it_with_1(run: Path, tmp_path: Path) -> None:
     scan = write(tmp_path / "a.nii.gz", numbers((9, 8, 7)), "LPS")
     (tmp_path / "bad.nii").write_text("no scan")

@@ -51,7 +51,7 @@ def kill_after_a_checkpoint(process: subprocess.Popen[str], folder: Path) -> Non
     process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_run(tmp_path: Path) -> None:
     said: dict[str, str] = {}
     for words in commands():

@@ -194,13 +194,12 @@ def python_processes(count: int) -> Sequence[str]:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_compile_at_once(home: Path) -> None:
     assert python_processes(2) == ["14.0 [0, 254]\n"] * 2
     assert [path.suffix for path in home.iterdir()] == [".so"]
 
 
-@pytest.mark.slow
 def test_the_switch_in_another_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.SWITCH, "0")
     assert python_processes(1) == ["14.0 [0, 254]\n"]

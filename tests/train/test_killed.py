@@ -221,6 +221,7 @@ def test_a_recipe_is_gone_on_with_after_a_kill(folder: Path) -> None:
     assert len(losses(folder / "whole")) == 3 * STEPS
 
 
+@pytest.mark.long
 def test_a_program_is_gone_on_with_after_a_kill(folder: Path) -> None:
     ended([sys.executable, "script.py", "alone"], folder)
     assert STEPS < killed([*SCRIPTED, "program"], folder, "program") < 2 * STEPS

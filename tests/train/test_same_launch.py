@@ -71,6 +71,7 @@ def test_grids_of_a_program_that_differ() -> None:
     assert all(found.startswith(words) for found in run_ranks(2, different_grids))
 
 
+@pytest.mark.long
 def test_ranks_started_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"{RECIPE}output: {tmp_path / 'run'}\n")

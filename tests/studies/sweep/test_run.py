@@ -259,7 +259,7 @@ def test_one_sweep_at_a_time_and_none_under_torchrun(
     assert "starts its ranks itself" in str(ended.exception)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_killed_with_its_ranks_or_before_them_goes_on(tmp_path: Path) -> None:
     """Two ranks: one of them is killed, then the launcher; a third start ends as it would."""
     keys: dict[str, Any] = {"variants": {"plain": {"epochs": 6}}, "rates": [1e-3], "seeds": [0]}

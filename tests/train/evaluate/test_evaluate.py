@@ -247,7 +247,7 @@ def test_every_parameter_is_printed(made: Path, serial: Evaluation) -> None:
         assert re.search(rf"^ *{name} .*{serial.errors[name]['ratio']:.3g}", text, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_starts_ranks(made: Path, serial: Evaluation, tmp_path: Path) -> None:
     run = Path(shutil.copytree(made, tmp_path / "run", symlinks=True))
     shutil.rmtree(run / "evaluation")
