@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 IMPORTED = ("torch", "torch._dynamo", "hyperslab.cli", "hyperslab.cli.train", "hyperslab.launch")
 LONGEST = 1 << 17  # [B] of a request
 COMMAND = [sys.executable, "-m", "hyperslab"]
+LAUNCHER_VARIABLE = "HYPERSLAB_LAUNCHER"  # in the environment of ranks
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,17 @@ class ForkedPopen(subprocess.Popen[Any]):
         self.status = connection
         return int(connection.recv(64))
 
+    def may_fork(self, environment: Any) -> bool:
+        """Ranks have to be children of their launcher, which this process then is."""
+        return LAUNCHER_VARIABLE not in (environment or ())
+
     def _execute_child(self, args: Any, *rest: Any) -> None:
         (
             executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell,
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, session, group,
         ) = rest  # fmt: skip
         words = [args] if isinstance(args, str) else [os.fspath(word) for word in args]
-        if words[:3] != COMMAND or executable or preexec_fn or shell:
+        if words[:3] != COMMAND or executable or preexec_fn or shell or not self.may_fork(env):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         streams = [p2cread, c2pwrite, errwrite]
@@ -106,17 +111,29 @@ class ForkedPopen(subprocess.Popen[Any]):
 class RankPopen(ForkedPopen):
     """Inside a command: its ranks are its own children."""
 
+    def may_fork(self, environment: Any) -> bool:
+        return True
+
     def fork(self, start: Start, given: list[int]) -> int:
         pid = os.fork()
         if pid == 0:
             become(start, given)
+        if start.group is not None:  # before anybody looks for it there
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, start.group)
         return pid
 
 
-def become(start: Start, given: Sequence[int]) -> None:
+def become(start: Start, given: Sequence[int], client: socket.socket | None = None) -> None:
     """Be that command in this process, which was just forked, and end as it ends."""
     code = 1
     try:
+        if start.session:
+            os.setsid()
+        if start.group is not None:
+            os.setpgid(0, start.group)
+        if client is not None:
+            client.send(str(os.getpid()).encode())
         _settle(start, given)
         code = _run(["hyperslab", *start.words])
     finally:
@@ -125,10 +142,6 @@ def become(start: Start, given: Sequence[int]) -> None:
 
 def _settle(start: Start, given: Sequence[int]) -> None:
     """Streams, signals, folder and environment are those of a process that was just started."""
-    if start.session:
-        os.setsid()
-    if start.group is not None:
-        os.setpgid(0, start.group)
     high = [_above(descriptor, 3 + max(start.descriptors)) for descriptor in given]
     for descriptor, number in zip(high, start.descriptors, strict=True):
         os.dup2(descriptor, number)
@@ -225,11 +238,10 @@ def serve(address: str) -> None:
             request, given, *_ = socket.recv_fds(connection, LONGEST, 64)
             pid = os.fork()
             if pid == 0:
-                become(pickle.loads(request), given)
+                become(pickle.loads(request), given, connection)
             for descriptor in given:
                 os.close(descriptor)
             waiting[pid] = connection
-            connection.send(str(pid).encode())
         if ended in ready:
             os.read(ended, 4096)
             _say_ended(waiting)

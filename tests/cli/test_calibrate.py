@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.planner.machine import load_machine
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 RECIPE = """
 model: {name: unet3d, channels: 2, levels: 1}
 loss: cross_entropy
@@ -33,7 +35,6 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.long
 def test_a_file_for_two_numbers_of_ranks(recipe: Path) -> None:
     out = recipe.with_name("machine.yaml")
     options = ["--out", str(out), "--ranks", "1", "--ranks", "2", "--budget", "0.001"]

@@ -16,6 +16,8 @@ from hyperslab.errors import DataError, LayoutError
 from tests.formats.convert.scans import nib, numbers, write
 from tests.train.predict.runs import write_segmentation
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,6 +15,8 @@ import yaml
 
 from tests.docs.blocks import DOCS, blocks_of
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 BLOCKS = blocks_of((DOCS / "medical.md").read_text())
 RECIPE = DOCS.parent / "recipes" / "segresnet.yaml"
 KILLED = "train"

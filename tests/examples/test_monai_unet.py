@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.formats.nifti.lists import decathlon
-from tests.selection import in_gate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHAPES = ((20, 24, 18), (17, 21, 26), (24, 19, 22))
@@ -61,7 +60,8 @@ def torchrun(ranks: int) -> list[str]:
     return ["-m", "torch.distributed.run", *options, str(EXAMPLES / "monai_unet.py")]
 
 
-@pytest.mark.parametrize("ranks", in_gate([1, 2], kept=[2]))
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_losses_agree(folder: Path, serial: list[float], ranks: int) -> None:
     command = [str(EXAMPLES / "monai_unet.py")] if ranks == 1 else torchrun(ranks)
     found = run(folder, *command, "--depth", str(ranks))

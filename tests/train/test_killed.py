@@ -18,6 +18,8 @@ from hyperslab.train.evaluate import evaluate
 from tests.train.scans import WINDOW, write_scans
 from tests.train.universes import losses
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 ROOT = Path(__file__).parents[2]
 
 MINE = '''

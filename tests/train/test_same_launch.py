@@ -17,6 +17,8 @@ from hyperslab.train.run import train
 from tests.ranks import run_ranks
 from tests.train.differing import DIFFERENT, RECIPE, by_hand
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def launches(path: Path) -> dict[str, str]:
     """What a rank says to each."""

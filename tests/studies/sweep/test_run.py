@@ -26,6 +26,8 @@ from hyperslab.studies.sweep.run import SweepProgress, finished_result, run_swee
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from tests.studies.sweep.sweeps import sweep_here, table_of, write_sweep
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -31,6 +31,8 @@ from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint, reci
 from tests.ranks import run_ranks
 from tests.studies.report.fake import NAMES, RANGES, universes
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 FRACTIONS = (0.5, 0.2, 0.3)
 RECIPE = """\
 model: {{name: cosmoflow, variant: lbann, batch_norm: true}}

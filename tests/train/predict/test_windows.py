@@ -28,6 +28,8 @@ from tests.formats.convert.scans import nib, numbers, write
 from tests.ranks import run_ranks
 from tests.train.predict.runs import CLASSES, SCANS, WINDOW, unet, write_run, write_segmentation
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 XYZ = (21, 18, 25)
 
 POLICIES = {
