@@ -170,7 +170,6 @@ import sys, time
 import numpy as np
 import hyperslab as hs
 from hyperslab.data import Parameters, Source
-from tests.selection import in_gate
 
 class Big(Source):
     shape, dtype = (4, 64, 64, 64), np.dtype("int16")

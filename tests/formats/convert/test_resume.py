@@ -262,7 +262,6 @@ import sys, time
 from pathlib import Path
 import hyperslab.formats.convert.worker as work
 from hyperslab.formats.convert import Request, convert
-from tests.selection import in_gate
 
 verify = work.verify_written
 def slow(*how):
