@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +46,46 @@ def pytest_configure() -> None:
     """A shell starts what runs in its background with SIGINT ignored, and children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+OPTIONAL = set(
+    """
+    diffusers jax jax_cosmo jaxpm mlflow mlperf_logging monai nbclient nbformat neuralop nibabel
+    scipy SimpleITK sklearn triton wandb zarr
+    """.split()
+)
+"""Libraries of the extras: a test that imports one which is not installed is skipped."""
+
+
+def skip_without_library(error: BaseException | None) -> None:
+    """Skip where this error is that an optional library is not there."""
+    library = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and library in OPTIONAL:
+        pytest.skip(f"{library} is not installed", allow_module_level=True)
+
+
+class Module(pytest.Module):
+    """A file of tests, skipped with the name of the library that its imports lack."""
+
+    def _getobj(self) -> Any:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            skip_without_library(error.__cause__)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        skip_without_library(error)
+        raise
 
 
 @pytest.fixture(scope="session", autouse=True)
