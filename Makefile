@@ -6,7 +6,12 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 
 bin := $(VENV)/bin
-ready := $(VENV)/.ready
+
+# A target names the extras of pyproject.toml that it needs; each has a stamp in the environment.
+torch := $(VENV)/.has-torch
+core := $(VENV)/.has-core
+has = $(core) $(addprefix $(VENV)/.has-,$(1))
+tested := dev docs gpu universe medical zarr mlperf wandb mlflow
 
 # The demonstration: small universes, two ranks that each hold half of every one.
 DEMO ?= build/demo
@@ -37,6 +42,7 @@ RANKS ?= 4
 SEED ?= 0
 KINDS ?=
 COUNT ?= 10000
+CASES ?= 1000000
 
 # Collective reads need Open MPI and a parallel HDF5, on Debian the packages openmpi-bin,
 # libopenmpi-dev and libhdf5-openmpi-dev, and an h5py built for them in an environment of its own.
@@ -53,17 +59,24 @@ SLURM_PACKAGES := munge slurmctld slurmd slurm-client iproute2
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet science-small sc18 test test-gpu setup-mpi test-mpi test-mri setup-slurm test-slurm soak fuzz lint docs bench bench-gpu clean
+.PHONY: setup demo demo-unet science-small sc18 test test-all test-long test-torch test-gpu setup-mpi test-mpi test-mri setup-slurm test-slurm soak fuzz lint docs bench bench-gpu clean
 
-setup: $(ready)
+setup: $(call has,lint $(tested))
 
-$(ready): pyproject.toml Makefile
+$(torch): Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet "$(TORCH)"
-	$(bin)/python -m pip install --quiet -e ".[dev,docs,gpu,universe,medical,zarr,mlperf,wandb,mlflow]"
 	touch $@
 
-demo: $(ready)
+$(core): pyproject.toml | $(torch)
+	$(bin)/python -m pip install --quiet -e .
+	touch $@
+
+$(VENV)/.has-%: pyproject.toml | $(core)
+	$(bin)/python -m pip install --quiet -e ".[$*]"
+	touch $@
+
+demo: $(call has,universe)
 	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE) \
 		--box-size $(DEMO_BOX)
 	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
@@ -71,7 +84,7 @@ demo: $(ready)
 	$(bin)/hyperslab evaluate $(DEMO)/run
 	$(bin)/hyperslab report $(DEMO)/run
 
-demo-unet: $(ready)
+demo-unet: $(call has,medical)
 	$(bin)/hyperslab convert lits --synthetic $(UNET_COUNT) $(UNET)/phantoms --size $(UNET_SIZE)
 	$(bin)/hyperslab train recipes/demo-unet.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
 		data.path=$(UNET)/phantoms output=$(UNET)/run --resume
@@ -81,10 +94,10 @@ demo-unet: $(ready)
 	$(bin)/hyperslab report $(UNET)/run
 
 # Stopped, it goes on where it was.
-sc18: $(ready)
+sc18: $(call has,universe)
 	$(bin)/python benchmarks/sc18.py $(SC18) --size $(SC18_SIZE) --json $(SC18_RESULT)
 
-science-small: $(ready)
+science-small: $(call has,universe dev)
 	$(bin)/hyperslab simulate $(SCIENCE)/universes --count $(SCIENCE_COUNT) --size 32 --box-size 256
 	mkdir -p $(SCIENCE)/ridge
 	$(bin)/python benchmarks/ridge.py recipes/science-small.yaml data.path=$(SCIENCE)/universes \
@@ -94,13 +107,25 @@ science-small: $(ready)
 	$(bin)/hyperslab report $(SCIENCE)/sweep --control ridge=$(SCIENCE)/ridge/whole \
 		--json $(SCIENCE)/comparison.json
 
-test: $(ready)
-	$(bin)/python -m pytest --durations=25
+# The gate: what is marked `long` is left to test-all.
+test: $(call has,$(tested))
+	$(bin)/python -m pytest --durations=25 --junitxml=build/junit.xml
+
+# All that takes hours: before a release, and after a change of what the gate leaves out.
+test-all: test-long test-torch test-mpi test-mri test-slurm fuzz soak
+
+test-long: $(call has,lint $(tested))
+	$(bin)/python -m pytest -m "" --durations=50 --junitxml=build/junit-long.xml
+
+# The gate with the ends of the range of torch, each in an environment of its own.
+test-torch:
+	$(MAKE) VENV=.venv-oldest "TORCH=torch==2.9.*" test
+	$(MAKE) VENV=.venv-newest "TORCH=torch" test
 
 setup-mpi: $(mpi_ready)
 
 # Everything but h5py and mpi4py is that of $(VENV). Without optimisation h5py is built in a minute.
-$(mpi_ready): $(ready)
+$(mpi_ready): $(call has,$(tested))
 	@command -v mpicc mpirun && test -d $(HDF5_DIR) || \
 		{ echo "needs mpicc, mpirun and the parallel HDF5 in HDF5_DIR=$(HDF5_DIR)"; exit 1; }
 	$(bin)/python -m venv --clear --without-pip $(MPI_VENV)
@@ -130,30 +155,30 @@ setup-slurm:
 
 # A real Slurm with two nodes, in a temporary folder; it runs the files in slurm/.
 test-slurm: export HYPERSLAB_TEST_SLURM = 1
-test-slurm: $(ready) setup-slurm
+test-slurm: $(call has,$(tested)) setup-slurm
 	$(bin)/python -m pytest -n 0 --durations=5 tests/slurm
 
 # With a CUDA device: what is marked so, then the samples of all operators on ranks that share it.
-test-gpu: $(ready)
+test-gpu: $(call has,$(tested))
 	$(bin)/python -m pytest -n 0 -m gpu --durations=10
 	HYPERSLAB_TEST_DEVICE=cuda $(bin)/python -m pytest -n 0 tests/ops --durations=10
 
 # With a real MRI and its labels: Debian's package mricron-data, unpacked here, not installed.
-test-mri: $(ready)
+test-mri: $(call has,$(tested))
 	test -f $(MRI)/usr/share/mricron/templates/ch2.nii.gz || { mkdir -p $(MRI) && cd $(MRI) && \
 		apt-get download mricron-data && dpkg -x mricron-data_*.deb . ; }
 	HYPERSLAB_MRI=$(abspath $(MRI))/usr/share/mricron/templates OMP_NUM_THREADS=1 \
 		$(bin)/python -m pytest -n 0 tests/mri
 
-soak: $(ready)
+soak: $(call has,$(tested))
 	OMP_NUM_THREADS=1 $(bin)/python -m tests.soak --minutes $(MINUTES) --ranks $(RANKS) \
-		--seed $(SEED) $(addprefix --kind ,$(KINDS))
+		--seed $(SEED) --cases $(CASES) $(addprefix --kind ,$(KINDS))
 
 # Random changes of the files that are read: `make fuzz COUNT=10000 SEED=1`.
-fuzz: $(ready)
+fuzz: $(call has,$(tested))
 	OMP_NUM_THREADS=1 $(bin)/python -m tests.soak.fuzz --count $(COUNT) --seed $(SEED)
 
-lint: $(ready)
+lint: $(call has,lint)
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
@@ -161,25 +186,25 @@ lint: $(ready)
 
 # The site, in build/site: index.html opens without a server and without a network.
 docs: export NO_MKDOCS_2_WARNING = 1
-docs: $(ready)
+docs: $(call has,docs)
 	$(bin)/python docs/operators.py
 	$(bin)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
 # Run the notebooks and keep what they print and draw.
 .PHONY: notebooks
-notebooks: $(ready)
+notebooks: $(call has,docs universe medical)
 	$(bin)/python docs/notebooks/run.py
 
 # On a machine with a GPU; it goes on where the last run ended.
-bench-gpu: $(ready)
+bench-gpu: $(call has,gpu)
 	$(bin)/python benchmarks/gpu.py
 
-bench: $(ready)
+bench: $(call has,dev)
 	$(bin)/python benchmarks/step.py
 	$(bin)/python benchmarks/limit.py
 	$(bin)/python benchmarks/memory.py
 	$(bin)/python benchmarks/io.py --side 256
 
 clean:
-	rm -rf build $(VENV) $(MPI_VENV)
+	rm -rf build $(VENV) $(MPI_VENV) .venv-oldest .venv-newest

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.forked import forked_commands
 from tests.gpus import SAMPLES_ON, runs_samples
 from tests.ranks import close_pool
 
@@ -38,11 +42,64 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if runs_samples(item)]
 
 
+def pytest_configure() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+OPTIONAL = set(
+    """
+    diffusers jax jax_cosmo jaxpm mlflow mlperf_logging monai nbclient nbformat neuralop nibabel
+    scipy SimpleITK sklearn triton wandb zarr
+    """.split()
+)
+"""Libraries of the extras: a test that imports one which is not installed is skipped."""
+
+
+def skip_without_library(error: BaseException | None) -> None:
+    """Skip where this error is that an optional library is not there."""
+    library = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and library in OPTIONAL:
+        pytest.skip(f"{library} is not installed", allow_module_level=True)
+
+
+class Module(pytest.Module):
+    """A file of tests, skipped with the name of the library that its imports lack."""
+
+    def _getobj(self) -> Any:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            skip_without_library(error.__cause__)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        skip_without_library(error)
+        raise
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ranks() -> Iterator[None]:
     """No worker outlives the session."""
     yield
     close_pool()
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Commands of hyperslab fork from a process that has imported everything."""
+    with forked_commands():
+        yield
 
 
 @pytest.fixture(autouse=True)

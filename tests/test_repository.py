@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
-
 from hyperslab.tensor import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -77,14 +75,9 @@ def declared(requirements: list[str]) -> set[str]:
     return {IMPORT_NAMES.get(name, name) for name in names}
 
 
-@pytest.mark.parametrize("path", CODE, ids=name_of)
-def test_files_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 300
-
-
-@pytest.mark.parametrize("path", TEXT, ids=name_of)
-def test_no_path_of_one_machine(path: Path) -> None:
-    assert MACHINE_PATH.findall(path.read_text()) == []
+def test_no_path_of_one_machine() -> None:
+    found = {name_of(path): MACHINE_PATH.findall(path.read_text()) for path in TEXT}
+    assert {name: paths for name, paths in found.items() if paths} == {}
 
 
 def test_the_pattern_finds_machine_paths() -> None:
@@ -106,20 +99,28 @@ def prose(path: Path) -> str:
     return "\n".join([*filter(None, docs), *re.findall(r"#.*", text)])
 
 
-@pytest.mark.parametrize("path", TEXT, ids=name_of)
-def test_modules_that_are_named_exist(path: Path) -> None:
-    for name in MODULE.findall(prose(path)):
-        placeholder = any(part.isupper() for part in Path(name).with_suffix("").parts)
-        known = any(str(code).endswith(f"/{name}") for code in CODE)
-        assert known or placeholder or Path(name).name in NOT_OURS, f"{name_of(path)}: {name}"
+def exists(name: str) -> bool:
+    """Is a module of that name here, or is it no module of ours?"""
+    placeholder = any(part.isupper() for part in Path(name).with_suffix("").parts)
+    known = any(str(code).endswith(f"/{name}") for code in CODE)
+    return known or placeholder or Path(name).name in NOT_OURS
 
 
-@pytest.mark.parametrize("page", [page for page in TEXT if page.suffix == ".md"], ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#:\s]+)[)#]", page.read_text()):
-        target = page.parent / link
-        written = target.resolve().relative_to(ROOT).as_posix() in WRITTEN_BY_THE_SITE
-        assert target.exists() or written, link
+def test_modules_that_are_named_exist() -> None:
+    named = {(name_of(path), name) for path in TEXT for name in MODULE.findall(prose(path))}
+    missing = {name for name in {name for _, name in named} if not exists(name)}
+    assert sorted((path, name) for path, name in named if name in missing) == []
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in (page for page in TEXT if page.suffix == ".md"):
+        for link in re.findall(r"\]\(([^)#:\s]+)[)#]", page.read_text()):
+            target = page.parent / link
+            written = target.resolve().relative_to(ROOT).as_posix() in WRITTEN_BY_THE_SITE
+            if not target.exists() and not written:
+                broken.append(f"{name_of(page)}: {link}")
+    assert broken == []
 
 
 def test_modules_are_found_in_prose(tmp_path: Path) -> None:
@@ -128,11 +129,16 @@ def test_modules_are_found_in_prose(tmp_path: Path) -> None:
     assert MODULE.findall(prose(page)) == ["a/b.py", "c.py", "x/y-z.py"]
 
 
-@pytest.mark.parametrize("path", [path for path in CODE if is_with_examples(path)], ids=name_of)
-def test_examples_in_docstrings_hold(path: Path) -> None:
-    module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-    with patch.dict(RULES):  # the examples of `register` enter a rule
-        assert doctest.testmod(importlib.import_module(module)).failed == 0
+def test_examples_in_docstrings_hold() -> None:
+    failed = []
+    for path in filter(is_with_examples, CODE):
+        module = importlib.import_module(
+            ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        )
+        with patch.dict(RULES):  # the examples of `register` enter a rule
+            if doctest.testmod(module).failed:  # what differs is printed
+                failed.append(name_of(path))
+    assert failed == []
 
 
 def test_imports_and_dependencies_are_the_same() -> None:

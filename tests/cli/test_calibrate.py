@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.planner.machine import load_machine
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 RECIPE = """
 model: {name: unet3d, channels: 2, levels: 1}
 loss: cross_entropy

@@ -100,6 +100,7 @@ def test_convert_killed_while_its_workers_import(tmp_path: Path) -> None:
     nobody_left(process.pid)
 
 
+@pytest.mark.long
 def test_simulate_which_has_its_folder_for_itself(tmp_path: Path) -> None:
     pytest.importorskip("jaxpm")
     out = tmp_path / "out"

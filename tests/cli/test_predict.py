@@ -16,6 +16,8 @@ from hyperslab.errors import DataError, LayoutError
 from tests.formats.convert.scans import nib, numbers, write
 from tests.train.predict.runs import write_segmentation
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,7 +58,6 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     assert isinstance(command(tmp_path, path, *out).exception, DataError)
 
 
-@pytest.mark.slow
 def test_ranks_are_started_and_failures_end_it_with_1(run: Path, tmp_path: Path) -> None:
     scan = write(tmp_path / "a.nii.gz", numbers((9, 8, 7)), "LPS")
     (tmp_path / "bad.nii").write_text("no scan")

@@ -15,6 +15,8 @@ import yaml
 
 from tests.docs.blocks import DOCS, blocks_of
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 BLOCKS = blocks_of((DOCS / "medical.md").read_text())
 RECIPE = DOCS.parent / "recipes" / "segresnet.yaml"
 KILLED = "train"
@@ -51,7 +53,7 @@ def kill_after_a_checkpoint(process: subprocess.Popen[str], folder: Path) -> Non
     process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_run(tmp_path: Path) -> None:
     said: dict[str, str] = {}
     for words in commands():

@@ -17,6 +17,8 @@ from tests.docs.blocks import DOCS, blocks_of
 from tests.ranks import run_ranks
 from tests.test_readme import write_universes
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 BLOCKS = blocks_of((DOCS / "start.md").read_text())
 COUNT, SIZE = 20, 32
 

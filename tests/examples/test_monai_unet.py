@@ -60,7 +60,7 @@ def torchrun(ranks: int) -> list[str]:
     return ["-m", "torch.distributed.run", *options, str(EXAMPLES / "monai_unet.py")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_losses_agree(folder: Path, serial: list[float], ranks: int) -> None:
     command = [str(EXAMPLES / "monai_unet.py")] if ranks == 1 else torchrun(ranks)

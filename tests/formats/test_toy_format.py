@@ -22,6 +22,8 @@ from tests.formats.universes import counts, public, unit
 from tests.ranks import run_ranks
 from tests.train.universes import losses, write_recipe, write_universes
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 MOST_LINES = 40
 N, SHAPE = 3, (9, 8, 7, 4)
 OVERRIDES = ("data.batch_size=2", "data.plugins=[toy_format]")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperslab.kernels import compile as cache
 from hyperslab.kernels import compile as compiler
 from hyperslab.kernels import compile as library
 from hyperslab.kernels import epilogue
 from hyperslab.kernels.compile import CannotCompile, cached_library, load_library
+from tests.kernels.compiled import compiled
 
 try:
     COMPILER = compiler.find_compiler().command
@@ -44,11 +44,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole library, compiled once for this session."""
-    path = tmp_path_factory.mktemp("made") / "kernels.so"
-    compiler.find_compiler().compile(sorted(cache.SOURCES.glob("*.c")), path)
-    return path
+def made() -> Path:
+    """A whole library."""
+    return compiled()
 
 
 @pytest.fixture
@@ -74,7 +72,8 @@ def compiled_calls(path: Path) -> int:
 
 
 @needs_compiler
-def test_compiles_once_for_the_owner_alone(home: Path) -> None:
+def test_compiles_once_for_the_owner_alone(home: Path, made: Path, pretend: Path) -> None:
+    compiles_by(pretend, f'cp {made} "$target"')
     path = cached_library()
     assert load_library(path)
     assert [p.name for p in home.iterdir()] == [path.name]
@@ -194,13 +193,12 @@ def python_processes(count: int) -> Sequence[str]:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_compile_at_once(home: Path) -> None:
     assert python_processes(2) == ["14.0 [0, 254]\n"] * 2
     assert [path.suffix for path in home.iterdir()] == [".so"]
 
 
-@pytest.mark.slow
 def test_the_switch_in_another_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.SWITCH, "0")
     assert python_processes(1) == ["14.0 [0, 254]\n"]

@@ -1,4 +1,4 @@
-"""The plain C beside the intrinsics gives the same (tier: no process; compiles once)."""
+"""The plain C beside the intrinsics gives the same (tier: no process; may compile)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 
-from hyperslab.kernels import compile as cache
-from hyperslab.kernels import compile as compiler
 from hyperslab.kernels import epilogue, normalization, reorder
-from hyperslab.kernels.compile import CannotCompile, Compiler, load_library
+from hyperslab.kernels.compile import CannotCompile, load_library
+from tests.kernels.compiled import WITHOUT_WIDE_REGISTERS, compiled
 from tests.kernels.epilogue.cases import (
     Case,
     cases,
@@ -22,20 +21,14 @@ from tests.kernels.epilogue.cases import (
     check_reorder,
 )
 
-WITHOUT_INTRINSICS = "-U__AVX512F__"
-
 
 @pytest.fixture(scope="module", autouse=True)
-def _portable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _portable() -> Iterator[None]:
     """The operators run what was compiled as for a processor without wide registers."""
     try:
-        found = compiler.find_compiler()
+        functions = load_library(compiled(WITHOUT_WIDE_REGISTERS))
     except CannotCompile:
         pytest.skip("no compiler")
-    path = tmp_path_factory.mktemp("portable") / "kernels.so"
-    plain = Compiler((*found.command, WITHOUT_INTRINSICS), found.version)
-    plain.compile(sorted(cache.SOURCES.glob("*.c")), path)
-    functions = load_library(path)
     with ExitStack() as stack:
         for module in (epilogue, normalization, epilogue, reorder):
             stack.enter_context(patch.object(module, "library", lambda: functions))

@@ -19,6 +19,7 @@ from hyperslab.cli.rank import check_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.launch.supervisor import shared_environment
 from hyperslab.recipe.load import load_recipe
+from tests.forked import forked_commands
 from tests.train.universes import losses, write_recipe
 
 PATIENCE = 200  # [s]
@@ -182,6 +183,7 @@ def test_a_killed_rank_ends_all_and_a_signal_writes_a_checkpoint(
     assert len(losses(out)) == int(after.name[-8:])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, universes: Path) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes)
@@ -199,7 +201,7 @@ def steps_of(recipe: Path) -> int:
     return len(losses(recipe.with_suffix("")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_restarts_go_on_and_leave_out_a_rank_that_cannot_come_back(
     tmp_path: Path, universes: Path
@@ -237,13 +239,14 @@ def test_restarts_go_on_and_leave_out_a_rank_that_cannot_come_back(
 def test_what_is_wrong_with_the_recipe_is_not_tried_again(tmp_path: Path, universes: Path) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes)
     line = command(recipe, "--ranks", "2", "grid.depth=2", "model.width=32", "--restarts", "3")
-    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
+    with forked_commands():
+        done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert "but the model takes [32, 32, 32]" in done.stderr
     assert "restart" not in done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_torchrun_starts_ranks_again_from_the_newest_checkpoint(
     tmp_path: Path, universes: Path

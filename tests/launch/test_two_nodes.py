@@ -28,7 +28,7 @@ checkpoint: {every_steps: 2}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cut_cable_ends_both_nodes_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     recipe, out = tmp_path / "run.yaml", tmp_path / "run"
     recipe.write_text(f"{RECIPE}output: {out}\n")

@@ -12,6 +12,7 @@ import hyperslab as hs
 from tests.networks.train import STEPS, Step, apart, train
 from tests.networks.zoo import NETWORKS
 from tests.ranks import run_ranks
+from tests.selection import by_rotation, in_gate
 
 GRIDS = {  # and how many steps: what one leaves for the next is looked at on one of them
     "2": ({"depth": 2}, 1),
@@ -40,14 +41,13 @@ def check(
         assert cut or NETWORKS[name].goal == "numbers" or NETWORKS[name].until
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "grid"), by_rotation(NETWORKS, GRIDS))
 def test_steps_of_training(name: str, grid: str) -> None:
     axes, steps = GRIDS[grid]
     check(name, axes, torch.float64, 1e-9, steps)
 
 
-@pytest.mark.parametrize("name", IN_FLOAT32)
+@pytest.mark.parametrize("name", in_gate(IN_FLOAT32, kept=["UNet"]))
 def test_three_steps_in_float32(name: str) -> None:
     check(name, {"data": 2, "depth": 2}, torch.float32, 1e-4)
 

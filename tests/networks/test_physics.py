@@ -22,6 +22,7 @@ from torch import nn
 import hyperslab as hs
 from tests.ops.serial import distance
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 SHAPE = (2, 1, 12, 16, 8)
 LEARNING_RATE = 0.05
@@ -204,8 +205,7 @@ def apart(name: str, axes: dict[str, int], dtype: torch.dtype, expected: Steps) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "grid"), by_rotation(NETWORKS, GRIDS))
 def test_equal_to_serial(name: str, grid: str, dtype: torch.dtype) -> None:
     axes = GRIDS[grid]
     # neuraloperator keeps modes, and MONAI's codebook distances, in float32.

@@ -16,6 +16,7 @@ import tests.ops.programs.mixed_steps  # noqa: F401  both register their steps
 from tests.ops.programs.aliases import run_aliases
 from tests.ops.programs.programs import run_program
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 COVERS: dict[str, set[str]] = {"elementwise": {"contiguous"}}
 
@@ -47,7 +48,7 @@ def names(log: list[str]) -> list[str]:
     return [line.split("(")[0].split(":")[0] for line in log]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", in_gate(LAYOUTS, kept=LAYOUTS[::2]), ids=str)
 @pytest.mark.parametrize(("run", "count", "refused"), [(programs, 8, 0.2), (aliases, 10, 0.3)])
 def test_programs_equal_the_serial_run(
     layout: dict[str, int],

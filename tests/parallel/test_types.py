@@ -31,7 +31,7 @@ reveal_type(net)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_own_attributes_survive_under_mypy_strict(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

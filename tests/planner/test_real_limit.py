@@ -75,7 +75,7 @@ def train_within(path: Path, grid: GridSection, room: int) -> Ended:
     return Ended([rank.returncode for rank in ranks], said)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_too_large_fails_and_what_is_possible_runs(tmp_path: Path) -> None:
     changes = {"epochs": 1, "device": "cpu", "model": {"width": 64}, "data": DATA}
     path = recipe_file(tmp_path, **changes)

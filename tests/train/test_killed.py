@@ -18,6 +18,8 @@ from hyperslab.train.evaluate import evaluate
 from tests.train.scans import WINDOW, write_scans
 from tests.train.universes import losses
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 ROOT = Path(__file__).parents[2]
 
 MINE = '''
@@ -221,6 +223,7 @@ def test_a_recipe_is_gone_on_with_after_a_kill(folder: Path) -> None:
     assert len(losses(folder / "whole")) == 3 * STEPS
 
 
+@pytest.mark.long
 def test_a_program_is_gone_on_with_after_a_kill(folder: Path) -> None:
     ended([sys.executable, "script.py", "alone"], folder)
     assert STEPS < killed([*SCRIPTED, "program"], folder, "program") < 2 * STEPS

@@ -17,6 +17,8 @@ from hyperslab.train.run import train
 from tests.ranks import run_ranks
 from tests.train.differing import DIFFERENT, RECIPE, by_hand
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def launches(path: Path) -> dict[str, str]:
     """What a rank says to each."""
@@ -71,6 +73,7 @@ def test_grids_of_a_program_that_differ() -> None:
     assert all(found.startswith(words) for found in run_ranks(2, different_grids))
 
 
+@pytest.mark.long
 def test_ranks_started_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"{RECIPE}output: {tmp_path / 'run'}\n")

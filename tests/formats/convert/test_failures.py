@@ -20,7 +20,7 @@ from hyperslab.formats.convert import worker as work
 from hyperslab.formats.registry import source_of
 from tests.formats.scans import folder as scans_folder
 from tests.formats.universes import Seat, counts, folder, public
-from tests.simulate.universe.test_universe_file import full_disk
+from tests.simulate.test_universe_file import full_disk
 
 ROOT = Path(__file__).parents[3]
 

@@ -22,7 +22,7 @@ from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.nifti import resample
 from hyperslab.formats.nifti.lists import find_pairs
 from tests.formats.convert.scans import affine_of, classes, numbers, write
-from tests.simulate.universe.test_universe_file import full_disk
+from tests.simulate.test_universe_file import full_disk
 
 ROOT = Path(__file__).parents[3]
 XYZ, SHAPE = (9, 8, 7), (6, 4, 5)

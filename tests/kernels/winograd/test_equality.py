@@ -11,16 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperslab.kernels import compile as cache
 from hyperslab.kernels import registry, winograd
-from hyperslab.kernels.compile import (
-    CannotCompile,
-    Compiler,
-    Library,
-    find_compiler,
-    library,
-    load_library,
-)
+from hyperslab.kernels.compile import CannotCompile, Library, library, load_library
+from tests.kernels.compiled import WITHOUT_WIDE_REGISTERS, compiled
 
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
 """Of a result that is written in this type, where sums are in float32."""
@@ -30,22 +23,16 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["this processor's", "-U__AVX512F__"])
-def functions(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Library | None]:
+@pytest.fixture(scope="module", params=["this processor's", WITHOUT_WIDE_REGISTERS])
+def functions(request: pytest.FixtureRequest) -> Iterator[Library | None]:
     """The library as it is, and as for a processor without AVX-512."""
     if request.param.startswith("this"):
         yield library()
         return
     try:
-        found = find_compiler()
+        narrow = load_library(compiled(request.param))
     except CannotCompile:
         pytest.skip("no compiler")
-    path = tmp_path_factory.mktemp("narrow") / "kernels.so"
-    sources = sorted(cache.SOURCES.glob("*.c"))
-    Compiler((*found.command, request.param), found.version).compile(sources, path)
-    narrow = load_library(path)
     if not narrow.winograd_is_known(b""):
         pytest.skip("no AVX2")
     with patch.object(winograd, "library", lambda: narrow):

@@ -1,6 +1,6 @@
 """Elementwise losses on cut tensors equal the serial ones (tier: a few gloo ranks).
 
-Those of `mse_loss`, `l1_loss` and `smooth_l1_loss` are in `tests/ops/reductions/test_sums.py`.
+Those of `mse_loss`, `l1_loss` and `smooth_l1_loss` are in `tests/ops/reductions`.
 """
 
 from __future__ import annotations

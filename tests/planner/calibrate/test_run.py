@@ -82,6 +82,7 @@ def test_ranks_measure_together(pair: list[Calibration]) -> None:
     assert 0 <= first.hidden.gradients <= 1
 
 
+@pytest.mark.long
 def test_numbers_of_ranks_join_in_one_file(
     alone: Calibration, pair: list[Calibration], tmp_path: Path
 ) -> None:

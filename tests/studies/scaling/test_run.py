@@ -24,6 +24,8 @@ from hyperslab.studies.scaling import run as measuring
 from hyperslab.studies.scaling.run import crowded, earlier_measurement, measure_step
 from hyperslab.studies.scaling.study import ScalingPoint
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 VALUES = {
     "model": {"variant": "lbann"},
     "data": {"synthetic": {"width": 16, "samples": 6}, "batch_size": 2},

@@ -26,6 +26,8 @@ from hyperslab.studies.sweep.run import SweepProgress, finished_result, run_swee
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from tests.studies.sweep.sweeps import sweep_here, table_of, write_sweep
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -259,7 +261,7 @@ def test_one_sweep_at_a_time_and_none_under_torchrun(
     assert "starts its ranks itself" in str(ended.exception)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_killed_with_its_ranks_or_before_them_goes_on(tmp_path: Path) -> None:
     """Two ranks: one of them is killed, then the launcher; a third start ends as it would."""
     keys: dict[str, Any] = {"variants": {"plain": {"epochs": 6}}, "rates": [1e-3], "seeds": [0]}

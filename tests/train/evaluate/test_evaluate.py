@@ -31,6 +31,8 @@ from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint, reci
 from tests.ranks import run_ranks
 from tests.studies.report.fake import NAMES, RANGES, universes
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 FRACTIONS = (0.5, 0.2, 0.3)
 RECIPE = """\
 model: {{name: cosmoflow, variant: lbann, batch_norm: true}}
@@ -247,7 +249,7 @@ def test_every_parameter_is_printed(made: Path, serial: Evaluation) -> None:
         assert re.search(rf"^ *{name} .*{serial.errors[name]['ratio']:.3g}", text, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_starts_ranks(made: Path, serial: Evaluation, tmp_path: Path) -> None:
     run = Path(shutil.copytree(made, tmp_path / "run", symlinks=True))
     shutil.rmtree(run / "evaluation")

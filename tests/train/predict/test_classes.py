@@ -193,7 +193,6 @@ def logits_of(run: Path, path: Path, *grid: str) -> tuple[torch.Tensor, tuple[in
     return logits.full(), tuple(logits.local.shape)
 
 
-@pytest.mark.slow
 def test_a_volume_that_fits_neither_grid_nor_strides(tmp_path: Path) -> None:
     """97 x 128 x 111 voxels on 2 x 2 x 1 ranks, with the paper's three poolings."""
     run = write_segmentation(tmp_path / "run", levels=3)

@@ -28,6 +28,8 @@ from tests.formats.convert.scans import nib, numbers, write
 from tests.ranks import run_ranks
 from tests.train.predict.runs import CLASSES, SCANS, WINDOW, unet, write_run, write_segmentation
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 XYZ = (21, 18, 25)
 
 POLICIES = {
@@ -87,6 +89,7 @@ def test_windows_that_are_cut_over_ranks(
     assert (found[0] != expected).mean() < 1e-3, "but where two classes are as likely"
 
 
+@pytest.mark.long
 def test_the_command(run: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.nii.gz", numbers(XYZ), "LPS")
     options = ["--native", "--window", "16,12,16", "--overlap", "0.5", "--blend", "gaussian"]

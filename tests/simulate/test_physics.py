@@ -8,7 +8,7 @@ import pytest
 from hyperslab.simulate.nbody import FIRST_A, REDSHIFTS, Nbody, scale_factors
 from hyperslab.simulate.parameters import draw_universe
 from hyperslab.simulate.universes import UniverseSettings
-from tests.simulate.universe import theory
+from tests.simulate import theory
 
 PARTICLES, SIZE, BOX = 64, 32, 256.0  # [Mpc/h]: modes down to k = 0.025 h/Mpc
 FIDUCIAL = (0.3, 0.8, 0.96, 70.0)

@@ -18,7 +18,7 @@ from hyperslab.formats.source import ScanOptions
 from hyperslab.simulate.nbody import Nbody
 from hyperslab.simulate.parameters import NAMES, PARAMETERS, draw_universe, parameters_in
 from hyperslab.simulate.universes import make_universes
-from tests.simulate.universe.conftest import SIZE, STEPS
+from tests.simulate.conftest import SIZE, STEPS
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from hyperslab.cli.simulate import simulate_command as command
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.simulate.nbody import Nbody
 from hyperslab.simulate.universes import make_universes as api
-from tests.simulate.universe.conftest import SIZE, STEPS
+from tests.simulate.conftest import SIZE, STEPS
 
 simulate_module = sys.modules["hyperslab.simulate.universes"]
 
