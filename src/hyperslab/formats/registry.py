@@ -20,7 +20,7 @@ from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.mapped import MappedFolder
 from hyperslab.formats.files import STRICT, AccessPolicy, Refuse, check_folder, walk_folder
-from hyperslab.formats.manifest import volumes_of
+from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
 from hyperslab.formats.source import OWN_DATA, DataMap, ScanOptions, Source
 from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.views import joined
@@ -198,7 +198,8 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
     def scan() -> tuple[Source, dict[str, str], str]:
         source, others = scanned(folder, options)
-        return source, volumes_of(folder), others
+        converted = os.path.lexists(folder / MANIFEST_FILE)
+        return source, volumes_of(folder) if converted else {}, others
 
     source, volumes, others = broadcast_from_main(scan)
     for words in filter(None, (others, source.remark)):

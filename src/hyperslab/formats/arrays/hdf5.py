@@ -16,8 +16,7 @@ import h5py
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.formats.checks import naming
-from hyperslab.formats.files import ALLOW_MISSING, FileAccess
+from hyperslab.formats.files import ALLOW_MISSING, FileAccess, naming
 
 MOST_LINKS = 16
 """Links, and virtual data sets of virtual ones, that are followed one after the other."""

@@ -44,7 +44,6 @@ from hyperslab.formats.arrays.layouts import (
 )
 from hyperslab.formats.arrays.open import HeaderChild, hdf5_or_zarr, open_keyed
 from hyperslab.formats.arrays.zarr import check_chunks
-from hyperslab.formats.checks import naming
 from hyperslab.formats.files import (
     STRICT,
     AccessPolicy,
@@ -53,6 +52,7 @@ from hyperslab.formats.files import (
     Stamp,
     check_unchanged,
     list_files,
+    naming,
     sift,
     unchanged,
 )

@@ -33,8 +33,7 @@ import numpy as np
 from hyperslab.errors import DataError, printable
 from hyperslab.formats import targets
 from hyperslab.formats.arrays.open import KeyedFile, hdf5_or_zarr, open_keyed
-from hyperslab.formats.checks import naming
-from hyperslab.formats.files import FileAccess
+from hyperslab.formats.files import FileAccess, naming
 from hyperslab.formats.source import OWN_DATA
 from hyperslab.formats.storage import HDF5_SIEVE, Storage
 from hyperslab.formats.storage_order import (

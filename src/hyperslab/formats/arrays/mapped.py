@@ -26,8 +26,7 @@ from hyperslab.formats.arrays.scan import (
     as_labels,
     scan_arrays,
 )
-from hyperslab.formats.checks import naming
-from hyperslab.formats.files import unchanged
+from hyperslab.formats.files import naming, unchanged
 from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions, Source
 from hyperslab.formats.storage import Storage
 from hyperslab.geometry import Box

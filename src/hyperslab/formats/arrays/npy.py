@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.checks import naming
-from hyperslab.formats.files import Refuse, Stamp, list_files, sift, unchanged
+from hyperslab.formats.files import Refuse, Stamp, list_files, naming, sift, unchanged
 from hyperslab.formats.source import OWN_DATA, Array, ScanOptions, Source
 from hyperslab.formats.storage import Storage, read_strided
 from hyperslab.formats.storage_order import (

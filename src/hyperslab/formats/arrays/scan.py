@@ -30,8 +30,16 @@ from hyperslab.formats.arrays.table import (
     read_target_table,
     scaled_targets,
 )
-from hyperslab.formats.checks import ANY, OF_LIBRARIES, naming
-from hyperslab.formats.files import AccessPolicy, FileAccess, Stamp, sift, walk_folder
+from hyperslab.formats.files import (
+    ANY,
+    OF_LIBRARIES,
+    AccessPolicy,
+    FileAccess,
+    Stamp,
+    naming,
+    sift,
+    walk_folder,
+)
 from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
 from hyperslab.formats.storage_order import CDHW, DHW, DHWC, Channels, StorageOrder, channel_order
 from hyperslab.formats.targets import Floats, Parameters

@@ -19,7 +19,7 @@ import numpy as np
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import Published
 from hyperslab.formats.arrays.npy import read_vector
-from hyperslab.formats.checks import naming
+from hyperslab.formats.files import naming
 from hyperslab.formats.source import OWN_DATA, Array, DataMap
 from hyperslab.formats.targets import Floats, Parameters, numbered_names
 
