@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.mapped import MappedFolder
+from hyperslab.formats.arrays.source import MappedFolder
 from hyperslab.formats.files import STRICT, AccessPolicy, Refuse, check_folder, walk_folder
 from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
 from hyperslab.formats.source import OWN_DATA, DataMap, ScanOptions, Source

@@ -32,7 +32,7 @@ import numpy as np
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats import targets
-from hyperslab.formats.arrays.open import KeyedFile, hdf5_or_zarr, open_keyed
+from hyperslab.formats.arrays.open import KeyedFile, kind_of_file, open_keyed
 from hyperslab.formats.files import FileAccess, naming
 from hyperslab.formats.source import OWN_DATA
 from hyperslab.formats.storage import HDF5_SIEVE, Storage
@@ -108,7 +108,7 @@ def read_header(
             ``channels`` is ``None`` and the order is not clear from the shape.
     """
     reach = FileAccess(path.parent) if reach is None else reach
-    with naming(path, hdf5_or_zarr(path)), open_keyed(path, reach) as file:
+    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
         key, target = _keys(path, file)
         volume = _volume(file, key)
         if target == targets.SCAN_KEYS[1]:
@@ -238,7 +238,7 @@ def read_volume_header(
         DataError: the file is foreign or truncated, or its volume is none.
     """
     reach = FileAccess(path.parent) if reach is None else reach
-    with naming(path, hdf5_or_zarr(path)), open_keyed(path, reach) as file:
+    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
         known = [key for key, _ in LAYOUT_KEYS]
         key = next((key for key in known if file.find(key) is not None), None)
         if key is None:
@@ -253,16 +253,16 @@ def read_volume_header(
         return layout, affine, redshifts_in(file, layout.shape[0])
 
 
-def storage_in(path: Path, layout: StorageLayout, reach: FileAccess) -> Storage:
-    """How the volume of ``layout`` lies in a file.
+def storage_in(path: Path, key: str, order: StorageOrder, reach: FileAccess) -> Storage:
+    """Describes how the volume under a key lies in a file.
 
     Raises:
         DataError: the file cannot be read.
     """
-    with naming(path, hdf5_or_zarr(path)), open_keyed(path, reach) as file:
-        stored: Any = file.find(layout.key)
-        plain = Storage(layout.order, layout.stored, stored.dtype.itemsize, stored.nbytes)
-        if hdf5_or_zarr(path) == "Zarr":
+    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
+        stored: Any = file.find(key)
+        plain = Storage(order, stored.shape, stored.dtype.itemsize, stored.nbytes)
+        if file.zarr:
             word = ", ".join(type(codec).__name__ for codec in stored.compressors)
             chunk = tuple(stored.chunks)
             return replace(plain, size=stored.nbytes_stored(), chunk=chunk, compression=word)
