@@ -42,7 +42,7 @@ from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.registry import Driver, sources_of
 from hyperslab.formats.source import DataMap, ScanOptions, Source
 from hyperslab.formats.targets import Parameters
-from hyperslab.formats.views import Subvolumes, padded, selected
+from hyperslab.formats.views import Padded, Selected, Subvolumes
 
 Mode = Literal["direct", "store", "preload"]
 
@@ -201,13 +201,17 @@ def open(
         if refuse is not None:
             kept = len(source.names)
             broadcast_from_main(lambda: refuse.check(kept))
-    source = selected(source, redshifts, targets)
+    if redshifts is not None or targets is not None:
+        source = Selected(source, redshifts=redshifts, targets=targets)
     if subvolume is not None:
         source = Subvolumes(source, subvolume)
     chosen = transform_of(source.classes, transform, window)
-    source = padded(source, multiple, chosen.lowest)
-    if multiple is not None and transform in ("mean", "log1p_mean"):
-        raise DataError(f'{multiple=} changes the mean by which transform="{transform}" divides')
+    if multiple is not None:
+        source = Padded(source, multiple, chosen.lowest)
+        if transform in ("mean", "log1p_mean"):
+            raise DataError(
+                f'{multiple=} changes the mean by which transform="{transform}" divides'
+            )
     _check_alike(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         shapes=tuple(map(tuple, source.shapes)),

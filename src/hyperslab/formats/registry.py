@@ -187,7 +187,8 @@ def sources_of(
     driver: Driver | None = None,
 ) -> Source:
     """Several folders as one source, see `Joined`; errors are those of `source_of`, too."""
-    return joined({Path(path): _opened(Path(path), grid, options, driver) for path in paths})
+    parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
+    return next(iter(parts.values())) if len(parts) == 1 else joined(parts)
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:

@@ -23,8 +23,8 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data import Source
 from hyperslab.errors import DataError, printable
+from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.arrays.open import kind_of_file
-from hyperslab.formats.arrays.scan import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_one_file
 from hyperslab.formats.arrays.source import (
     Hdf5Folder,

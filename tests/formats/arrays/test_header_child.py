@@ -78,7 +78,7 @@ def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return read_header(path, *how)
 
     monkeypatch.setattr(HeaderChild.__init__, "__defaults__", (5.0,))
-    monkeypatch.setattr("hyperslab.formats.arrays.scan.read_header", read)
+    monkeypatch.setattr("hyperslab.formats.arrays.layouts.read_header", read)
     left_out: list[DataError] = []
     source = source_of(tmp_path, Seat(), refuse=left_out.append)
     assert list(source.names) == ["univ_0", "univ_2"]

@@ -1,8 +1,9 @@
 """Opens .npy, .npz, HDF5 and Zarr files, finds arrays in them, and reads boxes of these.
 
-A `StoredArray` says where in a file one array lies. A `KeyedFile` is an open HDF5 file or Zarr
-group, of which arrays are given when it is clear that they can be read. An `ArrayReader` reads
-boxes, for one rank alone; an `MpioReader` does so for the ranks of a replica together.
+A `StoredArray` says where in a file one array lies, a `Catalog` what a scan of a folder has found
+of them. A `KeyedFile` is an open HDF5 file or Zarr group, of which arrays are given when it is
+clear that they can be read. An `ArrayReader` reads boxes, for one rank alone; an `MpioReader`
+does so for the ranks of a replica together.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import struct
 import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +27,26 @@ from hyperslab.comm.agreement import collective_try
 from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import optional
 from hyperslab.formats.arrays import hdf5, zarr
+from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.arrays.npy import array_header, read_values
-from hyperslab.formats.files import FileAccess, Stamp, check_unchanged, naming, unchanged
+from hyperslab.formats.files import (
+    STRICT,
+    AccessPolicy,
+    FileAccess,
+    Refuse,
+    Stamp,
+    check_unchanged,
+    naming,
+    sift,
+    unchanged,
+)
 from hyperslab.formats.source import OWN_DATA, Array
+from hyperslab.formats.storage_order import StorageOrder
+from hyperslab.formats.targets import Floats, Parameters
 from hyperslab.geometry import Box
 
 T = TypeVar("T")
+Header = TypeVar("Header")
 
 ARRAY_SUFFIXES = (".npy", ".npz", ".hdf5", ".h5", ".zarr")
 
@@ -307,6 +322,106 @@ def _no_key(path: Path, key: str, word: str, known: list[str]) -> DataError:
 def _words(names: list[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:20])
     return (shown or "nothing") + (", ..." if len(names) > 20 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """N samples in arrays of files below ``folder``, all stored alike, with their targets (N, P).
+
+    ``places``: the number of each sample's file and, where a file has many, the row there.
+    ``stamps``: of every file, or of the metadata of arrays in a Zarr group, by relative names.
+    ``order``: of one sample's dims. ``labels``: where voxels have ``classes``. ``redshifts``: of
+    the channels, where all files say the same ones. ``table``: the file of the targets, where it
+    is one for all. ``allowed``: what the files may do.
+    """
+
+    folder: Path
+    files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
+    volumes: tuple[StoredArray, ...]  # by file
+    places: tuple[tuple[int, int | None], ...]  # by sample
+    names: tuple[str, ...]  # by sample
+    stamps: Mapping[str, Stamp]
+    order: StorageOrder
+    targets: Floats
+    parameters: Parameters
+    labels: tuple[StoredArray, ...] = ()  # by file
+    classes: tuple[str, ...] = ()
+    redshifts: tuple[float, ...] = ()
+    table: Path | None = None
+    allowed: AccessPolicy = STRICT
+    remark: str = ""
+
+    @property
+    def reach(self) -> FileAccess:
+        """How far the files may refer to others."""
+        return FileAccess(self.folder, self.allowed)
+
+    @property
+    def stacked(self) -> bool:
+        """Tells if the first dim of arrays counts samples."""
+        return self.places[0][1] is not None
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of one sample in its file."""
+        return self.volumes[0].shape[int(self.stacked) :]
+
+    def only(self, sample: int) -> Catalog:
+        """Keeps one sample, which is light to send to another process."""
+        number, row = self.places[sample]
+        file = self.files[number]
+        stamps = {
+            name: stamp
+            for name, stamp in self.stamps.items()
+            if name == file or name.startswith(f"{file}/")
+        }
+        return replace(
+            self,
+            files=(file,),
+            volumes=(self.volumes[number],),
+            places=((0, row),),
+            names=(self.names[sample],),
+            stamps=stamps,
+            targets=self.targets[sample : sample + 1],
+            labels=self.labels[number : number + 1],
+        )
+
+
+def stamps_of(folder: Path, file: str, keys: Sequence[str] = ()) -> dict[str, Stamp]:
+    """Takes the stamp of a file, or those of the arrays under ``keys`` in a Zarr group.
+
+    Raises:
+        DataError: the file has gone.
+    """
+    path = folder / file
+    with naming(path, kind_of_file(path)):
+        if kind_of_file(path) != "Zarr":
+            return {file: Stamp.of(path)}
+        names = [stamped_file(Path(file), key).as_posix() for key in keys]
+        return {name: Stamp.of(folder / name) for name in names if (folder / name).exists()}
+
+
+def scan_headers(
+    folder: Path,
+    files: Sequence[str],
+    keys: Sequence[str],
+    read: Callable[[str], Header],
+    refuse: Refuse | None,
+) -> tuple[list[tuple[str, Header]], dict[str, Stamp]]:
+    """Reads the header of every file; stamps are from before, so that later changes are noticed.
+
+    What HDF5 has to open, a child process has come back from before.
+    """
+    stamps: dict[str, Stamp] = {}
+
+    with HeaderChild(read) as child:
+
+        def stamped(file: str) -> Header:
+            path = folder / file
+            stamps.update(stamps_of(folder, file, keys))
+            return (child if kind_of_file(path) == "HDF5" else read)(str(path))
+
+        return sift(files, stamped, refuse), stamps
 
 
 Selection = tuple[slice, ...]

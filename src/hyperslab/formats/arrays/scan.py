@@ -1,10 +1,8 @@
 """Scans folders of arrays: lists their files, looks at every header, and finds the targets.
 
-A `Catalog` is what a scan has found. Three of them are made: `scan_layouts` knows the layouts of
-HDF5 and Zarr files by their keys, `scan_npy` takes numpy's files with a table of targets beside
-them, and `scan_arrays` follows a `DataMap`, where the shapes tell which dims of stored arrays
-count samples, channels and voxels. Labels are arrays of classes in the same files as the volumes,
-under a key of their own.
+`scan_npy` takes numpy's files with a table of targets beside them; `scan_arrays` follows a
+`DataMap`, where the shapes tell which dims of stored arrays count samples, channels and voxels.
+Labels are arrays of classes in the same files as the volumes, under a key of their own.
 """
 
 from __future__ import annotations
@@ -12,30 +10,27 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.arrays.layouts import (
-    LAYOUT_KEYS,
-    KeyedHeader,
     Published,
-    StorageLayout,
-    read_header,
     recognise_published,
 )
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
+    Catalog,
     StoredArray,
     find_array,
     kind_of_file,
     read_numbers,
-    stamped_file,
+    scan_headers,
+    stamps_of,
 )
 from hyperslab.formats.arrays.table import (
     TARGET_SUFFIX,
@@ -49,10 +44,7 @@ from hyperslab.formats.arrays.table import (
 from hyperslab.formats.files import (
     ANY,
     OF_LIBRARIES,
-    STRICT,
-    AccessPolicy,
     FileAccess,
-    Refuse,
     Stamp,
     list_files,
     naming,
@@ -69,230 +61,9 @@ from hyperslab.formats.storage_order import (
     StorageOrder,
     channel_order,
 )
-from hyperslab.formats.targets import SCAN_KEYS, Floats, Parameters, ranges_in
+from hyperslab.formats.targets import Parameters
 
 Header = TypeVar("Header")
-
-
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    """N samples in arrays of files below ``folder``, all stored alike, with their targets (N, P).
-
-    ``places``: the number of each sample's file and, where a file has many, the row there.
-    ``stamps``: of every file, or of the metadata of arrays in a Zarr group, by relative names.
-    ``order``: of one sample's dims. ``labels``: where voxels have ``classes``. ``redshifts``: of
-    the channels, where all files say the same ones. ``table``: the file of the targets, where it
-    is one for all. ``allowed``: what the files may do.
-    """
-
-    folder: Path
-    files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
-    volumes: tuple[StoredArray, ...]  # by file
-    places: tuple[tuple[int, int | None], ...]  # by sample
-    names: tuple[str, ...]  # by sample
-    stamps: Mapping[str, Stamp]
-    order: StorageOrder
-    targets: Floats
-    parameters: Parameters
-    labels: tuple[StoredArray, ...] = ()  # by file
-    classes: tuple[str, ...] = ()
-    redshifts: tuple[float, ...] = ()
-    table: Path | None = None
-    allowed: AccessPolicy = STRICT
-    remark: str = ""
-
-    @property
-    def reach(self) -> FileAccess:
-        """How far the files may refer to others."""
-        return FileAccess(self.folder, self.allowed)
-
-    @property
-    def stacked(self) -> bool:
-        """Tells if the first dim of arrays counts samples."""
-        return self.places[0][1] is not None
-
-    @property
-    def stored(self) -> tuple[int, ...]:
-        """The shape of one sample in its file."""
-        return self.volumes[0].shape[int(self.stacked) :]
-
-    def only(self, sample: int) -> Catalog:
-        """Keeps one sample, which is light to send to another process."""
-        number, row = self.places[sample]
-        file = self.files[number]
-        stamps = {
-            name: stamp
-            for name, stamp in self.stamps.items()
-            if name == file or name.startswith(f"{file}/")
-        }
-        return replace(
-            self,
-            files=(file,),
-            volumes=(self.volumes[number],),
-            places=((0, row),),
-            names=(self.names[sample],),
-            stamps=stamps,
-            targets=self.targets[sample : sample + 1],
-            labels=self.labels[number : number + 1],
-        )
-
-
-def stamps_of(folder: Path, file: str, keys: Sequence[str] = ()) -> dict[str, Stamp]:
-    """Takes the stamp of a file, or those of the arrays under ``keys`` in a Zarr group.
-
-    Raises:
-        DataError: the file has gone.
-    """
-    path = folder / file
-    with naming(path, kind_of_file(path)):
-        if kind_of_file(path) != "Zarr":
-            return {file: Stamp.of(path)}
-        names = [stamped_file(Path(file), key).as_posix() for key in keys]
-        return {name: Stamp.of(folder / name) for name in names if (folder / name).exists()}
-
-
-def _headers(
-    folder: Path,
-    files: Sequence[str],
-    keys: Sequence[str],
-    read: Callable[[str], Header],
-    refuse: Refuse | None,
-) -> tuple[list[tuple[str, Header]], dict[str, Stamp]]:
-    """Reads the header of every file; stamps are from before, so that later changes are noticed.
-
-    What HDF5 has to open, a child process has come back from before.
-    """
-    stamps: dict[str, Stamp] = {}
-
-    with HeaderChild(read) as child:
-
-        def stamped(file: str) -> Header:
-            path = folder / file
-            stamps.update(stamps_of(folder, file, keys))
-            return (child if kind_of_file(path) == "HDF5" else read)(str(path))
-
-        return sift(files, stamped, refuse), stamps
-
-
-HDF5_SUFFIXES = (".hdf5", ".h5")
-
-KEYS_OF_LAYOUTS = tuple(key for pair in LAYOUT_KEYS for key in pair)
-
-EXACT_LINE = 1e-9
-"""The share of a parameter by which it may be off the ranges that its file notes."""
-
-ALIKE_HEADERS = (
-    "key",
-    "stored",
-    "dtype",
-    "channels",
-    "names",
-    "classes",
-    "label_shape",
-    "label_dtype",
-    "reversed",
-)
-"""Fields of a `StorageLayout` that an error names."""
-
-
-def scan_layouts(
-    folder: Path,
-    options: ScanOptions,
-    lbann: bool | None = None,
-    suffixes: Sequence[str] = HDF5_SUFFIXES,
-) -> Catalog:
-    """Lists a folder and its sub-folders and checks the header of every HDF5 file or Zarr group.
-
-    ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
-
-    Raises:
-        DataError: the folder is missing or holds no file, a file is not what it should be,
-            or a file is not stored like the first one.
-    """
-    reach = FileAccess(folder, options.allowed)
-
-    def read(path: str) -> KeyedHeader:
-        return read_header(Path(path), options.channels, lbann, reach)
-
-    files = list_files(folder, suffixes)
-    found, stamps = _headers(folder, files, KEYS_OF_LAYOUTS, read, options.refuse)
-    first, one = found[0]
-
-    def alike(entry: tuple[str, KeyedHeader]) -> None:
-        _check_layouts_alike(folder, first, one.layout, entry[0], entry[1].layout)
-
-    found = [entry for entry, _ in sift(found, alike, options.refuse)]
-    headers = [header for _, header in found]
-    said = {header.redshifts for header in headers}
-    return catalog_of_layout(
-        folder,
-        tuple(file for file, _ in found),
-        one.layout,
-        stamps,
-        targets=np.array([header.unit for header in headers]),
-        parameters=_parameters(headers),
-        redshifts=one.redshifts if len(said) == 1 else (),
-        allowed=options.allowed,
-    )
-
-
-def catalog_of_layout(
-    folder: Path,
-    files: tuple[str, ...],
-    layout: StorageLayout,
-    stamps: Mapping[str, Stamp],
-    *,
-    targets: Floats,
-    parameters: Parameters,
-    redshifts: tuple[float, ...],
-    allowed: AccessPolicy,
-) -> Catalog:
-    """Catalogues files of one layout, of which each is a sample and named after its path."""
-    volume = StoredArray(layout.key, layout.stored, layout.dtype)
-    labels = StoredArray(SCAN_KEYS[1], layout.label_shape, layout.label_dtype)
-    return Catalog(
-        folder=folder,
-        files=files,
-        volumes=(volume,) * len(files),
-        places=tuple((number, None) for number in range(len(files))),
-        names=tuple(file.rpartition(".")[0] for file in files),
-        stamps=stamps,
-        order=layout.order,
-        targets=targets,
-        parameters=parameters,
-        labels=(labels,) * len(files) if layout.classes else (),
-        classes=layout.classes,
-        redshifts=redshifts,
-        allowed=allowed,
-    )
-
-
-def _check_layouts_alike(
-    folder: Path, first: str, one: StorageLayout, file: str, other: StorageLayout
-) -> None:
-    for word in ALIKE_HEADERS:
-        ours = getattr(one, word)
-        theirs = getattr(other, word)
-        if ours != theirs:
-            raise DataError(
-                f"{folder / file}: {word} is {theirs} but {ours} in {first}; "
-                "all files of a data set are stored alike"
-            )
-
-
-def _parameters(headers: Sequence[KeyedHeader]) -> Parameters:
-    names = headers[0].layout.names
-    physical = [header.physical for header in headers if header.physical is not None]
-    if len(physical) < len(headers):
-        return Parameters.normalised(names)
-    unit = np.array([header.unit for header in headers])
-    drawn = {header.ranges for header in headers}
-    ranges = ranges_in(drawn.pop()) if len(drawn) == 1 else {}
-    if tuple(ranges) == names:
-        within = Parameters.within(ranges, unit, np.array(physical))
-        if within.misfit < EXACT_LINE:
-            return within
-    return Parameters.fit(names, unit, np.array(physical))
 
 
 def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Catalog:
@@ -313,7 +84,7 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
     def read(path: str) -> StoredArray:
         return _npy_volume(Path(path), reach)
 
-    found, stamps = _headers(folder, files, (), read, refuse)
+    found, stamps = scan_headers(folder, files, (), read, refuse)
     first, one = found[0]
 
     def alike(entry: tuple[str, StoredArray]) -> None:
@@ -490,7 +261,7 @@ def scan_arrays(
     folder = path.parent if is_one_file(path) else path
     bare = channels is not None or bool(said.labels)
     table_path = None if bare else _table_path(folder, said, known)
-    found, stamps = _mapped_headers(folder, files_of_volumes(path, said, table_path), said, options)
+    found, stamps = _headers_of_map(folder, files_of_volumes(path, said, table_path), said, options)
     files = [file for file, _ in found]
     arrays = [header.array for _, header in found]
     labels = [header.labels for _, header in found if header.labels is not None]
@@ -549,7 +320,7 @@ class _MappedHeader:
     labels: StoredArray | None
 
 
-def _mapped_headers(
+def _headers_of_map(
     folder: Path, files: Sequence[str], said: DataMap, options: ScanOptions
 ) -> tuple[list[tuple[str, _MappedHeader]], dict[str, Stamp]]:
     """Looks at the files that are as they should be; and stamps them."""
@@ -566,7 +337,7 @@ def _mapped_headers(
             )
 
     keys = [key for key in (said.volume, said.labels) if key]
-    found, stamps = _headers(folder, files, keys, read, options.refuse)
+    found, stamps = scan_headers(folder, files, keys, read, options.refuse)
     if not said.volume:  # a Zarr group has said only now which array it is
         for file, header in found:
             stamps.update(stamps_of(folder, file, [header.array.key]))

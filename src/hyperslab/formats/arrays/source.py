@@ -27,35 +27,35 @@ from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import (
+    HDF5_SUFFIXES,
+    KEYS_OF_LAYOUTS,
     LBANN_PART_NAME,
+    catalog_of_layout,
     lbann_of,
     read_header,
     read_volume_header,
     recognise_published,
+    scan_layouts,
     storage_in,
 )
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     ArrayReader,
     BoxRequest,
+    Catalog,
     MpioReader,
     StoredArray,
     kind_of_file,
     open_keyed,
     replica_of,
     stamped_file,
+    stamps_of,
 )
 from hyperslab.formats.arrays.scan import (
-    HDF5_SUFFIXES,
-    KEYS_OF_LAYOUTS,
     SHOWN_AS,
-    Catalog,
     as_labels,
-    catalog_of_layout,
     scan_arrays,
-    scan_layouts,
     scan_npy,
-    stamps_of,
 )
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.files import STRICT, AccessPolicy, FileAccess, Refuse, naming
@@ -221,7 +221,7 @@ class KeyedFolder(ArrayFolder):
             (file,),
             header.layout,
             stamps,
-            targets=np.array([header.unit]),
+            unit=np.array([header.unit]),
             parameters=Parameters.normalised(header.layout.names),
             redshifts=header.redshifts,
             allowed=options.allowed,
@@ -249,7 +249,7 @@ class KeyedFolder(ArrayFolder):
             (path.name,),
             layout,
             stamps,
-            targets=np.empty((1, 0)),
+            unit=np.empty((1, 0)),
             parameters=Parameters.normalised(()),
             redshifts=redshifts,
             allowed=allowed,

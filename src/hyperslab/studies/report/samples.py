@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.data import Hdf5Folder, Source, Subvolumes
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.scan import HDF5_SUFFIXES
+from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES
 from hyperslab.formats.arrays.source import MappedFolder
 from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.registry import find_format, named
