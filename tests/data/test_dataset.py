@@ -241,8 +241,8 @@ def test_a_closed_data_set_holds_no_file(universes: Any) -> None:
     with open(source, Seat(), batch_size=2) as data:
         assert isinstance(data, Dataset)
         list(data.epoch(0))
-        assert source.opener._open
-    assert not source.opener._open
+        assert source.reader._open
+    assert not source.reader._open
 
 
 @pytest.mark.gpu

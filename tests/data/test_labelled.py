@@ -150,7 +150,7 @@ def test_the_files_of_lbann(tmp_path: Path, channels: int) -> None:
     np.testing.assert_array_equal(y.local[0], labels(4, shape[1:], 3))
     assert data.bytes_read == 2 * 4 * channels * 7 * 6 * 5
     data.close()
-    assert not data.source.opener._open  # type: ignore[attr-defined]
+    assert not data.source.reader._open  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", ">i4", "int64", "float64", ">f4"])

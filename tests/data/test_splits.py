@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperslab.data.sampler import SPLITS
-from hyperslab.data.splits import Folds, Listed, samples_shown
+from hyperslab.data.sampler import SPLITS, Folds, Listed, samples_shown
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.views import Subvolumes

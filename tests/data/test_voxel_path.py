@@ -1,8 +1,7 @@
 """The files that a voxel and the request for it pass, in reading order (tiers: no process; gloo).
 
 A file is entered when another one calls into it. Neither the way back through a call nor what a
-file calls of itself enters anything. A file that is entered again ends there what it has begun: a
-copy to the device, a message.
+file calls of itself enters anything. One file is entered again: the store asks for what it lacks.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from tests.ranks import run_ranks
 
 PACKAGE = Path(hs.__file__).parent
 
-REQUEST = ["dataset", "prefetch", "dataset", "assemble", "sampler", "store"]
+REQUEST = ["dataset", "assemble", "sampler", "store"]
 
 DIRECT = [*REQUEST, "formats", "transforms"]
 READ = [*REQUEST, "assemble", "formats", "transforms"]
 KEPT = [*REQUEST, "transforms"]
 READ_AND_SENT = [*REQUEST, "assemble", "formats", "host_p2p", "transforms"]
-SENT = [*REQUEST, "host_p2p", "transforms"]
-RECEIVED = SENT
+SENT = RECEIVED = [*REQUEST, "host_p2p", "transforms"]
 
 
 def stop_of(frame: FrameType) -> str | None:
@@ -104,7 +102,7 @@ def test_a_box_that_this_rank_reads(
     folder(tmp_path, 1)
     found = path(tmp_path, Seat(), mode, epoch)
     assert found == expected
-    assert again(found) == (["dataset", "assemble"] if expected == READ else ["dataset"])
+    assert again(found) == (["assemble"] if expected is READ else [])
 
 
 def both_ends(epoch: int) -> list[str]:
@@ -117,5 +115,5 @@ def test_a_box_that_another_rank_keeps(epoch: int) -> None:
     sender, receiver = run_ranks(2, both_ends, epoch)
     assert sender == (SENT if epoch else READ_AND_SENT)
     assert receiver == RECEIVED
-    assert again(sender) == (["dataset"] if epoch else ["dataset", "assemble"])
-    assert again(receiver) == ["dataset"]
+    assert again(sender) == ([] if epoch else ["assemble"])
+    assert again(receiver) == []

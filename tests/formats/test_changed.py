@@ -13,7 +13,7 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.data import Hdf5Folder, NiftiFolder, Source, open
-from hyperslab.formats.arrays.keyed import KeyedFolder
+from hyperslab.formats.arrays.source import ArrayFolder
 from hyperslab.formats.nifti import source as module
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
@@ -118,8 +118,8 @@ def hook(source: Source, monkeypatch: pytest.MonkeyPatch, change: Callable[[], N
 
     monkeypatch.setattr(os, "preadv", lambda *args: then(preadv(*args)))
     monkeypatch.setattr(module, "_read", lambda *args: then(read(*args)))
-    if isinstance(source, KeyedFolder):
-        opener: Any = source.opener
+    if isinstance(source, ArrayFolder):
+        opener: Any = source.reader
         fetch = opener._fetch
         monkeypatch.setattr(opener, "_fetch", lambda *args: then(fetch(*args)))
 
@@ -171,7 +171,7 @@ def test_an_open_file_that_is_cut_short_does_not_read_as_zeros(tmp_path: Path) -
     source = Hdf5Folder.scan(tmp_path, Seat())
     source.read(0, Box((0, 0, 0, 0), (1, 1, 1, 1)))
     cut(tmp_path / "u.hdf5")
-    opener: Any = source.opener
+    opener: Any = source.reader
     assert not opener._file(tmp_path / "u.hdf5")["full"][-1].any(), (
         "else this test is not needed any more"
     )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.keyed import Hdf5Folder
-from hyperslab.formats.arrays.npy import NpyFolder
+from hyperslab.formats.arrays.source import Hdf5Folder, NpyFolder
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hyperslab.cli.simulate import simulate_command as command
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.keyed import Hdf5Folder
+from hyperslab.formats.arrays.source import Hdf5Folder
 from hyperslab.formats.source import ScanOptions
 from hyperslab.simulate.nbody import Nbody
 from hyperslab.simulate.parameters import NAMES, PARAMETERS, draw_universe, parameters_in

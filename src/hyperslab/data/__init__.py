@@ -8,13 +8,10 @@ step, and `transforms` makes the network's input of it.
 """
 
 from hyperslab.data.assemble import os_bytes_read
-from hyperslab.data.build import StorePolicy
-from hyperslab.data.dataset import Dataset
-from hyperslab.data.open_dataset import open
-from hyperslab.data.prefetch import PrefetchPolicy
-from hyperslab.data.splits import Folds, Listed
-from hyperslab.formats.arrays.keyed import Hdf5Folder, ZarrFolder
-from hyperslab.formats.arrays.npy import NpyFolder
+from hyperslab.data.dataset import Dataset, PrefetchPolicy
+from hyperslab.data.open_dataset import StorePolicy, open
+from hyperslab.data.sampler import Folds, Listed
+from hyperslab.formats.arrays.source import Hdf5Folder, NpyFolder, ZarrFolder
 from hyperslab.formats.nifti.source import NiftiFolder
 from hyperslab.formats.source import Source
 from hyperslab.formats.synthetic import SyntheticVolumes

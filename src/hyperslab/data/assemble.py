@@ -25,7 +25,7 @@ from hyperslab.data.sampler import Schedule
 from hyperslab.data.store import BatchPlanner, SampleBox, SampleBoxes, SlotPlan, Store
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError
-from hyperslab.formats.checks import as_stored, check_finite, check_shape, reading
+from hyperslab.formats.files import as_stored, check_finite, check_shape, reading
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.targets import check_classes
 from hyperslab.geometry import Box, Partition

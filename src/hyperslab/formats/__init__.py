@@ -6,9 +6,7 @@ Zarr and numpy's files, `tfrecord` and `nifti` those formats, `convert` leads fr
 another.
 """
 
-from hyperslab.formats.arrays.keyed import Hdf5Folder, ZarrFolder
-from hyperslab.formats.arrays.mapped import MappedFolder
-from hyperslab.formats.arrays.npy import NpyFolder
+from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, NpyFolder, ZarrFolder
 from hyperslab.formats.arrays.writer import Hdf5Writer, LbannWriter, NpyWriter, ZarrWriter
 from hyperslab.formats.files import list_files
 from hyperslab.formats.nifti.source import NiftiFolder, NiftiWriter

@@ -18,9 +18,9 @@ from typing import Literal, get_args
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.mapped import MappedFolder
+from hyperslab.formats.arrays.source import MappedFolder
 from hyperslab.formats.files import STRICT, AccessPolicy, Refuse, check_folder, walk_folder
-from hyperslab.formats.manifest import volumes_of
+from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
 from hyperslab.formats.source import OWN_DATA, DataMap, ScanOptions, Source
 from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.views import joined
@@ -187,7 +187,8 @@ def sources_of(
     driver: Driver | None = None,
 ) -> Source:
     """Several folders as one source, see `Joined`; errors are those of `source_of`, too."""
-    return joined({Path(path): _opened(Path(path), grid, options, driver) for path in paths})
+    parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
+    return next(iter(parts.values())) if len(parts) == 1 else joined(parts)
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:
@@ -198,7 +199,8 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
     def scan() -> tuple[Source, dict[str, str], str]:
         source, others = scanned(folder, options)
-        return source, volumes_of(folder), others
+        converted = os.path.lexists(folder / MANIFEST_FILE)
+        return source, volumes_of(folder) if converted else {}, others
 
     source, volumes, others = broadcast_from_main(scan)
     for words in filter(None, (others, source.remark)):

@@ -23,7 +23,7 @@ from typing import IO, ClassVar
 import google_crc32c
 import numpy as np
 
-from hyperslab.formats.checks import as_stored, check_finite, check_shape, reading
+from hyperslab.formats.files import as_stored, check_finite, check_shape, reading
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.source import Array, Extras, Source
 from hyperslab.formats.storage import ChunkSides

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
-from hyperslab.formats.checks import ANY, naming
 from hyperslab.formats.convert import scans
+from hyperslab.formats.files import ANY, naming
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI
 from hyperslab.formats.nifti.lists import Pair, write_dataset_json

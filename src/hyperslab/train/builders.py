@@ -19,8 +19,8 @@ from hyperslab import data as volumes
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
-from hyperslab.data.build import StorePolicy
-from hyperslab.data.splits import Splits, samples_shown
+from hyperslab.data.open_dataset import StorePolicy
+from hyperslab.data.sampler import Splits, samples_shown
 from hyperslab.data.store import memory_budget
 from hyperslab.errors import RecipeError
 from hyperslab.formats.source import Source

@@ -23,12 +23,16 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data import Source
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.arrays.keyed import HDF5_SUFFIXES as HDF5
-from hyperslab.formats.arrays.keyed import Hdf5Folder, ZarrFolder
-from hyperslab.formats.arrays.mapped import MappedFolder, numbers_of_volume
-from hyperslab.formats.arrays.npy import TARGET_SUFFIX
-from hyperslab.formats.arrays.open import hdf5_or_zarr
+from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
+from hyperslab.formats.arrays.open import kind_of_file
 from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_one_file
+from hyperslab.formats.arrays.source import (
+    Hdf5Folder,
+    MappedFolder,
+    ZarrFolder,
+    numbers_of_volume,
+)
+from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
 from hyperslab.formats.files import STRICT, AccessPolicy, walk_folder
 from hyperslab.formats.nifti import image
@@ -310,7 +314,7 @@ class KeyedVolume:
     ) -> None:
         self.fill = fill
         folder: type[Hdf5Folder | ZarrFolder] = (
-            ZarrFolder if hdf5_or_zarr(path) == "Zarr" else Hdf5Folder
+            ZarrFolder if kind_of_file(path) == "Zarr" else Hdf5Folder
         )
         found, self.affine = broadcast_from_main(
             lambda: folder.of_volume(path, about.file_shape, channels, lbann, allowed),

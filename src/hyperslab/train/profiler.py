@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, record_function
 from hyperslab.comm import Grid
 from hyperslab.comm.communicator import GroupCommunicator, PendingMessages
 from hyperslab.comm.shared_memory import SharedChannels
-from hyperslab.data.prefetch import Prefetcher
+from hyperslab.data.dataset import Prefetcher
 from hyperslab.errors import reason
 from hyperslab.train.flops import measure_peak
 from hyperslab.train.profile import (

@@ -11,7 +11,7 @@ import pytest
 import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats import DataMap
-from hyperslab.formats.arrays.mapped import Fields, numbers_of_volume
+from hyperslab.formats.arrays.source import Fields, numbers_of_volume
 from hyperslab.formats.registry import source_of
 from tests.formats.arrays.test_mapped import VALUES, N
 

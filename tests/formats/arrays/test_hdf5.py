@@ -11,7 +11,7 @@ import pytest
 
 from hyperslab.data import Hdf5Folder, Subvolumes, os_bytes_read
 from hyperslab.errors import DataError, LayoutError
-from hyperslab.formats.arrays.keyed import MOST_OPEN_FILES
+from hyperslab.formats.arrays.open import MOST_OPEN_FILES
 from hyperslab.geometry import Box
 from tests.formats.universes import CENTRE, GRIDS, NAMES, Seat, counts, folder, public, unit, write
 
@@ -114,7 +114,7 @@ def test_few_handles_stay_open(tmp_path: Path) -> None:
         for i, volume in enumerate(volumes):
             box = Box((1, 2, 3, 0), (3, 4, 7, 6))
             np.testing.assert_array_equal(source.read(i, box), volume[box.slices()])
-    opener: Any = source.opener
+    opener: Any = source.reader
     assert len(opener._open) == MOST_OPEN_FILES
     source.close()
     assert not opener._open

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hyperslab.errors import DataError
+from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.arrays.layouts import KeyedHeader, read_header
-from hyperslab.formats.arrays.open import HeaderChild
 from hyperslab.formats.registry import source_of
 from tests.formats.universes import Seat
 from tests.formats.writers import universes
@@ -78,7 +78,7 @@ def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return read_header(path, *how)
 
     monkeypatch.setattr(HeaderChild.__init__, "__defaults__", (5.0,))
-    monkeypatch.setattr("hyperslab.formats.arrays.keyed.read_header", read)
+    monkeypatch.setattr("hyperslab.formats.arrays.layouts.read_header", read)
     left_out: list[DataError] = []
     source = source_of(tmp_path, Seat(), refuse=left_out.append)
     assert list(source.names) == ["univ_0", "univ_2"]

@@ -25,7 +25,7 @@ import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
 from hyperslab.data import Dataset
 from hyperslab.data.augment import IDENTITY, Symmetry
-from hyperslab.data.build import sample_bytes
+from hyperslab.data.open_dataset import sample_bytes
 from tests.soak.pipeline.made import Made, rest, volume
 from tests.soak.pipeline.plan import AXES, Part, Plan, Visit
 

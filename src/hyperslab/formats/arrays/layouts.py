@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -32,10 +32,16 @@ import numpy as np
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats import targets
-from hyperslab.formats.arrays.open import KeyedFile, hdf5_or_zarr, open_keyed
-from hyperslab.formats.checks import naming
-from hyperslab.formats.files import FileAccess
-from hyperslab.formats.source import OWN_DATA
+from hyperslab.formats.arrays.open import (
+    Catalog,
+    KeyedFile,
+    StoredArray,
+    kind_of_file,
+    open_keyed,
+    scan_headers,
+)
+from hyperslab.formats.files import AccessPolicy, FileAccess, Stamp, list_files, naming, sift
+from hyperslab.formats.source import OWN_DATA, ScanOptions
 from hyperslab.formats.storage import HDF5_SIEVE, Storage
 from hyperslab.formats.storage_order import (
     CDHW,
@@ -46,7 +52,7 @@ from hyperslab.formats.storage_order import (
     StorageOrder,
     channel_order,
 )
-from hyperslab.formats.targets import numbered_names, universe_names
+from hyperslab.formats.targets import Floats, Parameters, numbered_names, ranges_in, universe_names
 
 LBANN_PART_NAME = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
 """The name of a sub-volume of LBANN's: the cube's, and the place along width, height and depth."""
@@ -109,7 +115,7 @@ def read_header(
             ``channels`` is ``None`` and the order is not clear from the shape.
     """
     reach = FileAccess(path.parent) if reach is None else reach
-    with naming(path, hdf5_or_zarr(path)), open_keyed(path, reach) as file:
+    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
         key, target = _keys(path, file)
         volume = _volume(file, key)
         if target == targets.SCAN_KEYS[1]:
@@ -239,7 +245,7 @@ def read_volume_header(
         DataError: the file is foreign or truncated, or its volume is none.
     """
     reach = FileAccess(path.parent) if reach is None else reach
-    with naming(path, hdf5_or_zarr(path)), open_keyed(path, reach) as file:
+    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
         known = [key for key, _ in LAYOUT_KEYS]
         key = next((key for key in known if file.find(key) is not None), None)
         if key is None:
@@ -254,16 +260,16 @@ def read_volume_header(
         return layout, affine, redshifts_in(file, layout.shape[0])
 
 
-def storage_in(path: Path, layout: StorageLayout, reach: FileAccess) -> Storage:
-    """How the volume of ``layout`` lies in a file.
+def storage_in(path: Path, key: str, order: StorageOrder, reach: FileAccess) -> Storage:
+    """Describes how the volume under a key lies in a file.
 
     Raises:
         DataError: the file cannot be read.
     """
-    with naming(path, hdf5_or_zarr(path)), open_keyed(path, reach) as file:
-        stored: Any = file.find(layout.key)
-        plain = Storage(layout.order, layout.stored, stored.dtype.itemsize, stored.nbytes)
-        if hdf5_or_zarr(path) == "Zarr":
+    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
+        stored: Any = file.find(key)
+        plain = Storage(order, stored.shape, stored.dtype.itemsize, stored.nbytes)
+        if file.zarr:
             word = ", ".join(type(codec).__name__ for codec in stored.compressors)
             chunk = tuple(stored.chunks)
             return replace(plain, size=stored.nbytes_stored(), chunk=chunk, compression=word)
@@ -302,6 +308,127 @@ def _physical(path: Path, file: KeyedFile, count: int) -> tuple[float, ...] | No
     if len(values) != count:
         raise DataError(f"{path}: 'physPar' has {len(values)} values but there are {count} targets")
     return values
+
+
+HDF5_SUFFIXES = (".hdf5", ".h5")
+
+KEYS_OF_LAYOUTS = tuple(key for pair in LAYOUT_KEYS for key in pair)
+
+EXACT_LINE = 1e-9
+"""The share of a parameter by which it may be off the ranges that its file notes."""
+
+ALIKE_HEADERS = (
+    "key",
+    "stored",
+    "dtype",
+    "channels",
+    "names",
+    "classes",
+    "label_shape",
+    "label_dtype",
+    "reversed",
+)
+"""Fields of a `StorageLayout` that an error names."""
+
+
+def scan_layouts(
+    folder: Path,
+    options: ScanOptions,
+    lbann: bool | None = None,
+    suffixes: Sequence[str] = HDF5_SUFFIXES,
+) -> Catalog:
+    """Lists a folder and its sub-folders and checks the header of every HDF5 file or Zarr group.
+
+    ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
+
+    Raises:
+        DataError: the folder is missing or holds no file, a file is not what it should be,
+            or a file is not stored like the first one.
+    """
+    reach = FileAccess(folder, options.allowed)
+
+    def read(path: str) -> KeyedHeader:
+        return read_header(Path(path), options.channels, lbann, reach)
+
+    files = list_files(folder, suffixes)
+    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, options.refuse)
+    first, one = found[0]
+
+    def alike(entry: tuple[str, KeyedHeader]) -> None:
+        _check_layouts_alike(folder, first, one.layout, entry[0], entry[1].layout)
+
+    found = [entry for entry, _ in sift(found, alike, options.refuse)]
+    headers = [header for _, header in found]
+    said = {header.redshifts for header in headers}
+    return catalog_of_layout(
+        folder,
+        tuple(file for file, _ in found),
+        one.layout,
+        stamps,
+        unit=np.array([header.unit for header in headers]),
+        parameters=_parameters(headers),
+        redshifts=one.redshifts if len(said) == 1 else (),
+        allowed=options.allowed,
+    )
+
+
+def catalog_of_layout(
+    folder: Path,
+    files: tuple[str, ...],
+    layout: StorageLayout,
+    stamps: Mapping[str, Stamp],
+    *,
+    unit: Floats,
+    parameters: Parameters,
+    redshifts: tuple[float, ...],
+    allowed: AccessPolicy,
+) -> Catalog:
+    """Catalogues files of one layout, of which each is a sample and named after its path."""
+    volume = StoredArray(layout.key, layout.stored, layout.dtype)
+    labels = StoredArray(targets.SCAN_KEYS[1], layout.label_shape, layout.label_dtype)
+    return Catalog(
+        folder=folder,
+        files=files,
+        volumes=(volume,) * len(files),
+        places=tuple((number, None) for number in range(len(files))),
+        names=tuple(file.rpartition(".")[0] for file in files),
+        stamps=stamps,
+        order=layout.order,
+        targets=unit,
+        parameters=parameters,
+        labels=(labels,) * len(files) if layout.classes else (),
+        classes=layout.classes,
+        redshifts=redshifts,
+        allowed=allowed,
+    )
+
+
+def _check_layouts_alike(
+    folder: Path, first: str, one: StorageLayout, file: str, other: StorageLayout
+) -> None:
+    for word in ALIKE_HEADERS:
+        ours = getattr(one, word)
+        theirs = getattr(other, word)
+        if ours != theirs:
+            raise DataError(
+                f"{folder / file}: {word} is {theirs} but {ours} in {first}; "
+                "all files of a data set are stored alike"
+            )
+
+
+def _parameters(headers: Sequence[KeyedHeader]) -> Parameters:
+    names = headers[0].layout.names
+    physical = [header.physical for header in headers if header.physical is not None]
+    if len(physical) < len(headers):
+        return Parameters.normalised(names)
+    unit = np.array([header.unit for header in headers])
+    drawn = {header.ranges for header in headers}
+    ranges = ranges_in(drawn.pop()) if len(drawn) == 1 else {}
+    if tuple(ranges) == names:
+        within = Parameters.within(ranges, unit, np.array(physical))
+        if within.misfit < EXACT_LINE:
+            return within
+    return Parameters.fit(names, unit, np.array(physical))
 
 
 Ranges = dict[str, tuple[float, float]]

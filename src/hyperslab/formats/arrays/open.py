@@ -1,151 +1,103 @@
-"""Opens .npy, .npz, HDF5 and Zarr files and finds an array in them by its key.
+"""Opens .npy, .npz, HDF5 and Zarr files, finds arrays in them, and reads boxes of these.
 
-`KeyedFile` is an open HDF5 file or Zarr group, of which arrays are given when it is clear that
-they can be read; `ArrayAt` says where one array lies in a file of any of the four kinds.
-
-Bytes that are damaged, or made so, can have HDF5 walk in circles for ever, or crash. Nothing
-ends a call of a library within a process, and nothing cheap tells beforehand. So a
-`HeaderChild`, a child process, goes through the header of each file of a scan first, and says no
-more than that it came back: a fork a scan, and a byte and a second look a file.
+A `StoredArray` says where in a file one array lies, a `Catalog` what a scan of a folder has found
+of them. A `KeyedFile` is an open HDF5 file or Zarr group, of which arrays are given when it is
+clear that they can be read. An `ArrayReader` reads boxes, for one rank alone; an `MpioReader`
+does so for the ranks of a replica together.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import io
-import json
-import os
-import select
-import signal
 import struct
-import sys
-import warnings
+import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
-from h5py._objects import phil
 
-from hyperslab.errors import DataError, printable
+from hyperslab.comm import Grid, per_grid
+from hyperslab.comm.agreement import collective_try
+from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import optional
 from hyperslab.formats.arrays import hdf5, zarr
+from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.arrays.npy import array_header, read_values
-from hyperslab.formats.files import FileAccess
+from hyperslab.formats.files import (
+    STRICT,
+    AccessPolicy,
+    FileAccess,
+    Refuse,
+    Stamp,
+    check_unchanged,
+    naming,
+    sift,
+    unchanged,
+)
 from hyperslab.formats.source import OWN_DATA, Array
+from hyperslab.formats.storage_order import StorageOrder
+from hyperslab.formats.targets import Floats, Parameters
 from hyperslab.geometry import Box
 
 T = TypeVar("T")
+Header = TypeVar("Header")
 
-HEADER_LIMIT = 30.0
-"""What a header may take [s]: a file system may be slow, too."""
-
-
-class HeaderChild(Generic[T]):
-    """Calls ``read`` of a file's name, after a child process has come back from that."""
-
-    def __init__(self, read: Callable[[str], T], limit: float = HEADER_LIMIT) -> None:
-        self.read = read
-        self.limit = limit
-        self._child = 0
-        self._asked = -1
-        self._answers = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def __call__(self, file: str) -> T:
-        """What ``read`` returns; it may raise, too.
-
-        Raises:
-            DataError: it does not come back in time, or ends the process.
-        """
-        if "mpi4py.MPI" not in sys.modules:  # whose transports do not all bear a fork
-            self._try(file)
-        return self.read(file)
-
-    def _try(self, file: str) -> None:
-        if not self._child:
-            self._start()
-        with suppress(BrokenPipeError):  # then there will be no answer
-            os.write(self._asked, json.dumps(file).encode() + b"\n")
-        ready, _, _ = select.select([self._answers], [], [], self.limit)
-        if not ready:
-            self._end()
-            raise DataError(
-                f"{file}: HDF5 has not come back from its header in {self.limit:g} s: it is "
-                "damaged, or its disk is very slow\n    look at it with h5dump, or take it away"
-            )
-        if not os.read(self._answers, 1):
-            raise DataError(
-                f"{file}: HDF5 crashes on its header ({self._end()}): it is damaged\n"
-                "    take it away"
-            )
-
-    def _start(self) -> None:
-        theirs, self._asked = os.pipe()
-        self._answers, their_answers = os.pipe()
-        with phil, warnings.catch_warnings():  # no other thread is within HDF5
-            for kind in (DeprecationWarning, RuntimeWarning):  # that there are other threads
-                warnings.simplefilter("ignore", kind)
-            self._child = os.fork()
-        if self._child == 0:
-            os.close(self._asked)
-            os.close(self._answers)
-            _serve(self.read, theirs, their_answers)
-        os.close(theirs)
-        os.close(their_answers)
-
-    def _end(self) -> str:
-        """End the child, if there is one; how it ended."""
-        if not self._child:
-            return ""
-        os.close(self._asked)
-        os.close(self._answers)
-        with suppress(ProcessLookupError):
-            os.kill(self._child, signal.SIGKILL)
-        _, status = os.waitpid(self._child, 0)
-        self._child = 0
-        code = os.waitstatus_to_exitcode(status)
-        return f"signal {-code}" if code < 0 else f"code {code}"
-
-
-def _serve(read: Callable[[str], object], asked: int, answers: int) -> None:
-    """What the child does; it ends with its parent, whose end of the pipe is then closed."""
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        faulthandler.disable()  # what a crash would print is not for the user
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        with os.fdopen(asked) as lines:
-            for line in lines:
-                with suppress(Exception):  # the parent will see for itself
-                    read(json.loads(line))
-                os.write(answers, b".")
-    finally:
-        os._exit(0)
-
+ARRAY_SUFFIXES = (".npy", ".npz", ".hdf5", ".h5", ".zarr")
 
 MOST_BESIDE = 1 << 20
-"""Of an array beside the volume, such as targets [B]."""
+"""The largest array that is read whole beside a volume, such as targets [B]."""
 
 
-def hdf5_or_zarr(path: Path) -> str:
-    """``"Zarr"`` or ``"HDF5"``, by the name."""
-    return "Zarr" if path.suffix == ".zarr" else "HDF5"
+def kind_of_file(path: Path) -> str:
+    """Tells ``"npy"``, ``"npz"``, ``"HDF5"`` or ``"Zarr"`` by a file's name."""
+    kinds = {".npy": "npy", ".npz": "npz", ".zarr": "Zarr"}
+    return kinds.get(path.suffix, "HDF5")
+
+
+def stamped_file(path: Path, key: str) -> Path:
+    """Names what has the time of an array's last change: the file, or in Zarr its metadata."""
+    return path / key / "zarr.json" if kind_of_file(path) == "Zarr" else path
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a file: its ``key``, shape and type; in .npy and .npz its first byte ``at``.
+
+    ``fortran``: neighbours along the first dim lie beside each other, not those along the last.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str  # as numpy's str, with byte order
+    at: int = 0
+    fortran: bool = False
+
+    def of(self, path: Path, file: Any) -> Any:
+        """Returns the array of the open file.
+
+        Raises:
+            DataError: it has another shape or type than it had.
+        """
+        stored = file[self.key]
+        dtype = np.dtype(self.dtype).name
+        if stored.shape != self.shape or stored.dtype.name != dtype:
+            raise DataError(
+                f"{path}: {self.key!r} is {stored.dtype} {stored.shape} but was "
+                f"{dtype} {self.shape} when the folder was scanned"
+            )
+        return stored
 
 
 @contextmanager
 def open_keyed(path: Path, reach: FileAccess) -> Iterator[KeyedFile]:
-    """The file or Zarr group; ``reach``: how far it may refer to others."""
-    if hdf5_or_zarr(path) == "Zarr":
+    """Opens an HDF5 file or Zarr group; ``reach``: how far it may refer to others."""
+    if kind_of_file(path) == "Zarr":
         yield KeyedFile(path, optional.zarr().open_group(path, mode="r", zarr_format=3), reach)
         return
     with h5py.File(path, "r", locking=False) as file:
@@ -153,7 +105,7 @@ def open_keyed(path: Path, reach: FileAccess) -> Iterator[KeyedFile]:
 
 
 class KeyedFile:
-    """What is open under ``path``. Arrays are given when it is clear that they can be read.
+    """An open HDF5 file or Zarr group. Arrays are given when it is clear that they can be read.
 
     Links that leave the reach are refused before they are followed.
     """
@@ -162,36 +114,44 @@ class KeyedFile:
         self.path = path
         self.file = file
         self.reach = reach
-        self.zarr = hdf5_or_zarr(path) == "Zarr"
+        self.zarr = kind_of_file(path) == "Zarr"
 
     @property
     def attrs(self) -> Any:
         return self.file.attrs
 
     def keys(self) -> list[str]:
-        """All that there are, sorted; of a group too."""
+        """Lists all keys, those of groups too, sorted."""
         return sorted(self.file)
 
     def has(self, key: str) -> bool:
-        """Whether there is something under a key."""
+        """Tells if there is something under a key."""
         if self.zarr:
             return key in self.file
         return self.file.get(key, getlink=True) is not None
 
+    def get(self, key: str) -> Any:
+        """Returns the array or group under a path.
+
+        Raises:
+            DataError: a link leaves the reach.
+            KeyError: there is none.
+        """
+        if self.zarr:
+            return self.file[key]
+        return hdf5.linked(self.path, self.file, key, self.reach)
+
     def find(self, key: str) -> Any | None:
-        """The array under a key, of which nothing but shape and type is read; None without one.
+        """Returns the array under a key, of which shape and type alone are read; None without one.
 
         Raises:
             DataError: a link leaves the reach.
         """
-        if not self.has(key):
-            return None
-        linked = hdf5.linked
-        found = self.file[key] if self.zarr else linked(self.path, self.file, key, self.reach)
+        found = self.get(key) if self.has(key) else None
         return found if hasattr(found, "ndim") else None
 
     def check_volume(self, key: str, volume: Any) -> None:
-        """Nothing, if all values of a volume are there.
+        """Accepts a volume of which all values are there.
 
         Raises:
             DataError: they are not, or not to be read in reasonable memory.
@@ -200,12 +160,12 @@ class KeyedFile:
         check(self.path, key, volume, self.reach)
 
     def check_labels(self, key: str, labels: Any) -> None:
-        """As `check_volume`, of what may well be all zeros."""
+        """Accepts labels as `check_volume` does volumes, but they may well be all zeros."""
         check = zarr.check_array if self.zarr else hdf5.check_storage
         check(self.path, key, labels, self.reach)
 
     def small(self, key: str) -> Any | None:
-        """An array beside the volume, which can be read whole; None where there is none.
+        """Returns an array beside the volume, which can be read whole; None where there is none.
 
         Raises:
             DataError: it is not small, was never written, or a link leaves the reach.
@@ -220,33 +180,11 @@ class KeyedFile:
 
 
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-"""Of a file in a zip, before its name."""
+"""The header of a file in a zip, before its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayAt:
-    """An array in a file: its ``key``, shape, type, and in .npy and .npz its first byte ``at``."""
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: str  # as numpy's str, with byte order
-    at: int = 0
-    fortran: bool = False
-
-
-def kind_of_file(path: Path) -> str:
-    """``"npy"``, ``"npz"``, ``"HDF5"`` or ``"Zarr"``, by the name."""
-    kinds = {".npy": "npy", ".npz": "npz", ".zarr": "Zarr"}
-    return kinds.get(path.suffix, "HDF5")
-
-
-def stamped_file(path: Path, key: str) -> Path:
-    """What has the time of an array's last change: the file, or where Zarr says what it is."""
-    return path / key / "zarr.json" if kind_of_file(path) == "Zarr" else path
-
-
-def find_array(path: Path, key: str, reach: FileAccess) -> ArrayAt:
-    """The array of a key; of a file with one array only, that one.
+def find_array(path: Path, key: str, reach: FileAccess) -> StoredArray:
+    """Finds the array of a key, or the only array of a file.
 
     Raises:
         DataError: there is none, or several and no key.
@@ -257,18 +195,18 @@ def find_array(path: Path, key: str, reach: FileAccess) -> ArrayAt:
         if key:
             raise DataError(f"{path}: is one array, without keys: leave data.keys.volume out")
         header = array_header(path)
-        return ArrayAt("", header.shape, header.dtype.str, fortran=header.fortran)
+        return StoredArray("", header.shape, header.dtype.str, fortran=header.fortran)
     if kind == "npz":
         return _in_zip(path, key)
     with open_keyed(path, reach) as file:
         found = key or _only_volume(path, file)
         array = _dataset(file, found)
         file.check_volume(found, array)
-        return ArrayAt(found, tuple(array.shape), array.dtype.str)
+        return StoredArray(found, tuple(array.shape), array.dtype.str)
 
 
 def read_numbers(path: Path, words: tuple[str, ...], reach: FileAccess) -> list[Array]:
-    """The arrays (...) of numbers under paths, or of attributes ``group@name``.
+    """Reads arrays (...) of numbers under paths, or of attributes ``group@name``.
 
     Raises:
         DataError: one is not there, not small, or no numbers.
@@ -283,12 +221,7 @@ def read_numbers(path: Path, words: tuple[str, ...], reach: FileAccess) -> list[
         return [_small(path, word, _keyed_values(file, word)) for word in words]
 
 
-def read_array_box(path: Path, array: ArrayAt, box: Box) -> Array:
-    """A box of an array of an .npy or .npz file; errors as `read_values`."""
-    return read_values(path, array.shape, np.dtype(array.dtype), box, array.at)
-
-
-def _in_zip(path: Path, key: str) -> ArrayAt:
+def _in_zip(path: Path, key: str) -> StoredArray:
     with zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         if not key and len(names) == 1:
@@ -306,7 +239,7 @@ def _in_zip(path: Path, key: str) -> ArrayAt:
         head = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
     at = info.header_offset + LOCAL_HEADER.size + head[-2] + head[-1]
     header = array_header(path, at)
-    return ArrayAt(key, header.shape, header.dtype.str, at, header.fortran)
+    return StoredArray(key, header.shape, header.dtype.str, at, header.fortran)
 
 
 def _zip_values(path: Path, key: str) -> Array:
@@ -340,11 +273,9 @@ def _dataset(file: KeyedFile, key: str) -> Any:
 
 
 def _object(file: KeyedFile, key: str, word: str) -> Any:
-    """What is under a path, of which no link is followed that leaves the reach."""
+    """Returns what is under a path; an error names the keys that there are."""
     try:
-        if file.zarr:
-            return file.file[key]
-        return hdf5.linked(file.path, file.file, key, file.reach)
+        return file.get(key)
     except KeyError:
         raise _no_key(file.path, key, word, file.keys()) from None
 
@@ -391,3 +322,287 @@ def _no_key(path: Path, key: str, word: str, known: list[str]) -> DataError:
 def _words(names: list[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:20])
     return (shown or "nothing") + (", ..." if len(names) > 20 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """N samples in arrays of files below ``folder``, all stored alike, with their targets (N, P).
+
+    ``places``: the number of each sample's file and, where a file has many, the row there.
+    ``stamps``: of every file, or of the metadata of arrays in a Zarr group, by relative names.
+    ``order``: of one sample's dims. ``labels``: where voxels have ``classes``. ``redshifts``: of
+    the channels, where all files say the same ones. ``table``: the file of the targets, where it
+    is one for all. ``allowed``: what the files may do.
+    """
+
+    folder: Path
+    files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
+    volumes: tuple[StoredArray, ...]  # by file
+    places: tuple[tuple[int, int | None], ...]  # by sample
+    names: tuple[str, ...]  # by sample
+    stamps: Mapping[str, Stamp]
+    order: StorageOrder
+    targets: Floats
+    parameters: Parameters
+    labels: tuple[StoredArray, ...] = ()  # by file
+    classes: tuple[str, ...] = ()
+    redshifts: tuple[float, ...] = ()
+    table: Path | None = None
+    allowed: AccessPolicy = STRICT
+    remark: str = ""
+
+    @property
+    def reach(self) -> FileAccess:
+        """How far the files may refer to others."""
+        return FileAccess(self.folder, self.allowed)
+
+    @property
+    def stacked(self) -> bool:
+        """Tells if the first dim of arrays counts samples."""
+        return self.places[0][1] is not None
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of one sample in its file."""
+        return self.volumes[0].shape[int(self.stacked) :]
+
+    def only(self, sample: int) -> Catalog:
+        """Keeps one sample, which is light to send to another process."""
+        number, row = self.places[sample]
+        file = self.files[number]
+        stamps = {
+            name: stamp
+            for name, stamp in self.stamps.items()
+            if name == file or name.startswith(f"{file}/")
+        }
+        return replace(
+            self,
+            files=(file,),
+            volumes=(self.volumes[number],),
+            places=((0, row),),
+            names=(self.names[sample],),
+            stamps=stamps,
+            targets=self.targets[sample : sample + 1],
+            labels=self.labels[number : number + 1],
+        )
+
+
+def stamps_of(folder: Path, file: str, keys: Sequence[str] = ()) -> dict[str, Stamp]:
+    """Takes the stamp of a file, or those of the arrays under ``keys`` in a Zarr group.
+
+    Raises:
+        DataError: the file has gone.
+    """
+    path = folder / file
+    with naming(path, kind_of_file(path)):
+        if kind_of_file(path) != "Zarr":
+            return {file: Stamp.of(path)}
+        names = [stamped_file(Path(file), key).as_posix() for key in keys]
+        return {name: Stamp.of(folder / name) for name in names if (folder / name).exists()}
+
+
+def scan_headers(
+    folder: Path,
+    files: Sequence[str],
+    keys: Sequence[str],
+    read: Callable[[str], Header],
+    refuse: Refuse | None,
+) -> tuple[list[tuple[str, Header]], dict[str, Stamp]]:
+    """Reads the header of every file; stamps are from before, so that later changes are noticed.
+
+    What HDF5 has to open, a child process has come back from before.
+    """
+    stamps: dict[str, Stamp] = {}
+
+    with HeaderChild(read) as child:
+
+        def stamped(file: str) -> Header:
+            path = folder / file
+            stamps.update(stamps_of(folder, file, keys))
+            return (child if kind_of_file(path) == "HDF5" else read)(str(path))
+
+        return sift(files, stamped, refuse), stamps
+
+
+Selection = tuple[slice, ...]
+
+MOST_OPEN_FILES = 4
+"""Files kept open: enough for the sub-volumes of one cube and those of its neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRequest:
+    """A box of an array of the file ``path``, for a ``sample`` of a folder that was scanned.
+
+    ``stamped``: the file that had the ``stamp`` then. ``reach``: the files that it may refer to.
+    """
+
+    path: Path
+    array: StoredArray
+    box: Box
+    sample: str
+    stamped: Path
+    stamp: Stamp
+    reach: FileAccess
+
+    @contextmanager
+    def as_scanned(self) -> Iterator[None]:
+        """Turns what goes wrong within into an error that names the file, a change of it too.
+
+        Raises:
+            DataError: in place of what the library raises.
+        """
+        kind = kind_of_file(self.path)
+        with unchanged(self.stamped, self.sample, self.stamp), naming(self.path, kind):
+            yield
+
+
+class ArrayReader:
+    """Reads boxes of arrays for one rank; the HDF5 files used last stay open.
+
+    Every process has a reader of its own. ``collective``: the ranks of a replica read together.
+    """
+
+    collective = False
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, h5py.File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, request: BoxRequest) -> Array:
+        """Reads the values in the order of the file and, but for .npy and .npz, native bytes.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        kind = kind_of_file(request.path)
+        if kind == "HDF5":
+            return self._read_hdf5(request)
+        array = request.array
+        with request.as_scanned():
+            if kind == "Zarr":
+                group = optional.zarr().open_group(request.path, mode="r", zarr_format=3)
+                stored = array.of(request.path, group)
+                selection = request.box.slices()
+                zarr.check_chunks(request.path, array.key, stored, request.reach, selection)
+                return self._fetch(stored, selection, stored.dtype.newbyteorder("="))
+            dtype = np.dtype(array.dtype)
+            return read_values(request.path, array.shape, dtype, request.box, array.at)
+
+    def _read_hdf5(self, request: BoxRequest) -> Array:
+        path = request.path
+        with self._lock:
+            try:
+                with request.as_scanned():
+                    dataset = request.array.of(path, self._file(path))
+                    if dataset.is_virtual or dataset.external:  # the other files have no stamps
+                        hdf5.check_storage(path, request.array.key, dataset, request.reach)
+                    native = dataset.dtype.newbyteorder("=")
+                    return self._fetch(dataset, request.box.slices(), native)
+            except DataError:
+                if file := self._open.pop(path, None):
+                    file.close()  # it may not be the file of this name any more
+                raise
+
+    def _file(self, path: Path) -> h5py.File:
+        """Returns an open file; the least recently used one makes room."""
+        if path not in self._open:
+            if len(self._open) >= MOST_OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+            self._open[path] = h5py.File(path, "r", locking=False)
+        self._open.move_to_end(path)
+        return self._open[path]
+
+    def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
+        if not isinstance(dataset, h5py.Dataset):
+            return np.asarray(dataset[selection], dtype)
+        values = np.empty([s.stop - s.start for s in selection], dtype)
+        dataset.read_direct(values, source_sel=selection)
+        return values
+
+    def close(self) -> None:
+        """Lets go of what is open."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
+
+class MpioReader(ArrayReader):
+    """Reads boxes of HDF5 files collectively, on the communicator of this rank's replica.
+
+    No file stays open, for to close one is collective too, and a rank that has left after an error
+    of its own, such as NaN in its box, does not take part any more.
+    """
+
+    collective = True
+
+    def __init__(self, communicator: Any) -> None:
+        super().__init__()
+        self.communicator = communicator
+
+    def read(self, request: BoxRequest) -> Array:
+        """Reads one box of the replica's ranks together.
+
+        Distribution scheme: 1. the ranks of the replica agree that each sees the file as it was;
+        2. they open it and agree that it holds what it should; 3. one collective transfer; 4. they
+        close it; 5. they agree that all went well, and that the file is still as it was.
+        """
+        path = request.path
+        then = (request.stamped, request.sample, request.stamp)
+        self._all_or_raise(lambda: check_unchanged(*then), path)
+
+        def transfer() -> Array:
+            with ExitStack() as opened, request.as_scanned():
+
+                def dataset() -> Any:
+                    file = h5py.File(path, "r", driver="mpio", comm=self.communicator)
+                    return request.array.of(path, opened.enter_context(file))
+
+                stored = self._all_or_raise(dataset, path)
+                native = stored.dtype.newbyteorder("=")
+                return self._fetch(stored, request.box.slices(), native)
+
+        return self._all_or_raise(transfer, path)
+
+    def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
+        values = np.empty([s.stop - s.start for s in selection], dtype)
+        with dataset.collective:
+            dataset.read_direct(values, source_sel=selection)
+        return values
+
+    def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:
+        """What ``attempt`` returns, if it succeeds on all ranks of the replica.
+
+        Raises:
+            DataError: on all of them; see `collective_try`.
+        """
+        failing = f"{path}: cannot be read"
+        gather = self.communicator.allgather
+        return collective_try(attempt, failing=failing, error=DataError, gather=gather)
+
+
+@per_grid
+def replica_of(grid: Grid) -> Any:
+    """Splits off the MPI communicator of the ranks that share their samples; all ranks call it.
+
+    Raises:
+        HyperslabError: mpi4py is missing, h5py is built without MPI, or the ranks of the grid are
+            not those of MPI.
+    """
+    mpi = optional.mpi()
+    if not h5py.get_config().mpi:
+        raise HyperslabError(
+            'driver="mpio" needs an h5py that was built for a parallel HDF5, and this one was not\n'
+            "    HDF5_MPI=ON CC=mpicc pip install --no-binary=h5py h5py, or leave the driver out: "
+            "every rank then reads by itself"
+        )
+    world = mpi.COMM_WORLD
+    ours = (grid.rank, grid.size)
+    theirs = (world.Get_rank(), world.Get_size())
+    if not all(world.allgather(ours == theirs)):
+        raise HyperslabError(
+            f'driver="mpio" needs MPI and torch to number the ranks alike: here, torch\'s rank '
+            f"{ours[0]} of {ours[1]} is MPI's {theirs[0]} of {theirs[1]}\n    start the ranks with "
+            f"mpirun -n {grid.size}, and leave RANK and WORLD_SIZE to it"
+        )
+    return world.Split(color=grid.coords["data"], key=grid.rank)

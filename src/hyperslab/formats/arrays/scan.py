@@ -1,46 +1,140 @@
-"""Finds what a folder, or one file, holds by a `DataMap`: samples, their arrays and their targets.
+"""Scans folders of arrays: lists their files, looks at every header, and finds the targets.
 
-The shapes tell which dims of stored arrays count samples, channels and voxels. Labels are arrays
-of classes in the same files as the volumes, under a key of their own.
+`scan_npy` takes numpy's files with a table of targets beside them; `scan_arrays` follows a
+`DataMap`, where the shapes tell which dims of stored arrays count samples, channels and voxels.
+Labels are arrays of classes in the same files as the volumes, under a key of their own.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.arrays.layouts import Published, recognise_published
+from hyperslab.formats.arrays.layouts import (
+    Published,
+    recognise_published,
+)
 from hyperslab.formats.arrays.open import (
-    ArrayAt,
-    HeaderChild,
+    ARRAY_SUFFIXES,
+    Catalog,
+    StoredArray,
     find_array,
     kind_of_file,
     read_numbers,
-    stamped_file,
+    scan_headers,
+    stamps_of,
 )
 from hyperslab.formats.arrays.table import (
+    TARGET_SUFFIX,
+    TARGETS_FILE,
     TargetTable,
+    npy_targets,
     physical_targets,
     read_target_table,
     scaled_targets,
 )
-from hyperslab.formats.checks import ANY, OF_LIBRARIES, naming
-from hyperslab.formats.files import AccessPolicy, FileAccess, Stamp, sift, walk_folder
+from hyperslab.formats.files import (
+    ANY,
+    OF_LIBRARIES,
+    FileAccess,
+    Stamp,
+    list_files,
+    naming,
+    sift,
+    walk_folder,
+)
 from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
-from hyperslab.formats.storage_order import CDHW, DHW, DHWC, Channels, StorageOrder, channel_order
-from hyperslab.formats.targets import Floats, Parameters
+from hyperslab.formats.storage_order import (
+    CDHW,
+    DHW,
+    DHWC,
+    DTYPES,
+    Channels,
+    StorageOrder,
+    channel_order,
+)
+from hyperslab.formats.targets import Parameters
+
+Header = TypeVar("Header")
+
+
+def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Catalog:
+    """Lists a folder of .npy files, ``{name}.npy`` a sample, and reads their targets.
+
+    Volumes are (C, D, H, W), (D, H, W, C) or, of one channel, (D, H, W).
+
+    Raises:
+        DataError: the folder is missing or holds no volume; a file is damaged, or not stored like
+            the first; or a target is missing or there are two.
+    """
+    refuse = options.refuse
+    reach = FileAccess(folder, options.allowed)
+    files = [file for file in list_files(folder, suffixes) if not file.endswith(TARGET_SUFFIX)]
+    if not files:
+        raise DataError(f"{folder}: holds targets *{TARGET_SUFFIX} but no volume")
+
+    def read(path: str) -> StoredArray:
+        return _npy_volume(Path(path), reach)
+
+    found, stamps = scan_headers(folder, files, (), read, refuse)
+    first, one = found[0]
+
+    def alike(entry: tuple[str, StoredArray]) -> None:
+        file, other = entry
+        if (other.shape, other.dtype) != (one.shape, one.dtype):
+            raise DataError(
+                f"{folder / file}: is {np.dtype(other.dtype)} {other.shape} but {first} is "
+                f"{np.dtype(one.dtype)} {one.shape}; all files of a data set are stored alike"
+            )
+
+    volumes = dict(entry for entry, _ in sift(found, alike, refuse))
+    order = DHW
+    if len(one.shape) == 4:
+        channels = options.channels or channel_order(folder / first, one.shape)
+        order = DHWC if channels == "last" else CDHW
+    bare = tuple(file.removesuffix(".npy") for file in volumes)
+    names, targets, parameters = npy_targets(folder, bare, refuse)
+    kept = tuple(f"{name}.npy" for name in names)
+    table = folder / TARGETS_FILE
+    return Catalog(
+        folder=folder,
+        files=kept,
+        volumes=tuple(volumes[file] for file in kept),
+        places=tuple((number, None) for number in range(len(kept))),
+        names=names,
+        stamps=stamps,
+        order=order,
+        targets=targets,
+        parameters=Parameters.normalised(parameters),
+        table=table if table.exists() else None,
+    )
+
+
+def _npy_volume(path: Path, reach: FileAccess) -> StoredArray:
+    with naming(path, "npy"):
+        array = find_array(path, "", reach)
+    dtype = np.dtype(array.dtype)
+    if len(array.shape) not in (3, 4) or math.prod(array.shape) == 0 or dtype.name not in DTYPES:
+        raise DataError(
+            f"{path}: is {dtype} {array.shape}; needs three spatial dims, with or without "
+            f"channels, of {', '.join(DTYPES)}\n    many volumes in one array, and other types, go "
+            f"with data.table ({OWN_DATA}, arrays)"
+        )
+    return array
 
 
 def order_of_arrays(
     folder: Path,
     files: Sequence[str],
-    arrays: Sequence[ArrayAt],
+    arrays: Sequence[StoredArray],
     table: TargetTable | None,
     beside: Sequence[Sequence[Array]],
     channels: Channels | None,
@@ -96,7 +190,7 @@ def _is_stack(
     return not table.names and rows == count and rows != len(files)
 
 
-def has_rows(volume: ArrayAt, labels: ArrayAt) -> bool:
+def has_rows(volume: StoredArray, labels: StoredArray) -> bool:
     """Whether the first dim of both counts samples."""
     return len(labels.shape) == 4 and (
         len(volume.shape) == 5 or (labels.shape[0] == volume.shape[0] > 1)
@@ -106,7 +200,7 @@ def has_rows(volume: ArrayAt, labels: ArrayAt) -> bool:
 def check_labels(
     folder: Path,
     files: Sequence[str],
-    labels: Sequence[ArrayAt],
+    labels: Sequence[StoredArray],
     extents: tuple[int, ...],
     rows: Sequence[int | None],
 ) -> None:
@@ -143,8 +237,6 @@ def as_labels(labels: Array, count: int, where: str) -> Array:
     return labels.astype(np.uint8)
 
 
-ARRAY_SUFFIXES = (".npy", ".npz", ".hdf5", ".h5", ".zarr")
-
 SHOWN_AS = {
     "int8": "int16",
     "uint8": "int16",
@@ -154,34 +246,9 @@ SHOWN_AS = {
 """Types of stored values, and as what they are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class MappedArrays:
-    """N samples: of each its file and, where a file has many, its row there."""
-
-    folder: Path
-    files: tuple[str, ...]
-    arrays: tuple[ArrayAt, ...]  # by file
-    stamps: Mapping[str, Stamp]  # by file
-    places: tuple[tuple[int, int | None], ...]  # by sample: the file and the row
-    names: tuple[str, ...]
-    order: StorageOrder  # of one sample's dims
-    targets: Floats  # (N, P), -1 to 1
-    parameters: Parameters
-    table: Path | None
-    allowed: AccessPolicy
-    remark: str
-    labels: tuple[ArrayAt, ...] = ()  # by file, where voxels have classes
-    classes: tuple[str, ...] = ()
-
-    @property
-    def reach(self) -> FileAccess:
-        """How far the files may refer to others."""
-        return FileAccess(self.folder, self.allowed)
-
-
 def scan_arrays(
     path: Path, options: ScanOptions, channels: Collection[int] | None = None
-) -> MappedArrays:
+) -> Catalog:
     """Look at every file. With ``channels``, of a network, there are no targets to look for.
 
     Of arrays of four dims, one of which is as many as ``channels`` has, that one is of channels.
@@ -194,7 +261,7 @@ def scan_arrays(
     folder = path.parent if is_one_file(path) else path
     bare = channels is not None or bool(said.labels)
     table_path = None if bare else _table_path(folder, said, known)
-    found, stamps = _headers(folder, files_of_volumes(path, said, table_path), said, options)
+    found, stamps = _headers_of_map(folder, files_of_volumes(path, said, table_path), said, options)
     files = [file for file, _ in found]
     arrays = [header.array for _, header in found]
     labels = [header.labels for _, header in found if header.labels is not None]
@@ -226,10 +293,10 @@ def scan_arrays(
             folder, names, places, table, beside, said, known, stacked
         )
         targets, parameters, words = scaled_targets(physical, columns, table, said, known)
-    return MappedArrays(
+    return Catalog(
         folder=folder,
         files=tuple(files),
-        arrays=tuple(arrays),
+        volumes=tuple(arrays),
         stamps=stamps,
         places=tuple(places),
         names=names,
@@ -245,44 +312,36 @@ def scan_arrays(
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
-    """What a file holds of a `DataMap`: the numbers are targets."""
+class _MappedHeader:
+    """The arrays that a `DataMap` finds in a file; the numbers are targets."""
 
-    array: ArrayAt
+    array: StoredArray
     numbers: list[Array]
-    labels: ArrayAt | None
+    labels: StoredArray | None
 
 
-def _headers(
+def _headers_of_map(
     folder: Path, files: Sequence[str], said: DataMap, options: ScanOptions
-) -> tuple[list[tuple[str, _Header]], dict[str, Stamp]]:
-    """Of the files that are as they should be; and stamps, from before they were read."""
+) -> tuple[list[tuple[str, _MappedHeader]], dict[str, Stamp]]:
+    """Looks at the files that are as they should be; and stamps them."""
     reach = FileAccess(folder, options.allowed)
-    stamps: dict[str, Stamp] = {}
 
-    def read(name: str) -> _Header:
+    def read(name: str) -> _MappedHeader:
         file = Path(name)
         kind = kind_of_file(file)
         with naming(file, kind, ANY if kind == "npz" else OF_LIBRARIES):
-            return _Header(
+            return _MappedHeader(
                 find_array(file, said.volume, reach),
                 read_numbers(file, said.targets, reach) if said.targets else [],
                 find_array(file, said.labels, reach) if said.labels else None,
             )
 
-    with HeaderChild(read) as child:
-
-        def stamped(file: str) -> _Header:
-            whole = folder / file
-            kind = kind_of_file(whole)
-            with naming(whole, kind):
-                stamps[file] = Stamp.of(whole)  # a change from now on is noticed
-            header = (child if kind == "HDF5" else read)(str(whole))
-            if kind == "Zarr":
-                stamps[file] = Stamp.of(stamped_file(whole, header.array.key))
-            return header
-
-        return sift(files, stamped, options.refuse), stamps
+    keys = [key for key in (said.volume, said.labels) if key]
+    found, stamps = scan_headers(folder, files, keys, read, options.refuse)
+    if not said.volume:  # a Zarr group has said only now which array it is
+        for file, header in found:
+            stamps.update(stamps_of(folder, file, [header.array.key]))
+    return found, stamps
 
 
 def is_one_file(path: Path) -> bool:
@@ -372,7 +431,7 @@ def _check_one_kind(
 
 
 def _check_alike(
-    folder: Path, files: Sequence[str], arrays: Sequence[ArrayAt], stacked: bool
+    folder: Path, files: Sequence[str], arrays: Sequence[StoredArray], stacked: bool
 ) -> None:
     first = arrays[0]
     shape = first.shape[int(stacked) :]
@@ -393,7 +452,7 @@ def _check_alike(
 def _names(
     files: Sequence[str],
     places: Sequence[tuple[int, int | None]],
-    arrays: Sequence[ArrayAt],
+    arrays: Sequence[StoredArray],
 ) -> tuple[str, ...]:
     bare = [file.removesuffix(Path(file).suffix) for file in files]
     digits = len(str(max(array.shape[0] for array in arrays) - 1))

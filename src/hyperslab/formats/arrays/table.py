@@ -2,7 +2,8 @@
 
 A table is text with or without a header, or a .npy array. A sample's row is found by its name,
 or by the numbers in it. Targets are scaled from -1 to 1 by the ranges that are given, those of a
-published data set, or those of all rows.
+published data set, or those of all rows. Beside .npy files without a `DataMap` there are
+``targets.csv``, or a ``{name}.target.npy`` for each, which are taken as they are.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import Published
 from hyperslab.formats.arrays.npy import read_vector
-from hyperslab.formats.checks import naming
+from hyperslab.formats.files import Refuse, naming, sift
 from hyperslab.formats.source import OWN_DATA, Array, DataMap
 from hyperslab.formats.targets import Floats, Parameters, numbered_names
 
 MOST_TABLE = 64 << 20
-"""Of a table [B]."""
+"""The largest table that is read [B]."""
+
+TARGET_SUFFIX = ".target.npy"
+TARGETS_FILE = "targets.csv"
 
 ROW_TITLES = ("name", "file", "filename", "sample", "simulation")
 """Titles of a first column that names samples."""
@@ -322,3 +328,74 @@ def scaled_targets(
     words = ", ".join(f"{n} {lo:.4g}..{hi:.4g}" for n, (lo, hi) in parameters.ranges.items())
     origin = "their files" if table is None else table.path.name
     return unit, parameters, f"targets of {origin}; -1 and 1 are {words}"
+
+
+def npy_targets(
+    folder: Path, names: tuple[str, ...], refuse: Refuse | None
+) -> tuple[tuple[str, ...], Floats, tuple[str, ...]]:
+    """Reads the targets beside .npy files: samples that have them, (N, P), and P names.
+
+    Raises:
+        DataError: a target is missing, or is no vector of numbers, or there are two.
+    """
+    table = folder / TARGETS_FILE
+    single = [folder / f"{name}{TARGET_SUFFIX}" for name in names]
+    if table.exists() and any(path.exists() for path in single):
+        raise DataError(
+            f"{folder}: holds {TARGETS_FILE} and files *{TARGET_SUFFIX}; keep one of the two"
+        )
+    if table.exists():
+        return names, *_read_targets_file(table, names)
+    sizes: list[int] = []
+
+    def vector(name: str) -> NDArray[Any]:
+        path = folder / f"{name}{TARGET_SUFFIX}"
+        if not path.exists():
+            raise DataError(
+                f"{folder}: {printable(name)!r} has no target: neither {TARGETS_FILE} nor "
+                f"{path.name} is there\n    name the file of a table: data.table=params.txt "
+                f"({OWN_DATA}, tables)"
+            )
+        with naming(path, "npy"):
+            values = read_vector(path)
+        if values.ndim != 1 or values.size == 0 or sizes[:1] not in ([], [values.size]):
+            raise DataError(
+                f"{path}: has shape {values.shape}; needs a vector of numbers, equally many "
+                "in each file"
+            )
+        _check_numbers(path, values)
+        sizes.append(values.size)
+        return values
+
+    found = sift(names, vector, refuse)
+    vectors = np.array([values for _, values in found], np.float64)
+    return tuple(name for name, _ in found), vectors, numbered_names(sizes[0])
+
+
+def _read_targets_file(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:
+    with naming(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
+        header, *rows = [row for row in csv.reader(file) if row] or [[]]
+        header = [printable(name) for name in header]
+    if len(header) < 2 or header[0] != "name" or len(set(header)) != len(header):
+        raise DataError(
+            f"{path}: starts with {reprlib.repr(header)}; "
+            "needs name and different parameters' names"
+        )
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if len(row) != len(header) or row[0] in found:
+            raise DataError(
+                f"{path}: {reprlib.repr(row)} is not one line for a sample, of {len(header)} fields"
+            )
+        with naming(f"{path}: sample {row[0]!r}", "CSV"):
+            found[row[0]] = [float(value) for value in row[1:]]
+        _check_numbers(f"{path}: sample {row[0]!r}", np.array(found[row[0]]))
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(f"{path}: has no line for {len(missing)} samples, {missing[0]!r} first")
+    return np.array([found[name] for name in names]), tuple(header[1:])
+
+
+def _check_numbers(where: Path | str, values: NDArray[Any]) -> None:
+    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+        raise DataError(f"{where}: targets are {values.tolist()}; needs finite numbers")

@@ -23,7 +23,7 @@ import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
-from hyperslab.formats.arrays.npy import TARGET_SUFFIX, TARGETS_FILE
+from hyperslab.formats.arrays.table import TARGET_SUFFIX, TARGETS_FILE
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.storage import ChunkSides

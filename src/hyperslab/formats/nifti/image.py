@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
-from hyperslab.formats.checks import ANY, naming
-from hyperslab.formats.files import check_gzip_size, open_gzip_to_end
+from hyperslab.formats.files import ANY, check_gzip_size, naming, open_gzip_to_end
 from hyperslab.formats.nifti import resample
 from hyperslab.formats.nifti.lists import Pair
 from hyperslab.formats.storage_order import StorageOrder

@@ -35,8 +35,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.checks import ANY, naming
-from hyperslab.formats.files import FileAccess
+from hyperslab.formats.files import ANY, FileAccess, naming
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
 from hyperslab.util.atomic_files import write_json
 

@@ -24,8 +24,16 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
-from hyperslab.formats.checks import ANY, naming
-from hyperslab.formats.files import AccessPolicy, FileAccess, Refuse, Stamp, sift, unchanged
+from hyperslab.formats.files import (
+    ANY,
+    AccessPolicy,
+    FileAccess,
+    Refuse,
+    Stamp,
+    naming,
+    sift,
+    unchanged,
+)
 from hyperslab.formats.nifti.image import (
     NIFTI,
     NiftiHeader,

@@ -23,8 +23,7 @@ import numpy as np
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.checks import naming
-from hyperslab.formats.files import Refuse, Stamp, list_files, sift, unchanged
+from hyperslab.formats.files import Refuse, Stamp, list_files, naming, sift, unchanged
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.storage import Storage
 from hyperslab.formats.storage_order import DHWC

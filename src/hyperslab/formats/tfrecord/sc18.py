@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.formats.checks import naming
-from hyperslab.formats.files import Refuse, Stamp, list_files, sift, unchanged
+from hyperslab.formats.files import Refuse, Stamp, list_files, naming, sift, unchanged
 from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions, Source
 from hyperslab.formats.storage import Storage, read_strided
 from hyperslab.formats.storage_order import DHW

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from hyperslab.comm.grid import SPATIAL_AXES
-from hyperslab.data import Hdf5Folder, Parameters, Source, Subvolumes
+from hyperslab.data import Hdf5Folder, Source, Subvolumes
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.keyed import HDF5_SUFFIXES, Catalog, stamps_of
-from hyperslab.formats.arrays.layouts import lbann_of, read_header
-from hyperslab.formats.arrays.mapped import MappedFolder
-from hyperslab.formats.files import AccessPolicy, FileAccess
+from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES
+from hyperslab.formats.arrays.source import MappedFolder
+from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.registry import find_format, named
 from hyperslab.formats.source import DataMap, Extras, ScanOptions
 from hyperslab.formats.targets import LIVER
@@ -106,22 +105,10 @@ def open_volume(run: Run, file: Path) -> Source:
     """
     folder = Path(str(run.setting("data.path")))
     name = file.relative_to(folder).as_posix()
-    stamps = stamps_of(folder, name)
-    allowed = _file_access(run)
-    lbann = lbann_of(run.setting("data.format"))
-    header = read_header(file, run.setting("data.channels"), lbann, FileAccess(folder, allowed))
-    names = header.layout.names
-    catalog = Catalog(
-        folder=folder,
-        files=(name,),
-        layout=header.layout,
-        unit=np.array([header.unit]),
-        parameters=Parameters.normalised(names),
-        stamps=stamps,
-        redshifts=header.redshifts,
-        allowed=allowed,
+    options = ScanOptions(
+        run.setting("data.channels"), run.setting("data.format"), allowed=_file_access(run)
     )
-    return _selected_parts(run, Hdf5Folder(catalog))
+    return _selected_parts(run, Hdf5Folder.of_file(folder, name, options))
 
 
 def _data_map(run: Run) -> DataMap | None:

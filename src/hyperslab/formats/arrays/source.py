@@ -1,0 +1,504 @@
+"""Reads arrays in files with a table of targets: each rank its box, in one selection of a file.
+
+An `ArrayFolder` shows the samples of a `Catalog`, in whatever kind of file their arrays are.
+What differs between its formats is how a folder is scanned and what lies beside the volumes:
+`Hdf5Folder` and `ZarrFolder` know published layouts by their keys, `NpyFolder` takes numpy's
+files, and `MappedFolder` follows a `DataMap` or the names of a published data set. `Fields` shows
+several sources as one, their channels one after another.
+
+With MPI-IO (the extra `mpi`, with h5py built for a parallel HDF5) the ranks of a replica open an
+HDF5 file together and each reads its box of it in one collective transfer, which the MPI library
+may put together to few large requests. Nothing is then read in the background: collective calls
+need one order on all ranks, and HDF5 lets one thread in at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from hyperslab.comm import Grid, log_once
+from hyperslab.comm.agreement import broadcast_from_main
+from hyperslab.errors import DataError, printable
+from hyperslab.formats.arrays.layouts import (
+    HDF5_SUFFIXES,
+    KEYS_OF_LAYOUTS,
+    LBANN_PART_NAME,
+    catalog_of_layout,
+    lbann_of,
+    read_header,
+    read_volume_header,
+    recognise_published,
+    scan_layouts,
+    storage_in,
+)
+from hyperslab.formats.arrays.open import (
+    ARRAY_SUFFIXES,
+    ArrayReader,
+    BoxRequest,
+    Catalog,
+    MpioReader,
+    StoredArray,
+    kind_of_file,
+    open_keyed,
+    replica_of,
+    stamped_file,
+    stamps_of,
+)
+from hyperslab.formats.arrays.scan import (
+    SHOWN_AS,
+    as_labels,
+    scan_arrays,
+    scan_npy,
+)
+from hyperslab.formats.arrays.table import TARGET_SUFFIX
+from hyperslab.formats.files import STRICT, AccessPolicy, FileAccess, Refuse, naming
+from hyperslab.formats.source import OWN_DATA, Array, DataMap, Extras, ScanOptions, Source
+from hyperslab.formats.storage import Storage
+from hyperslab.formats.storage_order import LBANN_ORDER, Channels
+from hyperslab.formats.targets import SCAN_KEYS, Parameters, as_classes
+from hyperslab.geometry import Box
+
+
+class ArrayFolder(Source):
+    """Shows the samples of a ``catalog``, of which ``reader`` reads boxes."""
+
+    def __init__(self, catalog: Catalog, reader: ArrayReader | None = None) -> None:
+        self.catalog = catalog
+        self.reader = ArrayReader() if reader is None else reader
+        self.names = catalog.names
+        self.order = catalog.order
+        self.shape = catalog.order.volume_shape(catalog.stored)
+        self.dtype = np.dtype(SHOWN_AS[np.dtype(catalog.volumes[0].dtype).name])
+        self.parameters = catalog.parameters
+        self.redshifts = catalog.redshifts
+        self.classes = catalog.classes
+        self.remark = catalog.remark
+        self.collective = self.reader.collective
+        if catalog.labels:
+            self.label_bytes = np.dtype(catalog.labels[0].dtype).itemsize
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the files for itself."""
+        return type(self), (self.catalog,)
+
+    def read(self, sample: int, box: Box) -> Array:
+        """Reads the box, in one selection of the array.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
+        catalog = self.catalog
+        number, row = catalog.places[sample]
+        stored = catalog.order.to_file(box)
+        if row is not None:
+            stored = Box((row, *stored.lo), (row + 1, *stored.hi))
+        found = self._stored(sample, catalog.volumes[number], stored)
+        if row is not None:
+            found = found[0]
+        return catalog.order.to_volume(found.astype(found.dtype.newbyteorder("="), copy=False))
+
+    def _stored(self, sample: int, array: StoredArray, box: Box) -> Array:
+        """Reads a box of an array of the sample's file, along the dims of the file."""
+        catalog = self.catalog
+        file = catalog.files[catalog.places[sample][0]]
+        stamped = stamped_file(Path(file), array.key)
+        request = BoxRequest(
+            path=catalog.folder / file,
+            array=array,
+            box=box,
+            sample=self.names[sample],
+            stamped=catalog.folder / stamped,
+            stamp=catalog.stamps[stamped.as_posix()],
+            reach=catalog.reach,
+        )
+        return self.reader.read(request)
+
+    def target(self, sample: int) -> Array:
+        return self.catalog.targets[sample]
+
+    def where(self, sample: int) -> str:
+        row = self.catalog.places[sample][1]
+        return str(self.path(sample)) + ("" if row is None else f", row {row}")
+
+    def path(self, sample: int) -> Path:
+        """The file of a sample's volume."""
+        return self.catalog.folder / self.catalog.files[self.catalog.places[sample][0]]
+
+    def storage(self, sample: int) -> Storage | None:
+        """Describes .npy and .npz, whose samples lie in one piece each; None for the others."""
+        array = self.catalog.volumes[self.catalog.places[sample][0]]
+        if kind_of_file(self.path(sample)) not in ("npy", "npz"):
+            return None
+        if array.fortran and self.catalog.stacked:
+            return None  # the values of one sample are strewn over all of the file
+        order = self.catalog.order.reversed if array.fortran else self.catalog.order
+        stored = self.catalog.stored[:: -1 if array.fortran else 1]
+        item = np.dtype(array.dtype).itemsize
+        return Storage(order, stored, item, item * math.prod(stored), bridged=True)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        """Names the file of the volume, and the table."""
+        table = self.catalog.table
+        return (self.path(sample), *(() if table is None else (table,)))
+
+    def alone(self, sample: int) -> Self:
+        return type(self)(self.catalog.only(sample))
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+CARRIED_KEYS = ("physPar", "redshifts")
+"""Arrays beside the volume and its target that a conversion takes along."""
+
+
+class KeyedFolder(ArrayFolder):
+    """Shows files of the layouts that `layouts` knows by their keys, each of which is a sample."""
+
+    suffixes: ClassVar[tuple[str, ...]] = HDF5_SUFFIXES
+
+    def __init__(self, catalog: Catalog, reader: ArrayReader | None = None) -> None:
+        super().__init__(catalog, reader)
+        if self.classes:
+            self.label_bytes *= catalog.labels[0].shape[0]
+
+    @classmethod
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        channels: Channels | None = None,
+        lbann: bool | None = None,
+        refuse: Refuse | None = None,
+    ) -> Self:
+        """Opens the folder as the main rank sees it. All ranks call this.
+
+        ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
+
+        Raises:
+            DataError: as `scan_layouts`.
+        """
+        options = ScanOptions(channels, refuse=refuse)
+        source = broadcast_from_main(lambda: cls.scanned(Path(path), options, lbann))
+        if source.remark:
+            log_once(grid, source.remark)
+        return source
+
+    @classmethod
+    def scanned(cls, folder: Path, options: ScanOptions, lbann: bool | None) -> Self:
+        """Opens the folder as this process sees it; see `scan`."""
+        source = cls(scan_layouts(folder, options, lbann, cls.suffixes))
+        if source.order == LBANN_ORDER and lbann is None:
+            source.remark = (
+                f"{folder}: sub-volumes of LBANN's by key, order and names; their reversed spatial "
+                'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are'
+            )
+        return source
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
+        return cls.scanned(folder, options, None)
+
+    @classmethod
+    def of_file(cls, folder: Path, file: str, options: ScanOptions) -> Self:
+        """Opens one file of a folder, with its target, without a look at the others.
+
+        Raises:
+            DataError: it is not what it should be.
+        """
+        stamps = stamps_of(folder, file, KEYS_OF_LAYOUTS)
+        reach = FileAccess(folder, options.allowed)
+        header = read_header(folder / file, options.channels, lbann_of(options.format), reach)
+        catalog = catalog_of_layout(
+            folder,
+            (file,),
+            header.layout,
+            stamps,
+            unit=np.array([header.unit]),
+            parameters=Parameters.normalised(header.layout.names),
+            redshifts=header.redshifts,
+            allowed=options.allowed,
+        )
+        return cls(catalog)
+
+    @classmethod
+    def of_volume(
+        cls,
+        path: Path,
+        like: tuple[int, ...],
+        channels: Channels | None = None,
+        lbann: bool | None = None,
+        allowed: AccessPolicy = STRICT,
+    ) -> tuple[Self, Any]:
+        """Opens one file that need not have a target; also returns its affine or ``None``.
+
+        ``allowed``: what it may do. For the other arguments and errors see `read_volume_header`.
+        """
+        stamps = stamps_of(path.parent, path.name, KEYS_OF_LAYOUTS)  # before it is read
+        reach = FileAccess(path.parent, allowed)
+        layout, affine, redshifts = read_volume_header(path, like, channels, lbann, reach)
+        catalog = catalog_of_layout(
+            path.parent,
+            (path.name,),
+            layout,
+            stamps,
+            unit=np.empty((1, 0)),
+            parameters=Parameters.normalised(()),
+            redshifts=redshifts,
+            allowed=allowed,
+        )
+        return cls(catalog), affine
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """Reads the box of the labels; errors as `read`, and labels that are no classes."""
+        array = self.catalog.labels[sample]
+        stored = self._stored(sample, array, Box((0, *box.lo), (array.shape[0], *box.hi)))
+        return as_classes(stored, f"{self.where(sample)}: {box}")
+
+    def volume(self, sample: int) -> str:
+        """The sample itself, or the cube of which LBANN's splitter has made it a part."""
+        name = self.names[sample]
+        if name in self.volumes:
+            return self.volumes[name]
+        folder, slash, base = name.rpartition("/")
+        part = LBANN_PART_NAME.fullmatch(base) if self.order == LBANN_ORDER else None
+        return f"{folder}{slash}{part[1]}" if part else name
+
+    def storage(self, sample: int) -> Storage:
+        volume = self.catalog.volumes[sample]
+        return storage_in(self.path(sample), volume.key, self.catalog.order, self.catalog.reach)
+
+    def extras(self, sample: int) -> Extras:
+        path = self.path(sample)
+        with naming(path, kind_of_file(path)), open_keyed(path, self.catalog.reach) as file:
+            attributes = dict(file.attrs)
+            if self.classes:
+                affine = np.asarray(attributes.get("affine"))
+                known = affine.shape == (4, 4) and affine.dtype.kind == "f"
+                return Extras(SCAN_KEYS, attributes=attributes, affine=affine if known else None)
+            volume = self.catalog.volumes[sample].key
+            target = "unitPar" if volume == "full" else "y"
+            found = {key: file.small(key) for key in (*CARRIED_KEYS, target)}
+            arrays = {
+                key: np.asarray(array[()]) for key, array in found.items() if array is not None
+            }
+            values = arrays.pop(target)
+        return Extras((volume, target), self.parameters.names, values, arrays, attributes)
+
+
+class Hdf5Folder(KeyedFolder):
+    """Shows HDF5 files of known layouts, read by this rank alone or by MPI-IO."""
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
+        return cls.scanned(folder, options, lbann_of(options.format))
+
+    def read_together(self, driver: str, grid: Grid) -> Hdf5Folder:
+        return Hdf5Folder(self.catalog, MpioReader(replica_of(grid)))
+
+
+class ZarrFolder(KeyedFolder):
+    """Shows Zarr v3 groups ``{name}.zarr`` (the extra `zarr`) with the keys of HDF5's layouts."""
+
+    suffixes = (".zarr",)
+
+
+class NpyFolder(ArrayFolder):
+    """Shows numpy's own files, with ``targets.csv`` or a ``{name}.target.npy`` for each."""
+
+    suffixes = (".npy",)
+
+    @classmethod
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        channels: Channels | None = None,
+        refuse: Refuse | None = None,
+    ) -> NpyFolder:
+        """Opens the folder as the main rank sees it. All ranks call this.
+
+        With ``refuse`` files that are not what they should be are left out.
+
+        Raises:
+            DataError: as `scan_npy`; or ``channels`` is ``None`` and the shape does not tell.
+        """
+        options = ScanOptions(channels, refuse=refuse)
+        return broadcast_from_main(lambda: cls.open_folder(Path(path), options))
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
+        return cls(scan_npy(folder, cls.suffixes, options))
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        """Names the file of the volume, and what holds its target."""
+        single = self.catalog.folder / f"{self.names[sample]}{TARGET_SUFFIX}"
+        table = self.catalog.table
+        return self.path(sample), single if table is None else table
+
+
+class MappedFolder(ArrayFolder):
+    """Shows arrays where a `DataMap` says they are: by key, or many in one file."""
+
+    targets_apart = True
+
+    @classmethod
+    def claims(cls, path: Path) -> bool:
+        """Tells if a folder, or a file, is such data by its names, whatever their suffixes say."""
+        return recognise_published(path) is not None or (
+            path.is_file() and kind_of_file(path) == "npy"
+        )
+
+    @classmethod
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]
+        """Opens the folder; several fields all become one source, see `Fields`."""
+        return cls._opened(folder, options, None)
+
+    @classmethod
+    def of_volumes(cls, paths: Sequence[Path], options: ScanOptions, channels: int) -> Source:
+        """Opens the volumes of a file for a network that takes so many ``channels``.
+
+        Their targets need not be there. Where fields are in files of their own ``paths`` has one
+        for each.
+
+        Raises:
+            DataError: as `scan_arrays`.
+        """
+        said = replace((options.mapping or DataMap()).without_targets, files="")
+        if not (said.fields and said.of_files):
+            return cls._opened(paths[0], replace(options, mapping=said), channels)
+        if len(paths) != len(said.fields):
+            raise DataError(
+                f"{paths[0]}: the network takes {len(said.fields)} files as channels, so no file "
+                "alone is one of its volumes\n    give the folder in which they are, as "
+                f"{' and '.join(map(printable, said.fields))}"
+            )
+        each = replace(options, mapping=replace(said, fields=()))
+        shares = _shares(channels, len(paths))
+        return Fields([cls(scan_arrays(path, each, shares)) for path in paths], said.fields)
+
+    @classmethod
+    def _opened(cls, path: Path, options: ScanOptions, channels: int | None) -> Source:
+        said = options.mapping
+        if said is None or not said.fields:
+            return cls(scan_arrays(path, options, None if channels is None else (channels,)))
+        shares = None if channels is None else _shares(channels, len(said.fields))
+        maps = [replace(options, mapping=of) for of in said.of_fields]
+        return Fields([cls(scan_arrays(path, of, shares)) for of in maps], said.fields)
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """Reads the box of the labels, in one selection; raises as `read`."""
+        number, row = self.catalog.places[sample]
+        array = self.catalog.labels[number]
+        stored = box
+        if len(array.shape) == 4:
+            first = row or 0
+            stored = Box((first, *box.lo), (first + 1, *box.hi))
+        found = self._stored(sample, array, stored).reshape(box.shape)
+        return as_labels(found, len(self.classes), f"{self.where(sample)}: {array.key!r}")
+
+
+def _shares(channels: int, fields: int) -> range:
+    """Counts how many of the channels one field may have, where each has one at least."""
+    return range(1, max(1, channels - fields + 1) + 1)
+
+
+class Fields(Source):
+    """Joins sources of one field each: their channels become one sample's, one after another.
+
+    Raises:
+        DataError: the sources differ in samples, extents or targets.
+    """
+
+    targets_apart = True
+
+    def __init__(self, sources: Sequence[Source], titles: Sequence[str]) -> None:
+        self.sources = tuple(sources)
+        self.titles = tuple(titles)
+        first = self.sources[0]
+        for source, title in zip(self.sources[1:], self.titles[1:], strict=True):
+            _check_fields_alike(first, source, self.titles[0], title)
+        self.counts = tuple(source.shape[0] for source in self.sources)
+        self.names = first.names
+        self.shape = (sum(self.counts), *first.shape[1:])
+        self.dtype = np.result_type(*(source.dtype for source in self.sources))
+        self.parameters = first.parameters
+        self.classes = first.classes
+        self.label_bytes = first.label_bytes
+        if set(self.counts) == {1}:
+            self.channel_names = self.titles
+        self.remark = f"{first.remark}; channels: {', '.join(map(printable, self.titles))}"
+
+    def read(self, sample: int, box: Box) -> Array:
+        parts = []
+        begin = 0
+        for source, count in zip(self.sources, self.counts, strict=True):
+            lo, hi = max(box.lo[0], begin), min(box.hi[0], begin + count)
+            if lo < hi:
+                inner = Box((lo - begin, *box.lo[1:]), (hi - begin, *box.hi[1:]))
+                parts.append(source.read(sample, inner).astype(self.dtype, copy=False))
+            begin += count
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def target(self, sample: int) -> Array:
+        return self.sources[0].target(sample)
+
+    def labels(self, sample: int, box: Box) -> Array:
+        return self.sources[0].labels(sample, box)
+
+    def where(self, sample: int) -> str:
+        return self.sources[0].where(sample)
+
+    def files(self, sample: int) -> tuple[Path, ...]:
+        return tuple(path for source in self.sources for path in source.files(sample))
+
+    def alone(self, sample: int) -> Fields:
+        return Fields([source.alone(sample) for source in self.sources], self.titles)
+
+    def close(self) -> None:
+        for source in self.sources:
+            source.close()
+
+
+def _check_fields_alike(first: Source, other: Source, title: str, its: str) -> None:
+    if len(first.names) != len(other.names) or first.shape[1:] != other.shape[1:]:
+        raise DataError(
+            f"{printable(title)} has {len(first.names)} volumes of {first.shape[1:]} voxels but "
+            f"{printable(its)} has {len(other.names)} of {other.shape[1:]}; fields that become "
+            f"channels need as many volumes, of one size ({OWN_DATA}, channels)"
+        )
+    for sample, (name, twin) in enumerate(zip(first.names, other.names, strict=True)):
+        if first.classes or not len(first.parameters.names):
+            alike = numbers_of_volume(name, title) == numbers_of_volume(twin, its)
+        else:
+            alike = np.array_equal(first.target(sample), other.target(sample))
+        if not alike:
+            raise DataError(
+                f"{printable(name)!r} and {printable(twin)!r} are not two fields of one volume: "
+                f"they belong to other rows ({OWN_DATA}, channels)"
+            )
+
+
+def numbers_of_volume(name: str, pattern: str) -> list[str]:
+    """Finds the numbers in a file's name that tell one volume from another; suffixes do not count.
+
+    Those of the ``pattern`` that found it are the field's: *z0/\\** and *z1/\\** are two of them.
+
+    >>> numbers_of_volume("z1/run3_0007.npy", "z1/run*_*.npy")
+    ['3', '0007']
+    """
+    suffix = next((suffix for suffix in ARRAY_SUFFIXES if pattern.endswith(suffix)), "")
+    bare = pattern.removesuffix(suffix)
+    for said in (bare, bare.rpartition("/")[2]):  # names may be those of files in a folder
+        free = re.split(r"\*|\?|\[!?\]?[^]]*\]", said)
+        found = re.match("(.*)".join(map(re.escape, free)), name)
+        if found is not None:
+            return re.findall(r"\d+", " ".join((*found.groups(), name[found.end() :])))
+    return re.findall(r"\d+", name)
