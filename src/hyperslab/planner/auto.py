@@ -123,12 +123,6 @@ def _nothing_fits_words(plan: GridPlan, bounds: PlanBounds) -> str:
     )
 
 
-def chosen_overrides(recipe: Recipe) -> list[str]:
-    """The overrides that say what was chosen, for the ranks that are started."""
-    axes = ", ".join(f"{axis}: {extent}" for axis, extent in recipe.grid.model_dump().items())
-    return [f"grid={{{axes}}}", f"memory={recipe.memory}"]
-
-
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
     """Write ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written.
 
