@@ -30,7 +30,7 @@ Extents = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Workload:
-    """A step that can be traced on any grid.
+    """Describes a step that can be traced on any grid.
 
     ``build`` makes the network, which is called with ``inputs`` (N, C, D, H, W), the global
     mini-batch; ``loss`` takes its result and a target of the shape and type ``target``, whose dim 1
@@ -56,7 +56,7 @@ class Workload:
 def trace_step(
     workload: Workload, extents: Extents, rank: int = 0, device: Device = "cpu"
 ) -> Trace:
-    """What ``rank`` does in a step on a grid with these extents, without data and other ranks.
+    """Traces what ``rank`` does in a step on a grid with these extents.
 
     It is a later step than the first, in which the optimizer makes its state.
 
@@ -93,7 +93,7 @@ def trace_step(
 
 
 class _Step:
-    """A network on a virtual grid, with its input and its target."""
+    """Holds a network on a virtual grid, with its input and its target."""
 
     def __init__(
         self, workload: Workload, grid: VirtualGrid, nothing: UnbackedMemory, layers: Layers
@@ -104,7 +104,7 @@ class _Step:
         self.layers = layers
 
     def build(self, stack: ExitStack) -> None:
-        """Whatever is there before the step begins."""
+        """Builds what is there before the step begins: network, optimizer, input and target."""
         work = self.workload
         self.model = work.build().train(work.train)
         self._forget_values()
@@ -130,7 +130,7 @@ class _Step:
             self.y = self._cut(work.target, work.target_dtype, channels=work.target_channels)
 
     def _forget_values(self) -> None:
-        """Small parameters have values, which would let operators run."""
+        """Takes the values of small parameters away, with which operators would run."""
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if not self.nothing.has(tensor):
                 tensor.data = self._empty(tensor.shape, tensor.dtype)
@@ -146,7 +146,7 @@ class _Step:
         return self.nothing.empty(tuple(shape), form.stride(), dtype)
 
     def run(self, trace: Trace, recorder: TraceMode) -> None:
-        """Forward, backward, update."""
+        """Runs forward, backward and update."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         trace.parameters = sum(p.nbytes for p in self.model.parameters())
         trace.gradients = sum(p.nbytes for p in trainable)
@@ -161,13 +161,13 @@ class _Step:
         trace.heap = self.nothing.heap.expected
 
     def fill_gradients(self) -> None:
-        """As after a backward pass, so that the optimizer makes its state."""
+        """Fills gradients as after a backward pass, so that the optimizer makes its state."""
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
 
     def update(self, trace: Trace, recorder: TraceMode) -> None:
-        """The optimizer's part."""
+        """Runs the optimizer's part of the step."""
         if self.optimizer is not None:
             before = self.nothing.live
             recorder.optimizing = True
@@ -196,7 +196,7 @@ class _Step:
 
 @contextmanager
 def counting_saved(excluded: tuple[torch.Tensor, ...], trace: Trace) -> Iterator[None]:
-    """Count what autograd keeps: each storage once, but for the ``excluded`` tensors'."""
+    """Counts what autograd keeps: each storage once, but for the ``excluded`` tensors'."""
     skip = {tensor.untyped_storage().data_ptr() for tensor in excluded}
     kept: dict[int, int] = {}
 
