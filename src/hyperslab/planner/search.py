@@ -197,13 +197,14 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
         else:
             maps[extents] += seconds
     held = trace.parameters + trace.gradients + trace.optimizer_state
-    cut = GridSection(**{axis: 2 for axis in SPATIAL_AXES if not refusal(_halved(axis), job)})
+    axes = () if ranks == 1 else SPATIAL_AXES
+    cut = GridSection(**{axis: 2 for axis in axes if not refusal(_halved(axis), job)})
     return RooflineEstimate(
         job=job,
         machine=machine,
         maps=dict(maps),
         cut=cut,
-        exchanges=tuple(_halo_exchanges(sample, cut, setting, device)) if ranks > 1 else (),
+        exchanges=tuple(_halo_exchanges(sample, cut, setting, device)) if cut.size > 1 else (),
         fixed=fixed,
         gradients=trace.gradients,
         kept=max(0, trace.peak - held),
@@ -221,7 +222,7 @@ def _halo_exchanges(
     """Traces the first rank's exchanges; there are none where some layer cannot be cut so."""
     try:
         trace = trace_step(sample, cut.model_dump(), device=device)
-    except LayoutError:
+    except (LayoutError, UnsupportedOp):
         return
     work: dict[int, float] = {}  # of exchanges under way
     for event in trace.events:
