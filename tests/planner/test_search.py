@@ -32,7 +32,7 @@ def test_the_grids_that_fit_come_first_by_time(tmp_path: Path) -> None:
     assert plan.best is plan.traced[0]
     assert {one.grid.data for one in plan.refused} == {8}  # for 4 samples
     for one in plan.traced:
-        assert 0 < efficiency(plan.alone, one) < 1.2
+        assert 0 < efficiency(plan.single_rank_seconds, one) < 1.2
         assert one.throughput == pytest.approx(4 / one.seconds.total)
 
 

@@ -154,7 +154,7 @@ class RooflineEstimate:
         return self.job.accumulated * (work + exposed) + late + self.fixed
 
     @property
-    def alone(self) -> float:
+    def single_rank_seconds(self) -> float:
         """Estimates a step on one rank that is as fast as one of many [s]."""
         work = self.job.batch * sum(self.maps.values())
         return self.job.accumulated * work + self.fixed
@@ -399,12 +399,12 @@ def _accumulated(seconds: Breakdown, count: int) -> Breakdown:
     return Breakdown(**{name: times[name] * spent for name, spent in seconds.as_dict().items()})
 
 
-def efficiency(alone: float, candidate: Candidate) -> float:
-    """Compares one rank's time for the same samples, ``alone`` [s], with that of all ranks.
+def efficiency(single_rank_seconds: float, candidate: Candidate) -> float:
+    """Compares the time of one rank for the same samples with that of all ranks together.
 
     That one is taken to have the memory, and to be as fast as one of so many.
     """
-    return alone / (candidate.grid.size * candidate.seconds.total)
+    return single_rank_seconds / (candidate.grid.size * candidate.seconds.total)
 
 
 TRACED = 8
@@ -447,9 +447,9 @@ class GridPlan:
         return next((one for one in self.traced if one.fits(self.limit.nbytes)), None)
 
     @property
-    def alone(self) -> float:
+    def single_rank_seconds(self) -> float:
         """Returns the step [s] of one rank that has all the samples and memory for them."""
-        return self.first.alone
+        return self.first.single_rank_seconds
 
     @property
     def smallest(self) -> Candidate | None:

@@ -290,10 +290,10 @@ class TraceMode(TorchDispatchMode):
     While ``trace`` is None nothing is recorded: a network is built so.
     """
 
-    def __init__(self, nothing: UnbackedMemory, layers: Layers, *, scratch: bool) -> None:
+    def __init__(self, memory: UnbackedMemory, layers: Layers, *, scratch: bool) -> None:
         """Counts, with ``scratch``, also what the CPU's convolutions take while they run."""
         super().__init__()
-        self.nothing = nothing
+        self.memory = memory
         self.layers = layers
         self.scratch = scratch
         self._for_onednn: torch.Tensor | None = None  # the last one in its format
@@ -330,7 +330,7 @@ class TraceMode(TorchDispatchMode):
             return self._compute(operator, args, kwargs, tensors)
 
     def _has_values(self, tensor: torch.Tensor) -> bool:
-        if self.nothing.has(tensor):
+        if self.memory.has(tensor):
             return False
         address = tensor.untyped_storage()._cdata
         return all(storage._cdata != address for storage in self._overwritten)
@@ -355,7 +355,7 @@ class TraceMode(TorchDispatchMode):
         if operator.overloadpacket is _aten.to_mkldnn:
             self._for_onednn = result
         elif "convolution" in call.name:
-            self.nothing.borrow(scratch_of(call, to_onednn=args[1] is self._for_onednn))
+            self.memory.borrow(scratch_of(call, to_onednn=args[1] is self._for_onednn))
             self._for_onednn = None
 
     def _run(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
@@ -373,7 +373,7 @@ class TraceMode(TorchDispatchMode):
         call = call_of(operator, args, kwargs)
         written = written_operands(operator, args, kwargs)
         for tensor in tensors_in([value for _, value in written]):
-            if not self.nothing.has(tensor):
+            if not self.memory.has(tensor):
                 self._overwritten.append(tensor.untyped_storage())
         known = self._known.get(call)
         results = [
@@ -420,7 +420,7 @@ class TraceMode(TorchDispatchMode):
         return CallCosts(forms, total_bytes(tensors), sum(v.nbytes for v in new), traced, {})
 
     def _new(self, form: TensorSpec) -> torch.Tensor:
-        return self.nothing.empty(form.shape, form.strides, form.dtype)
+        return self.memory.empty(form.shape, form.strides, form.dtype)
 
     def _note(self, operator: OpOverload, call: Call, known: CallCosts) -> None:
         trace = self.trace

@@ -67,16 +67,16 @@ def trace_step(
         LayoutError: the grid does not go with the shapes.
         UnsupportedOp: an operator has no rule for cut tensors, or reads values.
     """
-    nothing = UnbackedMemory()
+    memory = UnbackedMemory()
     layers = Layers()
-    recorder = TraceMode(nothing, layers, scratch=device == "cpu")
+    recorder = TraceMode(memory, layers, scratch=device == "cpu")
     journal = MessageJournal(layers, lambda: recorder.stage)
     grid = VirtualGrid(extents, rank, journal)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(recorder)
         stack.enter_context(choose_as_if_on(device))
-        step = _Step(workload, grid, nothing, layers)
+        step = _Step(workload, grid, memory, layers)
         step.build(stack)
         first = Trace(rank)
         if device == "cpu":
@@ -96,11 +96,11 @@ class _Step:
     """Holds a network on a virtual grid, with its input and its target."""
 
     def __init__(
-        self, workload: Workload, grid: VirtualGrid, nothing: UnbackedMemory, layers: Layers
+        self, workload: Workload, grid: VirtualGrid, memory: UnbackedMemory, layers: Layers
     ) -> None:
         self.workload = workload
         self.grid = grid
-        self.nothing = nothing
+        self.memory = memory
         self.layers = layers
 
     def build(self, stack: ExitStack) -> None:
@@ -132,7 +132,7 @@ class _Step:
     def _forget_values(self) -> None:
         """Takes the values of small parameters away, with which operators would run."""
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            if not self.nothing.has(tensor):
+            if not self.memory.has(tensor):
                 tensor.data = self._empty(tensor.shape, tensor.dtype)
 
     def _cut(self, shape: tuple[int, ...], dtype: torch.dtype, *, channels: bool = True) -> Sharded:
@@ -143,7 +143,7 @@ class _Step:
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         form = torch.empty(shape, dtype=dtype, device="meta")
-        return self.nothing.empty(tuple(shape), form.stride(), dtype)
+        return self.memory.empty(tuple(shape), form.stride(), dtype)
 
     def run(self, trace: Trace, recorder: TraceMode) -> None:
         """Runs forward, backward and update."""
@@ -157,8 +157,8 @@ class _Step:
         if self.buckets is not None:
             self.buckets.finish()
         self.update(trace, recorder)
-        trace.peak = self.nothing.peak
-        trace.heap = self.nothing.heap.expected
+        trace.peak = self.memory.peak
+        trace.heap = self.memory.heap.expected
 
     def fill_gradients(self) -> None:
         """Fills gradients as after a backward pass, so that the optimizer makes its state."""
@@ -169,7 +169,7 @@ class _Step:
     def update(self, trace: Trace, recorder: TraceMode) -> None:
         """Runs the optimizer's part of the step."""
         if self.optimizer is not None:
-            before = self.nothing.live
+            before = self.memory.live
             recorder.optimizing = True
             try:
                 self.optimizer.step()
@@ -180,7 +180,7 @@ class _Step:
                 ) from error
             finally:
                 recorder.optimizing = False
-            trace.optimizer_state += self.nothing.live - before
+            trace.optimizer_state += self.memory.live - before
         self.model.zero_grad()
 
     def _forward(self) -> torch.Tensor:

@@ -153,7 +153,7 @@ def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
 
 
 STOPPING_ERRORS = (CheckpointError, DataError, DivergedError, RecipeError)
-"""What a training may raise that would stop the other points as well. The rest, memory that does
+"""Lists errors of a training that would stop the other points as well. The rest, memory that does
 not suffice above all, is a property of one point."""
 
 
