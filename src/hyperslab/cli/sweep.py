@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from hyperslab.cli.rank import exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.recipe.schema import Recipe
-from hyperslab.studies.sweep.results import Spread, SweepRow
+from hyperslab.studies.sweep.results import rates_table, runs_table, scores_table
 from hyperslab.studies.sweep.run import SweepProgress, forecast_table, run_sweep
 from hyperslab.studies.sweep.schema import load_sweep
 
@@ -60,14 +58,14 @@ def sweep_command(
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if dry_run:
-        console.print(forecast_table(wanted, machine))
+        console.print(forecast_table(wanted, machine).for_terminal(wrap="a step"))
         return
     log_to_stdout(logging.INFO)
     with exit_when_stopped():
         state = run_sweep(wanted, count, SweepProgress(wanted))
     rows = state.rows()
-    for table in (rates_table(rows), runs_table(rows), of_test_table(rows)):
-        console.print(table)
+    for table in (rates_table(rows), runs_table(rows), scores_table(rows)):
+        console.print(table.for_terminal())
     console.print(
         f"all numbers are in {wanted.output}: sweep.json, sweep.csv; "
         f"see them with: hyperslab report {wanted.output}",
@@ -81,62 +79,6 @@ def sweep_command(
                 printable(line), style="red", highlight=False, markup=False, soft_wrap=True
             )
         raise typer.Exit(1)
-
-
-def runs_table(rows: list[SweepRow]) -> Table:
-    """One row a variant: what was run, and the median time of a training."""
-    table = _empty("variant", "rate", "seeds", "validation loss", "best epoch", "training", "")
-    for row in rows:
-        edge = "the best rate is at the edge of what was tried" if row.at_the_edge else ""
-        table.add_row(
-            row.name,
-            "none" if row.rate is None else f"{row.rate:g}",
-            f"{len(row.seeds)} of {row.wanted}",
-            _range(row.validation_loss),
-            "" if row.best_epoch is None else f"{row.best_epoch.median:g} of {row.epochs}",
-            "" if row.seconds is None else f"{row.seconds.median:.0f} s",
-            edge,
-        )
-    return table
-
-
-def of_test_table(rows: list[SweepRow]) -> Table:
-    """One row a variant: its scores on the test split, median (least to largest) over seeds."""
-    names = list(dict.fromkeys(name for row in rows for name in row.test))
-    table = _empty("variant", "mean", *names)
-    for row in rows:
-        scores = (row.test.get(name) for name in names)
-        table.add_row(row.name, _range(row.test_mean), *map(_range, scores))
-    segments = any(row.segments for row in rows)
-    what = "Dice" if segments else "squared error over that of predicting the mean"
-    table.caption = f"{what}, test split; median (least to largest) over seeds"
-    table.caption_justify = "left"
-    return table
-
-
-def rates_table(rows: list[SweepRow]) -> Table:
-    """One row a rate that was tried: its median validation loss."""
-    table = _empty("variant", "rate tried", "validation loss", "")
-    for row in rows:
-        for one in row.tried:
-            loss = "failed" if one.validation_loss is None else f"{one.validation_loss:.4g}"
-            words = "chosen" if one.rate == row.rate else ""
-            table.add_row(row.name, f"{one.rate:g}", loss, words)
-    return table
-
-
-def _empty(*heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for place, head in enumerate(heads):
-        left = place == 0 or not head
-        table.add_column(head, justify="left" if left else "right", no_wrap=True)
-    return table
-
-
-def _range(spread: Spread | None) -> str:
-    if spread is None:
-        return ""
-    return f"{spread.median:.3g} ({spread.least:.3g} to {spread.largest:.3g})"
 
 
 def _uncut(overrides: list[str], ranks: int | None) -> list[str]:

@@ -22,7 +22,6 @@ from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, Stopped, reason
 from hyperslab.launch.failures import RankFailed, RankLost
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner.auto import GridChooser, chosen_overrides, planned_device
 from hyperslab.recipe.schema import Recipe
 
 
@@ -78,13 +77,13 @@ log = logging.getLogger("hyperslab")
 class TrainingLaunch:
     """Starts ``hyperslab arguments...`` on ranks of this machine until the training has ended.
 
-    ``asked`` is the recipe as the user gave it, perhaps with ``grid: auto``, for which ``choose``
-    chooses.
+    ``asked`` is the recipe as the user gave it; where it says ``grid: auto``, ``choose`` gives the
+    grid for the ranks that there are.
     """
 
     asked: Recipe
     arguments: Sequence[str]
-    choose: GridChooser
+    choose: Callable[[Recipe, int], Recipe]
 
     def until_done(self, recipe: Recipe, *, restarts: int, resume: bool) -> None:
         """Train on the grid of ``recipe``; after a failure so often again (see `RestartPolicy`).
@@ -121,7 +120,7 @@ class TrainingLaunch:
         asked = self.asked
         if not asked.grid.auto:
             return recipe
-        if planned_device(asked) == "cuda" and asked.device != "cuda-shared":
+        if asked.device == "cuda" or (asked.device == "auto" and torch.cuda.is_available()):
             ranks = min(ranks, torch.cuda.device_count())  # one may be gone
         if ranks == recipe.grid.size:
             return recipe
@@ -135,6 +134,12 @@ class TrainingLaunch:
     def _newest(self) -> str | None:
         names = (path.name for path in folder_of(self.asked.output).glob("step-*"))
         return max(names, default=None)
+
+
+def chosen_overrides(recipe: Recipe) -> list[str]:
+    """Writes the grid and the memory policy that were chosen as overrides for the started ranks."""
+    axes = ", ".join(f"{axis}: {extent}" for axis, extent in recipe.grid.model_dump().items())
+    return [f"grid={{{axes}}}", f"memory={recipe.memory}"]
 
 
 REQUEUE_EXIT_CODES = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)

@@ -34,7 +34,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
 
 USUAL_MACHINES = {"cpu": "laptop-2core", "cuda": "lassen-v100"}
-"""The shipped machine that is taken where none is named, by the device."""
+"""Names the shipped machine that a plan takes by default, by the kind of device."""
 
 log = logging.getLogger("hyperslab")
 
@@ -49,7 +49,7 @@ class GridChooser:
     machine: str | None = None
 
     def __call__(self, recipe: Recipe, ranks: int) -> Recipe:
-        """The recipe with the best grid that fits, and perhaps with ``memory: recompute``.
+        """Returns the recipe with the best grid that fits, with ``memory: recompute`` if need be.
 
         One process calls it, on the machine where the ranks are or will be; it logs what it chose.
 
@@ -66,7 +66,7 @@ class GridChooser:
 
 
 def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds) -> Recipe:
-    """See `GridChooser`."""
+    """Chooses the grid for ``ranks`` ranks of ``machine``, as `GridChooser` does."""
     job = job_of(recipe)
     plan = make_plan(job, machine, ranks, bounds)
     if plan.best is None and recipe.memory == "keep":
@@ -80,7 +80,7 @@ def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds
 
 
 def machine_for(name: str | None, device: str) -> Machine:
-    """The one that is named, else the usual one for such a device."""
+    """Loads the machine that is named, or else the usual one for such a device."""
     if name is None:
         usual = USUAL_MACHINES[device]
         name = usual if usual in shipped_machines() else shipped_machines()[0]
@@ -88,7 +88,7 @@ def machine_for(name: str | None, device: str) -> Machine:
 
 
 def planned_device(recipe: Recipe) -> str:
-    """On which kind of device the recipe computes here."""
+    """Tells on which kind of device, "cpu" or "cuda", the recipe computes here."""
     cuda = recipe.device == "cuda" or (recipe.device == "auto" and torch.cuda.is_available())
     return "cuda" if cuda else "cpu"
 
@@ -123,14 +123,8 @@ def _nothing_fits_words(plan: GridPlan, bounds: PlanBounds) -> str:
     )
 
 
-def chosen_overrides(recipe: Recipe) -> list[str]:
-    """The overrides that say what was chosen, for the ranks that are started."""
-    axes = ", ".join(f"{axis}: {extent}" for axis, extent in recipe.grid.model_dump().items())
-    return [f"grid={{{axes}}}", f"memory={recipe.memory}"]
-
-
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
-    """Write ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written.
+    """Writes ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written.
 
     Raises:
         MachineError: there is no such machine.
@@ -145,7 +139,7 @@ def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
 
 
 def predicted_profile(found: Candidate, recipe: Recipe) -> Profile:
-    """Its layers, in the stages of a profile, which knows no BD and BF apart and no overhead."""
+    """Arranges a plan's layers in the stages of a profile, which has BD and BF together."""
     by_stage: dict[tuple[str, Stage], list[LayerCost]] = defaultdict(list)
     for layer in found.cost.layers:
         stage: Stage = "optimizer"

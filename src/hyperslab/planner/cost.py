@@ -25,12 +25,12 @@ from hyperslab.planner.machine import Machine, Setting
 from hyperslab.planner.trace.records import Exchange, LocalOperator, Pass, Sum, Trace, Wait
 
 PhaseName = Pass | str
-"""A pass of Oyama et al. 2020, or "optimizer"."""
+"""Names a pass of Oyama et al. 2020, or is "optimizer"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """A step's time by cause [s]; they add up to the step.
+    """Divides a step's time by cause [s]; the parts add up to the step.
 
     ``forward``, ``backward_data`` and ``backward_filter`` are FP, BD and BF of Oyama et al. 2020,
     section III-C, without the communication in them: the sums over the layers of
@@ -53,22 +53,22 @@ class Breakdown:
 
     @property
     def total(self) -> float:
-        """The step [s]."""
+        """Sums up the step [s]."""
         return sum(dataclasses.astuple(self))
 
     @property
     def compute(self) -> float:
-        """Operators alone [s]."""
+        """Sums the time of operators alone [s]."""
         return self.forward + self.backward_data + self.backward_filter + self.optimizer
 
     def as_dict(self) -> dict[str, float]:
-        """By name [s]."""
+        """Returns the seconds by name."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """One layer in one pass: ``operators`` calls take ``compute`` [s] for ``flops``.
+    """Holds the cost of one layer in one pass: ``operators`` calls, their time and flops.
 
     ``waiting`` [s] is for its halos and statistics; ``overhead`` [s] is Python's.
     """
@@ -88,7 +88,7 @@ class LayerCost:
 
 @dataclass(slots=True)
 class Lane:
-    """Messages of one kind, one after the other; ``hidden`` of what work could hide is hidden.
+    """Queues messages of one kind; work hides the share ``hidden`` of what it could.
 
     ``hidden`` is (blocking - actual) / (blocking - without communication): 1 gives the paper's
     maxima, 0 the sums of work and messages.
@@ -98,12 +98,12 @@ class Lane:
     free: float = 0.0  # when the lane is [s]
 
     def send(self, now: float, seconds: float) -> float:
-        """Begin a message of so many seconds as soon as the lane is free; when it arrives [s]."""
+        """Begins a message as soon as the lane is free, and returns when it arrives [s]."""
         self.free = max(now, self.free) + seconds
         return self.free
 
     def exposed(self, now: float, arrival: float, seconds: float) -> float:
-        """What of a message of ``seconds`` that arrives at ``arrival`` is waited for [s].
+        """Computes the wait [s] for a message of ``seconds`` that arrives at ``arrival``.
 
         >>> Lane(hidden=1.0).exposed(now=5.0, arrival=4.0, seconds=3.0)
         0.0
@@ -118,7 +118,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One rank's step: its seconds by cause and by layer.
+    """Holds the cost of one rank's step, by cause and by layer.
 
     ``guessed`` is the share of the operators' time that comes from shapes that the machine did
     not measure. ``left_out`` names the operators that could not be traced, and how often they
@@ -136,7 +136,7 @@ class StepCost:
 
 
 def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
-    """The step of one of so many ranks, on a simulated clock.
+    """Computes the step of one of ``ranks`` ranks on a simulated clock.
 
     Oyama et al. 2020, section III-C: Cost = sum FP + max(sum(BD + BF), sum AR), where
     FP = max(Comp(D_main), sum of 2 SR(D_halo)) + Comp(D_halo) and BD, BF alike; for batch norm
@@ -153,7 +153,7 @@ def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
 
 @dataclass(slots=True)
 class _LayerShare:
-    """What one layer has taken in one pass so far."""
+    """Sums up the cost of one layer in one pass."""
 
     operators: int = 0
     flops: int = 0
@@ -164,7 +164,7 @@ class _LayerShare:
 
 @dataclass
 class _StepClock:
-    """The clock of a rank, and what was on it."""
+    """Advances a rank's clock event by event, and books the time by cause and layer."""
 
     machine: Machine
     setting: Setting
@@ -183,7 +183,7 @@ class _StepClock:
         self.reduced = 0.0  # [s] of all gradients' sums
 
     def take(self, event: LocalOperator | Exchange | Wait | Sum) -> None:
-        """Let an event happen."""
+        """Advances the clock by one event."""
         if isinstance(event, LocalOperator):
             self._operator(event)
         elif isinstance(event, Exchange):
@@ -196,7 +196,7 @@ class _StepClock:
             self._sum(event)
 
     def _operator(self, event: LocalOperator) -> None:
-        """Comp of section III-C, for every operator and not for convolutions alone."""
+        """Adds Comp of section III-C, for every operator and not for convolutions alone."""
         if event.stage == "optimizer":
             self.settle_gradients()
         found = self.setting.estimate(event)
@@ -222,18 +222,18 @@ class _StepClock:
         self._pass_time("halos", exchange, exposed)
 
     def _sum(self, event: Sum) -> None:
-        """The all-reduce of a batch norm's per-channel sums (section III-C)."""
+        """Adds the all-reduce of a batch norm's per-channel sums (section III-C)."""
         seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
         self._pass_time("statistics", event, seconds)
 
     def _reduce(self, event: Sum) -> None:
-        """AR of section III-C, of one bucket, from when it is full."""
+        """Begins AR of section III-C for one bucket, when it is full."""
         seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
         self.gradients.send(self.now, seconds)
         self.reduced += seconds
 
     def settle_gradients(self) -> None:
-        """Before the optimizer: what of sum AR no work of sum(BD + BF) hides (section III-C)."""
+        """Waits, before the optimizer, for what of sum AR no BD and BF hide (section III-C)."""
         exposed = self.gradients.exposed(self.now, self.gradients.free, self.reduced)
         self.spent["gradients"] += exposed
         self.now += exposed
@@ -246,7 +246,7 @@ class _StepClock:
         self.now += seconds
 
     def result(self, trace: Trace) -> StepCost:
-        """Everything, once all has happened."""
+        """Collects the cost once all events have happened."""
         self.settle_gradients()
         self.spent["overhead"] += self.setting.overhead.step
         seconds = Breakdown(**{name.replace("-", "_"): spent for name, spent in self.spent.items()})
@@ -270,7 +270,7 @@ class _StepClock:
         )
 
     def _phases(self, event: LocalOperator) -> list[tuple[PhaseName, float, int]]:
-        """The passes of an operator: which share of its time each takes, and its flops.
+        """Divides an operator's time among its passes: the share of each, and its flops.
 
         One that does two is divided as the times of the two alone are.
         """
@@ -289,7 +289,7 @@ class _StepClock:
 
 
 def exchange_seconds(event: Exchange, rank: int, machine: Machine) -> float:
-    """The sum of 2 SR(D_halo) over the cut dims: one SR for each neighbour (section III-C).
+    """Sums 2 SR(D_halo) over the cut dims: one SR for each neighbour (section III-C).
 
     A message to a neighbour and the one from it travel at the same time; the larger one counts.
     """
@@ -309,7 +309,7 @@ def _by_peer(messages: tuple[tuple[int, int], ...]) -> dict[int, int]:
 
 
 def least_bandwidth(samples: float, sample_bytes: float, step: float) -> float:
-    """BW_min = b S / t [B/s] (Mathuriya et al. 2018, equation 1).
+    """Computes BW_min = b S / t [B/s] (Mathuriya et al. 2018, equation 1).
 
     8 MB each 0.129 s are the paper's 62 MB/s of a node:
 
@@ -320,7 +320,7 @@ def least_bandwidth(samples: float, sample_bytes: float, step: float) -> float:
 
 
 def read_seconds(nbytes: float, bandwidth: float) -> float:
-    """Of so many bytes [B] at a bandwidth [B/s]; equation 1 solved for t.
+    """Computes the time [s] of reading at a bandwidth [B/s]; equation 1 solved for t.
 
     64 samples of 512^3 x 4 int16 take 286 ms at 240 GB/s, and 267 ms at 1 GB each. The "at least
     256 ms" of Oyama et al. 2020, section III-B, are 64 times the 4 ms to which the 4.2 ms of one
@@ -335,7 +335,7 @@ def read_seconds(nbytes: float, bandwidth: float) -> float:
 
 
 def input_wait(reading: float, step: float) -> float:
-    """What of ``reading`` [s] a step of ``step`` [s] does not hide that has it done ahead [s].
+    """Computes the part of ``reading`` that a step which reads ahead does not hide [s].
 
     >>> input_wait(0.25, 0.75), input_wait(1.0, 0.75)
     (0.0, 0.25)
@@ -345,7 +345,7 @@ def input_wait(reading: float, step: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """A rank's memory at its highest [B]; on a GPU, that of the device.
+    """Divides a rank's peak memory [B] by use; on a GPU, that of the device.
 
     ``activations`` are what autograd keeps but halos, ``halos`` the pieces of other ranks'
     blocks, and gathered thin maps, that the forward pass receives. ``gradients`` are those of
@@ -371,17 +371,17 @@ class RankMemory:
 
     @property
     def total(self) -> int:
-        """All of it [B]."""
+        """Sums up all uses [B]."""
         return sum(dataclasses.astuple(self))
 
     def as_dict(self) -> dict[str, int]:
-        """By name [B]."""
+        """Returns the bytes by name."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """What a rank holds beside its step [B], see `RankMemory`."""
+    """Holds the memory [B] that a rank needs beside its step, see `RankMemory`."""
 
     ahead: int = 0
     store: int = 0
@@ -389,7 +389,7 @@ class HostMemory:
 
 
 def rank_memory(trace: Trace, machine: Machine, ranks: int, host: HostMemory) -> RankMemory:
-    """Of one of so many ranks: what its trace took at its fullest moment, and what lies beside it.
+    """Adds up a rank's memory at the fullest moment of its trace, and what lies beside it.
 
     The paper's Table I counts activations alone; this is what a device has to have.
     """
@@ -417,7 +417,7 @@ def rank_memory(trace: Trace, machine: Machine, ranks: int, host: HostMemory) ->
 
 
 def _received_bytes(trace: Trace) -> int:
-    """In the forward pass, from other ranks [B]."""
+    """Sums the bytes received from other ranks in the forward pass [B]."""
     return sum(
         nbytes
         for event in trace.events

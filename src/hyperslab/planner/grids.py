@@ -21,7 +21,7 @@ from hyperslab.recipe.schema import GridSection
 
 
 def grids(ranks: int) -> Iterator[GridSection]:
-    """Every grid of so many ranks, by data, depth, height and width, the largest axes first.
+    """Lists every grid of so many ranks, by data, depth, height and width, the largest first.
 
     >>> [tuple(grid.model_dump().values()) for grid in grids(2)]
     [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
@@ -46,7 +46,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def refusal(grid: GridSection, job: GridJob) -> str:
-    """Why the grid cannot be, in the words of the error that training would raise; "" if it can.
+    """Returns the error that training on the grid would raise, in words; "" if it can be.
 
     A grid with more replicas than a mini-batch has samples would run, and repeat all work.
     """
@@ -64,7 +64,7 @@ def refusal(grid: GridSection, job: GridJob) -> str:
 
 
 def box_extents(grid: GridSection, job: GridJob) -> tuple[int, ...]:
-    """D, H, W of the largest block that a rank has of a sample."""
+    """Returns D, H, W of the largest block that a rank has of a sample."""
     return tuple(
         -(-extent // getattr(grid, axis))
         for extent, axis in zip(job.about.shape[1:], SPATIAL_AXES, strict=True)
@@ -72,12 +72,12 @@ def box_extents(grid: GridSection, job: GridJob) -> tuple[int, ...]:
 
 
 def samples_each(grid: GridSection, job: GridJob) -> int:
-    """Of a mini-batch, the most that a replica has."""
+    """Returns the most samples of a mini-batch that a replica has."""
     return -(-job.batch // grid.data)
 
 
 def words_of(grid: GridSection) -> str:
-    """As one writes it in a recipe's overrides.
+    """Writes a grid as in a recipe's overrides.
 
     >>> words_of(GridSection(data=2, height=4))
     'data=2 height=4'
@@ -89,11 +89,11 @@ def words_of(grid: GridSection) -> str:
 _RankNumbers = NDArray[np.int64]
 
 _NODE_FARNESS = 10
-"""A neighbour on another node counts as so many on another socket."""
+"""Weighs a neighbour on another node as so many on another socket."""
 
 
 def slowest_rank(extents: Mapping[str, int], inputs: VolumeShape, machine: Machine) -> int:
-    """Of the ranks with most neighbours, and blocks as the first of these has, the worst placed.
+    """Finds the worst placed of the ranks with most neighbours and the largest blocks.
 
     ``inputs`` is (N, C, D, H, W). All others wait for that rank, for neighbours exchange halos.
 
@@ -127,7 +127,7 @@ def _farness(ranks: _RankNumbers, peers: _RankNumbers, machine: Machine) -> _Ran
 
 
 def _as_the_first(parts: int, extent: int, *, inside: bool) -> NDArray[np.bool_]:
-    """Along an axis, the places with two neighbours (if any) and shards as the first of them."""
+    """Marks the places with two neighbours (if any) and a shard as large as the first's."""
     at = np.arange(parts)
     larger = at < extent % parts
     if not inside or parts < 3:

@@ -28,12 +28,12 @@ from hyperslab.train.step import PRECISIONS
 VolumeShape = tuple[int, ...]
 
 ASSUMED_SAMPLES = 128
-"""Of all splits where there are no data: the subset of Oyama et al. 2020, section V-B."""
+"""Counts the samples assumed where there are no data: Oyama et al. 2020, section V-B."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridJob:
-    """A recipe and what its data are.
+    """Holds a recipe and the facts about its data that a plan needs.
 
     ``samples`` are those of the training split, ``shown`` those of an epoch, validation among
     them; ``voxel_bytes`` [B] are stored for a voxel of a
@@ -51,27 +51,27 @@ class GridJob:
 
     @property
     def batch(self) -> int:
-        """Samples that pass through the network together, on all ranks."""
+        """Returns the number of samples of a mini-batch, on all ranks."""
         return min(self.recipe.data.batch_size, self.samples)
 
     @property
     def accumulated(self) -> int:
-        """Mini-batches of a step."""
+        """Returns the number of mini-batches of a step."""
         return self.recipe.optimizer.accumulate
 
     @property
     def inputs(self) -> VolumeShape:
-        """(N, C, D, H, W)."""
+        """Returns the global input's shape (N, C, D, H, W)."""
         return (self.batch, *self.about.shape)
 
     def box_bytes(self, extents: VolumeShape) -> int:
-        """What is stored of a sample for a block of D, H, W extents [B], its target included."""
+        """Computes the stored size [B] of a block of D, H, W extents, its target included."""
         voxels = math.prod(extents)
         targets = voxels * self.target_bytes if self.about.classes else self.target_bytes
         return voxels * self.about.shape[0] * self.voxel_bytes + targets
 
     def workload(self) -> Workload:
-        """Its step, to be traced."""
+        """Describes the job's step, to be traced."""
         recipe = self.recipe
         classes = self.about.classes
         numbers = len(self.about.parameters.names)
@@ -89,12 +89,12 @@ class GridJob:
         )
 
     def with_recipe(self, **changes: object) -> GridJob:
-        """The same for a recipe that is changed in some keys."""
+        """Returns the same job for a recipe that is changed in some keys."""
         return replace(self, recipe=self.recipe.model_copy(update=changes))
 
 
 def _network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    """The recipe's network, whose first forward pass says what does not go with the data."""
+    """Builds the recipe's network; a first forward pass checks that it goes with the data."""
     model = build_network(recipe, about)
     if recipe.model.segments is None:
         check_first_pass(model, recipe, about)
@@ -102,7 +102,7 @@ def _network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
 
 
 def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
-    """The job of a recipe, for its data or for volumes of ``shape`` (C, D, H, W).
+    """Derives the job of a recipe, for its data or for volumes of ``shape`` (C, D, H, W).
 
     Where its data are not there, they are taken to be what its network's width says. This process
     alone looks at them, and does not start to communicate.
@@ -161,7 +161,7 @@ _DRAWN_SPLITS = {
 
 
 def _with_drawn_splits(recipe: Recipe) -> Recipe:
-    """The same with splits by fractions."""
+    """Replaces the recipe's splits by drawn ones."""
     data = recipe.data.model_copy(update=dict(_DRAWN_SPLITS))
     return recipe.model_copy(update={"data": data})
 
@@ -186,7 +186,7 @@ def _made_up_source(recipe: Recipe, shape: VolumeShape) -> Source:
 
 
 def _classes(recipe: Recipe) -> int:
-    """How many classes made-up volumes have: as many as the data, or as the loss is made for."""
+    """Counts the classes of made-up volumes: the data's, or as many as the loss is for."""
     if recipe.segments is not None:
         return 3 if recipe.segments else 0
     if recipe.data.is_here:

@@ -5,8 +5,8 @@ look at all grids from one traced sample and geometry alone; `evaluate_grid`, wh
 one traced grid costs, whether it fits, what binds it; `make_plan`, the ranking; `least_ranks`
 and `suggested_changes`, what else would help.
 
-The roofline estimate is no bound: it takes operators to be as fast for a block as for the whole,
-and halos to be as thick as the kernel says. It only chooses which grids are traced.
+The roofline estimate is no bound: it takes operators to be as fast for a block as for the whole.
+It only chooses which grids are traced.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.planner.cost import (
     Breakdown,
     HostMemory,
+    Lane,
     RankMemory,
     StepCost,
     input_wait,
@@ -42,8 +43,16 @@ from hyperslab.planner.grids import (
     words_of,
 )
 from hyperslab.planner.job import GridJob, VolumeShape
-from hyperslab.planner.machine import Machine
-from hyperslab.planner.trace import LocalOperator, TensorSpec, Trace, trace_step
+from hyperslab.planner.machine import Machine, Setting
+from hyperslab.planner.trace import (
+    Exchange,
+    LocalOperator,
+    TensorSpec,
+    Trace,
+    Wait,
+    Workload,
+    trace_step,
+)
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.schema import GridSection
 
@@ -52,7 +61,7 @@ PROCESS_STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Of one rank [B], and where it comes from."""
+    """Holds the memory limit of one rank [B], and where it comes from."""
 
     nbytes: int
     reason: str
@@ -60,7 +69,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class PlanBounds:
-    """What a plan keeps to: memory of a rank, what an empty process takes of it [B], the effort."""
+    """Bounds a plan: a rank's memory, what an empty process takes of it [B], the effort."""
 
     limit: MemoryLimit
     process: int = 0
@@ -68,7 +77,7 @@ class PlanBounds:
 
 
 def host_limit(ranks: int, device: str) -> MemoryLimit:
-    """What each of so many ranks on this host could have.
+    """Finds the memory that each of so many ranks on this host could have.
 
     Of a GPU its memory; else its part of what is free (of the machine, and of its control groups)
     together with what a process takes that is there already, or of the addresses that it may have
@@ -90,7 +99,7 @@ def host_limit(ranks: int, device: str) -> MemoryLimit:
 
 
 def process_bytes() -> int:
-    """What a rank takes that has imported all that training does, and no tensors: this one [B]."""
+    """Measures the memory [B] of this process, with training's imports and no tensors."""
     importlib.import_module("torch._dynamo")  # as a process's first optimizer does
     return _status_bytes("VmRSS")
 
@@ -101,87 +110,82 @@ def _status_bytes(key: str) -> int:
     return int(fields[key].split()[0]) * 1024
 
 
-CONVOLUTION = "aten.convolution.default"
-
-
 @dataclass(frozen=True, slots=True)
-class HaloWindow:
-    """A convolution of one sample: its input's map, halo planes on each side, bytes of a voxel."""
+class HaloExchange:
+    """Describes one exchange of a traced step, so that its time follows for another grid.
 
-    extents: VolumeShape
-    planes: VolumeShape
-    voxel: int
-    seconds: float  # of its forward pass, for the whole map
+    ``messages`` [B] are those to the neighbour along each axis, ``work`` [s] is what runs between
+    the beginning of the exchange and the wait for it; both of one sample on the traced grid.
+    """
+
+    messages: dict[str, int]
+    work: float
 
 
 @dataclass(frozen=True)
 class RooflineEstimate:
-    """What one sample takes on one rank, so that any grid's step can be guessed.
+    """Scales what one sample takes on one rank, and its exchanges, to the step of any grid.
 
     ``maps``: [s] of all operators by the extents of the map on which they work; ``fixed``: [s] of
     those that see no map, and of the optimizer; ``kept`` [B] of activations for a sample and
-    ``held`` [B] of the rest.
+    ``held`` [B] of the rest. ``exchanges`` were traced on the grid ``cut``.
     """
 
     job: GridJob
     machine: Machine
     maps: dict[VolumeShape, float]
-    windows: tuple[HaloWindow, ...]
+    cut: GridSection
+    exchanges: tuple[HaloExchange, ...]
     fixed: float
     gradients: int
     kept: int
     held: int
 
     def seconds(self, grid: GridSection) -> float:
-        """About how long a step takes [s]: FP and BD + BF of Oyama et al. 2020, section III-C."""
+        """Estimates the time of a step [s], with messages that hide behind work as in `step_cost`.
+
+        Work shrinks as blocks do, a message as the face of a block through which it goes.
+        """
         samples = samples_each(grid, self.job)
         work = samples * sum(s * _largest_share(extents, grid) for extents, s in self.maps.items())
+        exposed = sum(self._exposed(exchange, grid, samples) for exchange in self.exchanges)
         reduced = self.machine.all_reduce_seconds(self.gradients, grid.size)
-        exposed = sum(self._exposed(window, grid, samples) for window in self.windows)
-        hidden = self.machine.hidden.gradients * min(reduced, work)
-        return self.job.accumulated * (work + exposed) + reduced - hidden + self.fixed
+        late = Lane(self.machine.hidden.gradients).exposed(work, reduced, reduced)
+        return self.job.accumulated * (work + exposed) + late + self.fixed
 
     @property
-    def alone(self) -> float:
-        """Of a step on one rank that is as fast as one of many, without communication [s]."""
+    def single_rank_seconds(self) -> float:
+        """Estimates a step on one rank that is as fast as one of many [s]."""
         work = self.job.batch * sum(self.maps.values())
         return self.job.accumulated * work + self.fixed
 
     def memory(self, grid: GridSection) -> int:
-        """About how much a rank needs [B]."""
+        """Estimates how much memory a rank needs [B]."""
         share = _largest_share(self.job.about.shape[1:], grid)
         return self.held + int(samples_each(grid, self.job) * share * self.kept)
 
-    def _exposed(self, window: HaloWindow, grid: GridSection, samples: int) -> float:
-        """Of the halos of a convolution, forward and backward [s]."""
-        sent = 2 * sum(self._messages(window, grid, samples))
-        work = 3 * samples * window.seconds * _largest_share(window.extents, grid)
-        return sent - self.machine.hidden.halos * min(sent, work)
-
-    def _messages(self, window: HaloWindow, grid: GridSection, samples: int) -> Iterator[float]:
-        """2 SR for each axis that cuts; 1 SR where there are two ranks along it [s]."""
-        local = [
-            extent / _parts_along(extent, getattr(grid, axis))
-            for extent, axis in zip(window.extents, SPATIAL_AXES, strict=True)
-        ]
-        for dim, axis in enumerate(SPATIAL_AXES):
-            parts = _parts_along(window.extents[dim], getattr(grid, axis))
-            if parts > 1 and window.planes[dim]:
-                face = math.prod(local) / local[dim] * window.planes[dim]
-                peer = _rank_stride(grid, axis)
-                nbytes = int(samples * face * window.voxel)
-                yield min(2, parts - 1) * self.machine.send_seconds(nbytes, 0, peer)
+    def _exposed(self, exchange: HaloExchange, grid: GridSection, samples: int) -> float:
+        """Estimates how long a rank waits for an exchange that begins at 0 [s]."""
+        ratios = {axis: getattr(self.cut, axis) / getattr(grid, axis) for axis in SPATIAL_AXES}
+        sent = 0.0
+        for axis, nbytes in exchange.messages.items():
+            parts = getattr(grid, axis)
+            face = math.prod(ratio for other, ratio in ratios.items() if other != axis)
+            # The outermost ranks along an axis have one neighbour, all others two.
+            sent += min(2, parts - 1) * self.machine.send_seconds(
+                int(samples * face * nbytes), 0, _rank_stride(grid, axis)
+            )
+        work = samples * math.prod(ratios.values()) * exchange.work
+        return Lane(self.machine.hidden.halos).exposed(work, sent, sent)
 
 
 def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEstimate:
-    """Trace one sample on one rank."""
+    """Traces one sample twice: on one rank, and on two along every axis that can be cut."""
     work = job.workload()
     target = None if work.target is None else (1, *work.target[1:])
-    trace = trace_step(
-        replace(work, inputs=(1, *work.inputs[1:]), target=target),
-        {},
-        device=device_of_machine(machine),
-    )
+    sample = replace(work, inputs=(1, *work.inputs[1:]), target=target)
+    device = device_of_machine(machine)
+    trace = trace_step(sample, {}, device=device)
     setting = machine.setting(ranks)
     maps: dict[VolumeShape, float] = defaultdict(float)
     fixed = setting.overhead.step
@@ -193,35 +197,62 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
         else:
             maps[extents] += seconds
     held = trace.parameters + trace.gradients + trace.optimizer_state
-    windows = tuple(_halo_windows(trace, machine, ranks))
-    kept = max(0, trace.peak - held)
+    axes = () if ranks == 1 else SPATIAL_AXES
+    cut = GridSection(**{axis: 2 for axis in axes if not refusal(_halved(axis), job)})
     return RooflineEstimate(
         job=job,
         machine=machine,
         maps=dict(maps),
-        windows=windows,
+        cut=cut,
+        exchanges=tuple(_halo_exchanges(sample, cut, setting, device)) if cut.size > 1 else (),
         fixed=fixed,
         gradients=trace.gradients,
-        kept=kept,
+        kept=max(0, trace.peak - held),
         held=held,
     )
 
 
+def _halved(axis: str) -> GridSection:
+    return GridSection(**{axis: 2})
+
+
+def _halo_exchanges(
+    sample: Workload, cut: GridSection, setting: Setting, device: Device
+) -> Iterator[HaloExchange]:
+    """Traces the first rank's exchanges; there are none where some layer cannot be cut so."""
+    try:
+        trace = trace_step(sample, cut.model_dump(), device=device)
+    except (LayoutError, UnsupportedOp):
+        return
+    work: dict[int, float] = {}  # of exchanges under way
+    for event in trace.events:
+        if isinstance(event, Exchange):
+            work[id(event)] = 0.0
+        elif isinstance(event, LocalOperator):
+            seconds = setting.estimate(event).seconds + setting.overhead.operator
+            work = {key: spent + seconds for key, spent in work.items()}
+        elif isinstance(event, Wait):
+            messages = _messages_by_axis(event.exchange, cut)
+            yield HaloExchange(messages, work.pop(id(event.exchange)))
+
+
+def _messages_by_axis(exchange: Exchange, cut: GridSection) -> dict[str, int]:
+    """Adds up the messages [B] between rank 0 and its neighbour along each axis, the larger way."""
+    messages = {}
+    for axis in SPATIAL_AXES:
+        neighbour = _rank_stride(cut, axis)
+        ways = [
+            sum(nbytes for peer, nbytes in way if peer == neighbour)
+            for way in (exchange.sends, exchange.receives)
+        ]
+        if getattr(cut, axis) > 1 and max(ways) > 0:
+            messages[axis] = max(ways)
+    return messages
+
+
 def device_of_machine(machine: Machine) -> Device:
-    """Of its devices, as a trace takes it."""
+    """Returns the kind of the machine's devices, as a trace takes it."""
     return "cpu" if machine.device == "cpu" else "cuda"
-
-
-def _halo_windows(trace: Trace, machine: Machine, ranks: int) -> Iterator[HaloWindow]:
-    setting = machine.setting(ranks)
-    for operator in trace.operators:
-        x, weight, *_ = (*operator.call.tensors(), None, None)
-        if operator.call.name == CONVOLUTION and x is not None and weight is not None:
-            planes = tuple((k - 1) // 2 for k in weight.shape[2:])
-            voxel = x.shape[1] * x.dtype.itemsize
-            seconds = setting.estimate(operator).seconds
-            if len(x.shape) == 5:
-                yield HaloWindow(x.shape[2:], planes, voxel, seconds)
 
 
 def _map_of(operator: LocalOperator) -> VolumeShape | None:
@@ -236,7 +267,7 @@ def _voxels(spec: TensorSpec) -> int:
 
 
 def _largest_share(extents: VolumeShape, grid: GridSection) -> float:
-    """Of a map, the largest part that a rank has; an axis that is too thin does not cut it."""
+    """Computes the largest share of a map that a rank has; too thin an axis is not cut."""
     return math.prod(
         -(-extent // _parts_along(extent, getattr(grid, axis))) / extent
         for extent, axis in zip(extents, SPATIAL_AXES, strict=True)
@@ -248,14 +279,14 @@ def _parts_along(extent: int, ranks: int) -> int:
 
 
 def _rank_stride(grid: GridSection, axis: str) -> int:
-    """How far apart neighbours along an axis are numbered."""
+    """Computes how far apart neighbours along an axis are numbered."""
     later = AXES[AXES.index(axis) + 1 :]
     return math.prod(getattr(grid, other) for other in later)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A legal grid, traced.
+    """Holds the traced cost of a legal grid.
 
     ``seconds`` and ``memory`` are those of its slowest and of its fullest rank, of the ranks that
     were traced; ``samples`` are those of a step, on all ranks. ``reading`` [s] is what its input
@@ -272,12 +303,12 @@ class Candidate:
 
     @property
     def throughput(self) -> float:
-        """[samples/s]"""
+        """Returns the samples a second."""
         return self.samples / self.seconds.total
 
     @property
     def binds(self) -> str:
-        """What takes most of the step, memory left aside."""
+        """Names what takes most of the step, memory left aside."""
         spent = self.seconds
         parts = {
             "compute": spent.compute,
@@ -289,12 +320,12 @@ class Candidate:
         return max(parts, key=lambda name: parts[name])
 
     def fits(self, limit: int) -> bool:
-        """Whether a rank needs no more than so much memory [B]."""
+        """Tells if a rank needs no more than so much memory [B]."""
         return self.memory.total <= limit
 
 
 def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]:
-    """The steps of the ranks that decide.
+    """Traces the steps of the ranks that decide.
 
     That is the busiest, on the longest way to its neighbours; where the shards of an axis differ,
     also the first, whose are largest.
@@ -314,7 +345,7 @@ def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]
 def evaluate_grid(
     job: GridJob, grid: GridSection, machine: Machine, traces: Sequence[Trace], bounds: PlanBounds
 ) -> Candidate:
-    """What a step on a grid costs."""
+    """Computes the cost of a step on a grid from its traces."""
     costs = [step_cost(trace, machine, grid.size) for trace in traces]
     slowest = max(costs, key=lambda cost: cost.seconds.total)
     seconds = _accumulated(slowest.seconds, job.accumulated)
@@ -334,7 +365,7 @@ def evaluate_grid(
 
 
 def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> HostMemory:
-    """Of a rank, beside its step: mini-batches in their storage type, and what the store keeps.
+    """Computes a rank's memory beside its step: mini-batches, and what the store keeps.
 
     The store keeps what is shown in an epoch, as far as its budget goes: by default half of the
     memory, which is ``limit`` [B] a rank.
@@ -351,38 +382,38 @@ def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> HostMemo
 
 
 def read_each_step(job: GridJob) -> bool:
-    """Whether files are read in every epoch, and not in the first one alone."""
+    """Tells if files are read in every epoch, and not in the first one alone."""
     return job.recipe.data.mode == "direct" and job.recipe.data.synthetic is None
 
 
 def reading_seconds(job: GridJob, grid: GridSection, machine: Machine) -> float:
-    """Of a step's input from files, each rank its boxes [s]."""
+    """Computes the time [s] of reading a step's input, each rank its boxes."""
     boxes = job.accumulated * samples_each(grid, job) * job.box_bytes(box_extents(grid, job))
     return machine.read_seconds(boxes, grid.size)
 
 
 def _accumulated(seconds: Breakdown, count: int) -> Breakdown:
-    """Of a step over several mini-batches; gradients travel with the last one."""
+    """Adds up a step over several mini-batches; gradients travel with the last one."""
     once = {"gradients", "optimizer"}
     times = {name: 1 if name in once else count for name in seconds.as_dict()}
     return Breakdown(**{name: times[name] * spent for name, spent in seconds.as_dict().items()})
 
 
-def efficiency(alone: float, candidate: Candidate) -> float:
-    """The share of all ranks' time that one alone would need for the same samples, ``alone`` [s].
+def efficiency(single_rank_seconds: float, candidate: Candidate) -> float:
+    """Compares the time of one rank for the same samples with that of all ranks together.
 
     That one is taken to have the memory, and to be as fast as one of so many.
     """
-    return alone / (candidate.grid.size * candidate.seconds.total)
+    return single_rank_seconds / (candidate.grid.size * candidate.seconds.total)
 
 
 TRACED = 8
-"""Grids that are traced unless all are asked for: of the fastest by the rough estimate."""
+"""Counts the grids that are traced unless all are asked for, the roughly fastest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class UntracedGrid:
-    """A legal grid that is likely to be slower, with its rough estimates: [s] and [B]."""
+    """Holds a legal grid that is likely to be slower, with its rough estimates: [s] and [B]."""
 
     grid: GridSection
     seconds: float
@@ -391,7 +422,7 @@ class UntracedGrid:
 
 @dataclass(frozen=True, slots=True)
 class RefusedGrid:
-    """A grid that cannot be, and why."""
+    """Names a grid that cannot be, and why."""
 
     grid: GridSection
     reason: str
@@ -399,7 +430,7 @@ class RefusedGrid:
 
 @dataclass(frozen=True)
 class GridPlan:
-    """All grids of ``ranks`` ranks: ``traced`` ones by time, those that fit first."""
+    """Ranks all grids of ``ranks`` ranks: ``traced`` ones by time, those that fit first."""
 
     job: GridJob
     machine: Machine
@@ -412,22 +443,22 @@ class GridPlan:
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest that fits; None where none does."""
+        """Returns the fastest grid that fits; None where none does."""
         return next((one for one in self.traced if one.fits(self.limit.nbytes)), None)
 
     @property
-    def alone(self) -> float:
-        """The step of one rank that has all the samples and the memory for them [s]."""
-        return self.first.alone
+    def single_rank_seconds(self) -> float:
+        """Returns the step [s] of one rank that has all the samples and memory for them."""
+        return self.first.single_rank_seconds
 
     @property
     def smallest(self) -> Candidate | None:
-        """The one that needs the least memory."""
+        """Returns the traced grid that needs the least memory."""
         return min(self.traced, key=lambda one: one.memory.total, default=None)
 
 
 def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) -> GridPlan:
-    """Rank the grids of so many ranks.
+    """Ranks the grids of so many ranks.
 
     1. Every grid is tried for its partition. 2. One sample is traced on one rank, from which the
     rough time and memory of every grid follow. 3. The `TRACED` grids that seem fastest are traced
@@ -480,12 +511,12 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
 
 
 def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds) -> Candidate:
-    """One grid alone."""
+    """Traces and evaluates one grid alone."""
     return evaluate_grid(job, grid, machine, trace_grid(job, grid, machine), bounds)
 
 
 def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
-    """Whether no more grids have to be traced."""
+    """Tells if no more grids have to be traced."""
     if bounds.everything or len(traced) < TRACED:
         return False
     return len(traced) >= 2 * TRACED or any(one.fits(bounds.limit.nbytes) for one in traced)
@@ -494,7 +525,7 @@ def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
 def _promise_key(
     grid: GridSection, first: RooflineEstimate, bounds: PlanBounds
 ) -> tuple[bool, float, str]:
-    """Lower is better; grids that need clearly too much memory come last."""
+    """Orders grids by promise; those that need clearly too much memory come last."""
     too_large = bounds.process + first.memory(grid) > 1.2 * bounds.limit.nbytes
     return too_large, first.seconds(grid), words_of(grid)
 
@@ -504,18 +535,18 @@ def _ranking_key(one: Candidate, limit: MemoryLimit) -> tuple[bool, float, str]:
 
 
 MOST_RANKS = 4096
-"""Ranks up to which the least number that fits is looked for."""
+"""Limits the search for the least number of ranks."""
 
 _MOST_TRACED = 12
-"""Grids that are traced in that search."""
+"""Limits the grids that are traced in that search."""
 
 MEMORY_TOLERANCE = 1.03
-"""A grid is traced in that search if its rough memory is at most this many times the limit."""
+"""Admits grids to that search whose rough memory is up to so many times the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeChange:
-    """What one change of the recipe would do to a grid."""
+    """Compares a grid before and after one change of the recipe."""
 
     override: str
     before: Candidate
@@ -523,7 +554,7 @@ class RecipeChange:
 
 
 def suggested_changes(plan: GridPlan, bounds: PlanBounds) -> list[RecipeChange]:
-    """Recomputation and half precision, on the best grid, or else on that of the least memory."""
+    """Tries recomputation and half precision on the best grid, or on that of least memory."""
     before = plan.best or plan.smallest
     if before is None:
         return []
@@ -546,7 +577,7 @@ def least_ranks(
     first: RooflineEstimate,
     known: Candidate | None = None,
 ) -> Candidate | None:
-    """The grid of the fewest ranks that fits; None if none is found up to `MOST_RANKS` ranks.
+    """Finds the grid of the fewest ranks that fits; None up to `MOST_RANKS` ranks.
 
     In the order of their numbers of ranks, those grids are traced that take least of so many, and
     of which ``first``, the rough estimate, says that they may fit; it is ``known``, a grid that

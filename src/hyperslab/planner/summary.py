@@ -27,7 +27,7 @@ PLAN_FORMAT = 1
 def plan_document(
     plan: GridPlan, changes: list[RecipeChange], least: Candidate | None
 ) -> dict[str, Any]:
-    """Times in s, sizes in B, by plain names; ``grids`` as they are ranked."""
+    """Lists a plan's numbers by plain names: times in s, sizes in B, ``grids`` as ranked."""
     best = plan.best
     return {
         "format": PLAN_FORMAT,
@@ -74,7 +74,7 @@ def _candidate_values(plan: GridPlan, one: Candidate) -> dict[str, Any]:
         "fits": one.fits(plan.limit.nbytes),
         "step_seconds": one.seconds.total,
         "samples_per_second": one.throughput,
-        "efficiency": efficiency(plan.alone, one),
+        "efficiency": efficiency(plan.single_rank_seconds, one),
         "binds": binds(plan, one),
         "seconds": one.seconds.as_dict(),
         "bytes": one.memory.total,
@@ -88,17 +88,17 @@ def _candidate_values(plan: GridPlan, one: Candidate) -> dict[str, Any]:
 
 
 def binds(plan: GridPlan, one: Candidate) -> str:
-    """What keeps a grid from being better: memory if it does not fit, else what takes longest."""
+    """Names what keeps a grid from being better: memory, or else what takes longest."""
     return one.binds if one.fits(plan.limit.nbytes) else "memory"
 
 
 _COLUMNS = ("grid", "step", "samples/s", "efficiency", "memory", "binds", "")
 GRIDS_SHOWN = 12
-"""Grids that the table has."""
+"""Limits the grids that the table has."""
 
 
 def ranking_table(plan: GridPlan) -> Table:
-    """The traced grids as they are ranked, the first `GRIDS_SHOWN` of them."""
+    """Makes the table of the first `GRIDS_SHOWN` traced grids as they are ranked."""
     shown = Table(box=None, pad_edge=False)
     for column in _COLUMNS:
         words = column in ("grid", "binds", "")
@@ -109,7 +109,7 @@ def ranking_table(plan: GridPlan) -> Table:
             words_of(one.grid),
             time_text(one.seconds.total),
             f"{one.throughput:.3g}",
-            f"{efficiency(plan.alone, one):.0%}",
+            f"{efficiency(plan.single_rank_seconds, one):.0%}",
             bytes_text(one.memory.total),
             binds(plan, one),
             "best" if one is plan.best else "" if fits else "too large",
@@ -118,7 +118,7 @@ def ranking_table(plan: GridPlan) -> Table:
 
 
 def plan_opening(plan: GridPlan) -> str:
-    """What is planned, on what."""
+    """Says what is planned, on what, in one line."""
     job = plan.job
     volume = " x ".join(map(str, job.about.shape))
     return (
@@ -130,7 +130,7 @@ def plan_opening(plan: GridPlan) -> str:
 def plan_remarks(
     plan: GridPlan, changes: list[RecipeChange], least: Candidate | None
 ) -> Iterator[str]:
-    """All that the table does not say, line by line."""
+    """Says all that the table does not, line by line."""
     if plan.job.assumed:
         yield f"assumed    {plan.job.assumed}"
     if plan.job.about.varied:
@@ -153,7 +153,7 @@ def plan_remarks(
 
 
 def _doubts(plan: GridPlan) -> Iterator[str]:
-    """What the machine's numbers cannot say."""
+    """Warns about numbers that the machine's file lacks."""
     machine = plan.machine
     if machine.note:
         yield f"machine    {machine.name} says of itself: {machine.note}"
@@ -195,7 +195,7 @@ def _about(plan: GridPlan, best: Candidate) -> Iterator[str]:
 
 
 def _input(plan: GridPlan, best: Candidate) -> Iterator[str]:
-    """BW_min of Mathuriya et al. 2018, equation 1, and what reading takes on the machine."""
+    """Gives BW_min of Mathuriya et al. 2018, equation 1, and what reading takes here."""
     if plan.job.recipe.data.synthetic is not None:
         return
     job = plan.job
@@ -249,7 +249,8 @@ def _others(plan: GridPlan) -> Iterator[str]:
 
 
 def time_text(seconds: float) -> str:
-    """
+    """Writes a time with its unit.
+
     >>> time_text(0.0123), time_text(2.5)
     ('12.3 ms', '2.5 s')
     """
@@ -257,7 +258,8 @@ def time_text(seconds: float) -> str:
 
 
 def ranks_text(count: int) -> str:
-    """
+    """Writes a number of ranks.
+
     >>> ranks_text(1), ranks_text(8)
     ('1 rank', '8 ranks')
     """
@@ -265,7 +267,8 @@ def ranks_text(count: int) -> str:
 
 
 def bytes_text(nbytes: int) -> str:
-    """
+    """Writes a size with its unit.
+
     >>> bytes_text(3 << 29), bytes_text(5 << 20)
     ('1.50 GiB', '5.00 MiB')
     """
@@ -283,11 +286,11 @@ CAUSE_COLOURS = {
     "gradients": "#b3362b",
     "input": "#3d8f5f",
 }
-"""The parts of a step and their colours: work in blues, communication in reds."""
+"""Colours the parts of a step: work in blues, communication in reds."""
 
 
 def draw_plan(plan: GridPlan, path: Path) -> None:
-    """Write a PNG of the first grids of the table."""
+    """Draws the first grids of the table as a PNG."""
     shown = plan.traced[:GRIDS_SHOWN]
     # A second of imports that training, which plans too, does without.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -28,7 +28,7 @@ from hyperslab.util.optional_libraries import how_to_install
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without the libraries' warnings: deprecations, and 64-bit types narrowed to 32 bits."""
+    """Silences the libraries' warnings: deprecations, and 64-bit types narrowed to 32 bits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -36,7 +36,7 @@ def without_warnings() -> Iterator[None]:
 
 @contextmanager
 def _pkg_resources_stand_in() -> Iterator[None]:
-    """jax_cosmo 0.1.0 asks `pkg_resources` for its own version; setuptools 82 has it no longer.
+    """Answers jax_cosmo 0.1.0, which asks the vanished `pkg_resources` for its own version.
 
     Where it is missing, a stand-in answers during the import.
     """
@@ -55,7 +55,7 @@ def _pkg_resources_stand_in() -> Iterator[None]:
 
 
 def import_jax_libraries() -> SimpleNamespace:
-    """The modules: ``jax``, ``jnp``, ``jc`` (jax_cosmo), ``pm`` and ``growth`` (both jaxpm).
+    """Imports ``jax``, ``jnp``, ``jc`` (jax_cosmo), ``pm``, ``growth`` (both jaxpm).
 
     Raises:
         HyperslabError: if the extra ``universe`` is not installed.
@@ -75,16 +75,16 @@ def import_jax_libraries() -> SimpleNamespace:
 
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
-"""The four channels, in the order of the published generator."""
+"""Orders the four channels as the published generator does."""
 
 FIRST_A = 0.1
-"""Where second-order Lagrangian perturbation theory hands over to the particle-mesh steps."""
+"""Marks where second-order Lagrangian theory hands over to the particle-mesh steps."""
 
 STATE = 3  # arrays of a state: positions, momenta, forces, each (P, P, P, 3)
 
 
 def scale_factors(steps: int) -> list[NDArray[np.float64]]:
-    """The edges of the time steps from FIRST_A to today, one array up to each redshift in turn.
+    """Computes the edges of the time steps from FIRST_A to today, an array up to each redshift.
 
     Steps are even between two redshifts and at most ``(1 - FIRST_A) / steps`` long.
     """
@@ -97,7 +97,7 @@ def scale_factors(steps: int) -> list[NDArray[np.float64]]:
 
 
 class Nbody:
-    """A universe of particles³ particles counted in size³ voxels at four redshifts.
+    """Simulates a universe of particles³ particles counted in size³ voxels at four redshifts.
 
     Compiled once; the parameters, the box and the noise are arguments, so that every further
     universe only computes.
@@ -113,7 +113,7 @@ class Nbody:
     def __call__(
         self, physical: NDArray[np.float64], box_size: float, noise: NDArray[np.uint32]
     ) -> NDArray[np.int32]:
-        """Counts (S, S, S, 4), the last dim over REDSHIFTS, each summing to P³.
+        """Computes counts (S, S, S, 4), the last dim over REDSHIFTS, each summing to P³.
 
         ``physical`` is (Omega_m, sigma_8, n_s, H_0), ``box_size`` this universe's side [Mpc/h],
         ``noise`` (2,) the key of the initial white noise.
@@ -132,7 +132,7 @@ class Nbody:
 
 
 class _Programs:
-    """The three programs that a universe is made of, for fixed S, P and time steps (a, a')."""
+    """Compiles the three programs of a universe, for fixed S, P and time steps (a, a')."""
 
     def __init__(
         self, lib: SimpleNamespace, size: int, particles: int, edges: NDArray[np.float64]
@@ -156,7 +156,7 @@ class _Programs:
         return start.compile(), step.compile(), jax.jit(self.count).lower(vectors).compile()
 
     def start(self, physical: Any, box_size: Any, noise: Any) -> tuple[Any, Any]:
-        """The state at FIRST_A by second-order Lagrangian theory, and all steps' factors (n, 3)."""
+        """Computes the state at FIRST_A by second-order Lagrangian theory, and all factors."""
         jax = self.lib.jax
         jnp = self.lib.jnp
         pm = self.lib.pm
@@ -175,14 +175,14 @@ class _Programs:
         return (positions, momenta, self.forces(positions)), self.factors(cosmo)
 
     def step(self, x: Any, p: Any, force: Any, factors: Any) -> tuple[Any, Any, Any]:
-        """Kick, drift, kick (Feng et al. 2016, section 2)."""
+        """Takes a step: kick, drift, kick (Feng et al. 2016, section 2)."""
         p = p + factors[0] * force
         x = x + factors[1] * p
         force = self.forces(x)
         return x, p + factors[2] * force, force
 
     def count(self, x: Any) -> Any:
-        """Particles per voxel (S, S, S).
+        """Counts the particles per voxel (S, S, S).
 
         The lattice is a quarter of a cell off the voxels' faces. On a face or in the middle, a
         small shift changes the counts too much or not at all; at a quarter that error of the
@@ -198,7 +198,7 @@ class _Programs:
         return self.lib.pm.pm_forces(x, mesh_shape=(self.particles,) * 3)
 
     def cosmology(self, physical: Any) -> Any:
-        """A new object for each library: both keep growth tables in it, of different contents."""
+        """Makes a new object for each library: both keep growth tables in it, which differ."""
         omega_m, sigma_8, n_s, h_0 = physical
         return self.lib.jc.Cosmology(
             Omega_c=omega_m - OMEGA_B,
@@ -212,7 +212,7 @@ class _Programs:
         )
 
     def power(self, physical: Any) -> Any:
-        """The linear power spectrum [(Mpc/h)³] today as a function of k [h/Mpc], 0 at k = 0."""
+        """Returns today's linear power spectrum [(Mpc/h)³], a function of k [h/Mpc], 0 at k = 0."""
         jnp = self.lib.jnp
         k = jnp.logspace(-4.0, 2.5, 512)
         table = self.lib.jc.power.linear_matter_power(self.cosmology(physical), k)
@@ -224,7 +224,7 @@ class _Programs:
         return power
 
     def factors(self, cosmo: Any) -> Any:
-        """(n, 3): the factors of kick, drift, kick of every step (Feng et al. 2016, section 2).
+        """Computes (n, 3) factors of kick, drift, kick (Feng et al. 2016, section 2).
 
         They make linear growth exact for any step length, which a plain leapfrog does not.
         """

@@ -19,7 +19,7 @@ from hyperslab.formats.targets import range_words
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter, drawn evenly from ``fiducial`` ± ``half_width``.
+    """Declares one parameter, drawn evenly from ``fiducial`` ± ``half_width``.
 
     >>> PARAMETERS[0].physical(-0.5)
     0.27
@@ -30,7 +30,7 @@ class Parameter:
     half_width: float
 
     def physical(self, unit: float) -> float:
-        """The value at the position ``unit`` in [-1, 1] of the range."""
+        """Computes the value at the position ``unit`` in [-1, 1] of the range."""
         return self.fiducial + self.half_width * unit
 
 
@@ -40,21 +40,23 @@ PARAMETERS = (
     Parameter("n_s", 0.96, 0.06),
     Parameter("H_0", 70.0, 7.0),  # [km/s/Mpc]
 )
-"""In the order of ``unitPar``. The centres are the published generator's; the widths are wider than
-its ±10 % for Omega_m and sigma_8, which a small universe tells, and narrower for n_s."""
+"""Orders the parameters as ``unitPar`` does.
+
+The centres are the published generator's; the widths are wider than its ±10 % for Omega_m and
+sigma_8, which a small universe tells, and narrower for n_s."""
 
 FIDUCIAL_H_0 = 70.0
-"""[km/s/Mpc]: sides of universes are given for it."""
+"""Gives the H_0 [km/s/Mpc] for which sides of universes are given."""
 
 OMEGA_B = 0.05
-"""Baryons, in the initial power spectrum only; kept at this value as Omega_m varies."""
+"""Fixes the baryons in the initial power spectrum, also as Omega_m varies."""
 
 NAMES = tuple(p.name for p in PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What is random in one universe: ``unit`` and ``physical`` (4,), ``noise`` (2,) uint32."""
+    """Holds what is random in a universe: ``unit``, ``physical`` (4,), ``noise`` (2,) uint32."""
 
     unit: NDArray[np.float64]
     physical: NDArray[np.float64]
@@ -67,7 +69,7 @@ def draw_universe(
     varying: Iterable[str] = NAMES,
     parameters: Sequence[Parameter] = PARAMETERS,
 ) -> Draw:
-    """Universe ``index`` of ``seed``, with its four ``parameters`` within their ranges.
+    """Draws universe ``index`` of ``seed``, its four ``parameters`` within their ranges.
 
     Those not in ``varying``, or with a range of no width, stay at the fiducial. It depends on
     nothing else. All four numbers are drawn in any case, so that a universe keeps its sigma_8 and
@@ -83,7 +85,7 @@ def draw_universe(
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The names in the order of ``unitPar``, each once.
+    """Checks names, and returns them in the order of ``unitPar``, each once.
 
     Raises:
         DataError: for an unknown name, with the nearest known one; for no name at all.
@@ -115,12 +117,14 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "H_0": (70.0, 70.0),
     },
 }
-"""Wide: ours, which small universes tell apart. Public: the published generator's ±10 %. SC18:
+"""Names sets of ranges.
+
+Wide: ours, which small universes tell apart. Public: the published generator's ±10 %. SC18:
 Mathuriya et al. 2018, section IV-C, where H_0 does not vary; its value is not stated."""
 
 
 def parameters_in(words: str) -> tuple[Parameter, ...]:
-    """The four parameters with the ranges that some words name, with commas.
+    """Chooses the four parameters with the ranges that some words name, with commas.
 
     A word is one of `RANGES`, the first one only, or NAME=lo..hi; what is not named is as in
     ``wide``. A range of no width is a constant.
@@ -155,7 +159,7 @@ def parameters_in(words: str) -> tuple[Parameter, ...]:
 
 
 def words_of_ranges(parameters: Sequence[Parameter]) -> str:
-    """All ranges, as they are kept in a file."""
+    """Writes all ranges as they are kept in a file."""
     return range_words({p.name: (p.physical(-1.0), p.physical(1.0)) for p in parameters})
 
 
@@ -176,7 +180,7 @@ def _between(name: str, lo: float, hi: float) -> Parameter:
 
 
 def _possible(parameter: Parameter) -> Parameter:
-    """The parameter itself; a range that no universe can have is refused before hours of work."""
+    """Checks a parameter: a range that no universe can have is refused before hours of work."""
     least = {"Omega_m": OMEGA_B, "sigma_8": 0.0, "H_0": 0.0}.get(parameter.name, -math.inf)
     most = {"Omega_m": 1.0}.get(parameter.name, math.inf)
     lo = parameter.physical(-1.0)

@@ -29,15 +29,15 @@ AIR = -1000.0
 FAT = -100.0
 TISSUE = 30.0
 NOISE = 12.0
-"""Standard deviation of every voxel [HU]."""
+"""Gives the noise's standard deviation in every voxel [HU]."""
 
 BEND = 8.0
-"""Standard deviation of the bias's coefficients [HU], at 200 mm from the centre."""
+"""Gives the standard deviation of the bias's coefficients [HU], at 200 mm from the centre."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ellipsoid:
-    """Points p [mm] with |rows · (p - centre)| <= 1; ``hu`` within; label of those voxels."""
+    """Describes points p [mm] with |rows · (p - centre)| <= 1: ``hu`` and label within."""
 
     centre: Floats
     rows: Floats  # (3, 3)
@@ -54,18 +54,18 @@ class Ellipsoid:
         )
 
     def at(self, share: Floats) -> Floats:
-        """The point at a place (3,) of the unit ball."""
+        """Returns the point at a place (3,) of the unit ball."""
         return self.centre + np.linalg.solve(self.rows, share)
 
     def inside(self, plane: Floats) -> NDArray[np.bool_]:
-        """Which points (X, Y, 3) lie within."""
+        """Tells which points (X, Y, 3) lie within."""
         return (((plane - self.centre) @ self.rows.T) ** 2).sum(-1) <= 1
 
 
 def draw_phantom(
     rng: np.random.Generator, slices: int, width: int
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8], Floats]:
-    """A phantom (X, Y, Z) in RAS+: values [HU], classes and the affine."""
+    """Draws a phantom (X, Y, Z) in RAS+: values [HU], classes and the affine."""
     columns = max(4, round(rng.uniform(0.9, 1.2) * width))
     planes = max(4, round(rng.uniform(0.5, 1.2) * slices))
     shape = (columns, columns, planes)
@@ -89,7 +89,7 @@ def draw_phantom(
 
 
 def _paint(points: Floats, body: list[Ellipsoid]) -> tuple[Floats, NDArray[np.uint8]]:
-    """Values and classes at points (X, Y, 3): skin, wall, and within it the later ones on top."""
+    """Paints values and classes at points (X, Y, 3): skin, wall, later organs on top."""
     values = np.full(points.shape[:2], AIR)
     classes = np.zeros(points.shape[:2], np.uint8)
     skin, wall, *organs = body
@@ -104,7 +104,7 @@ def _paint(points: Floats, body: list[Ellipsoid]) -> tuple[Floats, NDArray[np.ui
 
 
 def _anatomy(rng: np.random.Generator) -> list[Ellipsoid]:
-    """From the outside in; x [mm] to the right, y forwards, z upwards."""
+    """Lists the organs from the outside in; x [mm] to the right, y forwards, z upwards."""
     size = np.array([165.0, 115.0, 900.0]) * rng.uniform(0.9, 1.1, 3)
     body = [
         Ellipsoid.of((0, 0, 0), size, FAT),
@@ -138,7 +138,7 @@ def _turned_ellipsoid(rng: np.random.Generator, centre: Any, radii: Any, hu: flo
 
 
 def _rotation(rng: np.random.Generator, degrees: float) -> Floats:
-    """By up to so many degrees about a random axis (Rodrigues' formula)."""
+    """Turns by up to so many degrees about a random axis (Rodrigues' formula)."""
     x, y, z = (axis := rng.normal(size=3)) / np.linalg.norm(axis)
     angle = np.radians(rng.uniform(-degrees, degrees))
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
@@ -146,7 +146,7 @@ def _rotation(rng: np.random.Generator, degrees: float) -> Floats:
 
 
 def _about_x(degrees: float) -> Floats:
-    """A tilted gantry."""
+    """Shears the phantom as a tilted gantry does."""
     c = np.cos(np.radians(degrees))
     s = np.sin(np.radians(degrees))
     return np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
@@ -164,7 +164,7 @@ def make_phantoms(
     seed: int = 0,
     done: Callable[[Pair], None] = lambda pair: None,
 ) -> list[Pair]:
-    """Write phantoms 0 .. count-1 as ``volume-N`` and ``segmentation-N`` into ``folder``.
+    """Writes phantoms 0 .. count-1 as ``volume-N`` and ``segmentation-N`` into ``folder``.
 
     They have about ``width`` voxels in a plane and 0.5 to 1.2 times ``slices`` planes. Phantom N
     depends on ``seed``, N and these two. Those that are there are kept; ``done`` is called for
@@ -198,7 +198,7 @@ def make_phantoms(
 
 
 def list_phantoms(path: Path, pairs: Sequence[Pair]) -> None:
-    """Write their `dataset.json` to ``path``, as the Medical Segmentation Decathlon has it.
+    """Writes their `dataset.json` to ``path``, as the Medical Segmentation Decathlon has it.
 
     Raises:
         DataError: it cannot be written.
@@ -207,7 +207,7 @@ def list_phantoms(path: Path, pairs: Sequence[Pair]) -> None:
 
 
 def _is_there(path: Path, words: str) -> bool:
-    """Whether the phantom is there.
+    """Tells if the phantom is there.
 
     Raises:
         DataError: something else is.
@@ -227,7 +227,7 @@ def _is_there(path: Path, words: str) -> bool:
 def _write_phantom(
     pair: Pair, words: str, rng: np.random.Generator, slices: int, width: int
 ) -> None:
-    """One phantom: drawn in RAS+, then stored with its axes as they happen to be."""
+    """Writes one phantom: drawn in RAS+, then stored with its axes as they happen to be."""
     nibabel = optional.nibabel()
     hu, classes, affine = draw_phantom(rng, slices, width)
     header = nibabel.Nifti1Header()
@@ -247,6 +247,6 @@ def _write_phantom(
 
 
 def _draw_orientation(rng: np.random.Generator) -> str:
-    """Mostly as scanners store it, planes last; sometimes any of the 48."""
+    """Orders axes mostly as scanners store them, planes last; sometimes any of the 48 ways."""
     axes = [AXIS_LETTERS[a] for a in (rng.permutation(3) if rng.random() < 0.25 else (0, 1, 2))]
     return "".join(letters[rng.integers(2)] for letters in axes)

@@ -39,7 +39,7 @@ def universe_path(folder: Path, index: int) -> Path:
 
 
 def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
-    """The counts in the storage type.
+    """Converts the counts to the storage type.
 
     Raises:
         DataError: if one does not fit, which would otherwise wrap around silently.
@@ -61,7 +61,7 @@ def write_universe(
     redshifts: tuple[float, ...],
     attributes: Attributes,
 ) -> None:
-    """Write ``full`` (S, S, S, 4) and the parameters, under a temporary name until complete.
+    """Writes ``full`` (S, S, S, 4) and the parameters, under a temporary name until complete.
 
     Raises:
         DataError: if the folder cannot be written or the disk is full.
@@ -75,7 +75,7 @@ def write_universe(
 
 
 def check_universe(path: Path, attributes: Attributes) -> None:
-    """Nothing, if ``path`` is the universe that these attributes describe.
+    """Checks that ``path`` is the universe that these attributes describe.
 
     Raises:
         DataError: if it is another one, or no readable universe at all.
@@ -103,7 +103,7 @@ def check_universe(path: Path, attributes: Attributes) -> None:
 def _file_image(
     counts: NDArray[np.int16], draw: Draw, redshifts: tuple[float, ...], attributes: Attributes
 ) -> bytes:
-    """The file's bytes, made in memory: what fails later is one plain write."""
+    """Makes the file's bytes in memory: what fails later is one plain write."""
     side = default_chunk_side(counts.shape[0])
     chunks = (side, side, side, counts.shape[3])
     with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
@@ -119,12 +119,12 @@ def _file_image(
 
 
 VOXEL_SIDE = 2.0
-"""The default side of a voxel [Mpc/h]: where small universes tell most about sigma_8."""
+"""Gives the default side of a voxel [Mpc/h]: small universes tell most about sigma_8 there."""
 
 
 @dataclass(frozen=True, slots=True)
 class UniverseSettings:
-    """What all universes of a folder share.
+    """Holds what all universes of a folder share.
 
     ``size`` voxels and ``particles`` per side; ``box_size`` [Mpc/h] at H_0 = 70; ``parameters``,
     the names of those that vary, within ``ranges``, see `parameters_in`; ``steps`` of the particle
@@ -153,11 +153,11 @@ class UniverseSettings:
         parameters_in(self.ranges)
 
     def side(self, h_0: float) -> float:
-        """The side [Mpc/h] of a universe: all have the same in Mpc, so it grows with H_0."""
+        """Computes the side [Mpc/h] of a universe: all are alike in Mpc, so it grows with H_0."""
         return self.box_size * h_0 / FIDUCIAL_H_0
 
     def attributes(self, index: int) -> Attributes:
-        """What universe ``index`` is made from, all of it: kept in its file."""
+        """Lists all that universe ``index`` is made from, as it is kept in its file."""
         words = {
             "parameters": ",".join(self.parameters),
             "ranges": words_of_ranges(parameters_in(self.ranges)),
@@ -178,7 +178,7 @@ def make_universes(
     ranges: str = "wide",
     done: Callable[[Path], None] = lambda path: None,
 ) -> list[Path]:
-    """Make universes 0 .. count-1 in ``folder`` and return all their paths.
+    """Makes universes 0 .. count-1 in ``folder`` and returns all their paths.
 
     Those that are there already are kept; ``done`` is called for each, kept ones first. The
     arguments are those of `UniverseSettings`; a voxel is VOXEL wide and there are as many
@@ -208,7 +208,7 @@ def make_universes(
 def _fill(
     folder: Path, settings: UniverseSettings, count: int, done: Callable[[Path], None]
 ) -> list[Path]:
-    """Check all that is there before anything is computed, then make the rest."""
+    """Checks all that is there before anything is computed, then makes the rest."""
     paths = [universe_path(folder, index) for index in range(count)]
     kept = [index for index, path in enumerate(paths) if path.exists()]
     for index in kept:

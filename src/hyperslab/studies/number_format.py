@@ -17,12 +17,12 @@ SCALES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def label(name: str) -> str:
-    """A parameter's usual symbol; the name itself where none is known."""
+    """Returns a parameter's usual symbol; its name where none is known."""
     return LABELS.get(name, name)
 
 
 def number(value: float | None) -> str:
-    """A number to three significant digits; a dash where there is none."""
+    """Writes a number to three significant digits; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return DASH
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
@@ -33,12 +33,12 @@ def number(value: float | None) -> str:
 
 
 def interval_words(found: ConfidenceInterval) -> str:
-    """``0.143 (0.08 – 0.25)``: an estimate and its interval."""
+    """Writes an estimate and its interval: ``0.143 (0.08 – 0.25)``."""
     return f"{number(found.value)} ({number(found.lower)} {DASH} {number(found.upper)})"
 
 
 def duration(seconds: float) -> str:
-    """``75`` as ``1 min 15 s``: the two largest units that matter."""
+    """Writes a time in its two largest units: ``75`` as ``1 min 15 s``."""
     if seconds < 60:
         return f"{number(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -49,19 +49,19 @@ def duration(seconds: float) -> str:
 
 
 def scale_of(size: float) -> tuple[float, str]:
-    """The unit that suits a size [B]: how many bytes it has, and its name."""
+    """Chooses the unit that suits a size [B]: how many bytes it has, and its name."""
     power = 0 if size < 1 else min(int(math.log(size, 1024)), len(SCALES) - 1)
     return 1024.0**power, SCALES[power]
 
 
 def size(value: float) -> str:
-    """A number of bytes, such as ``1.50 GiB``."""
+    """Writes a number of bytes, such as ``1.50 GiB``."""
     scale, unit = scale_of(value)
     return f"{number(value / scale)} {unit}"
 
 
 def counted(count: int, thing: str) -> str:
-    """``1 epoch``, ``2 epochs``."""
+    """Counts things: ``1 epoch``, ``2 epochs``."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
@@ -70,5 +70,5 @@ def _superscript(value: int) -> str:
 
 
 def times(values: Iterable[object]) -> str:
-    """``2 x 3 x 4``, with the right sign between."""
+    """Joins extents: ``2 x 3 x 4``, with the right sign between."""
     return f" {TIMES} ".join(map(str, values))

@@ -21,8 +21,8 @@ from hyperslab.errors import DataError
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
 from hyperslab.util.documents import parse_yaml, read_json, read_text
 
-Table = dict[str, NDArray[np.float64]]
-"""Columns of a CSV file by name, all equally long."""
+Columns = dict[str, NDArray[np.float64]]
+"""Maps the columns of a CSV file by name, all equally long."""
 
 NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
 TEXT_COLUMNS = ("sample", "volume")  # columns of an evaluation's CSV files that are no numbers
@@ -31,7 +31,7 @@ NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one training run left in its folder; a piece that is not there yet is empty.
+    """Holds what a training run left in its folder; a piece that is not there yet is empty.
 
     ``profiles`` are those of some steps, by rank; ``predicted`` is what they were expected to be;
     ``beside`` is another run, whose timeline is to be shown beside this one's.
@@ -39,16 +39,16 @@ class Run:
 
     path: Path
     recipe: dict[str, Any]
-    steps: Table
-    epochs: Table
-    predictions: Table
+    steps: Columns
+    epochs: Columns
+    predictions: Columns
     evaluation: dict[str, Any]
     profiles: Sequence[Profile] = ()
     predicted: Profile | None = None
     beside: Run | None = None
 
     def setting(self, key: str) -> Any:
-        """A value of the recipe, such as ``"data.path"``; None where it is not set."""
+        """Looks up a value of the recipe, such as ``"data.path"``; None where it is not set."""
         value: Any = self.recipe
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def data(self) -> str | None:
-        """Its folder of volumes, or a word where they were made in memory."""
+        """Names the folder of volumes, or says in a word that they were made in memory."""
         path = self.setting("data.path")
         if source := self.setting("data.target") or self.setting("data.python_class"):
             return str(source)
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def segments(self) -> bool:
-        """Whether the network gives every voxel its class; others give numbers."""
+        """Tells if the network gives every voxel its class; others give numbers."""
         measured = any(name.startswith("validation_dice_") for name in self.epochs)
         return measured or bool(self.scores) or self.setting("model.name") == "unet3d"
 
     def called(self, section: str) -> str | None:
-        """What a section of the recipe names: a short form, or the class of its target."""
+        """Returns what a section of the recipe names: a short form, or the class of its target."""
         value = self.setting(section)
         if not isinstance(value, dict):
             return value
@@ -78,12 +78,12 @@ class Run:
 
     @property
     def grid(self) -> dict[str, int]:
-        """Ranks along each axis of the grid."""
+        """Returns the ranks along each axis of the grid."""
         return {axis: self._whole(f"grid.{axis}") or 1 for axis in AXES}
 
     @property
     def started(self) -> datetime.datetime | None:
-        """When the training first began [UTC]: TensorBoard's files have it in their names."""
+        """Tells when the training first began [UTC], by the names of TensorBoard's files."""
         names = [file.name for file in (self.path / "tensorboard").glob("events.out.tfevents.*")]
         seconds = [
             int(match[1]) for name in names if (match := re.search(r"tfevents\.(\d+)", name))
@@ -92,21 +92,21 @@ class Run:
 
     @property
     def epochs_wanted(self) -> int | None:
-        """How many epochs the recipe asks for."""
+        """Returns the number of epochs that the recipe asks for."""
         return self._whole("epochs")
 
     @property
     def errors(self) -> dict[str, dict[str, float | None]]:
-        """The errors of each parameter that an evaluation measured; None where not defined."""
+        """Returns the errors of each parameter that was evaluated; None where not defined."""
         return _finite_measures(self.evaluation.get("parameters", {}))
 
     @property
     def scores(self) -> dict[str, dict[str, float | None]]:
-        """The scores of each class that an evaluation measured, the background's first."""
+        """Returns the scores of each class that was evaluated, the background's first."""
         return _finite_measures(self.evaluation.get("classes", {}))
 
     def _whole(self, key: str) -> int | None:
-        """A number of the recipe that is 1 or more; None where it is not set."""
+        """Returns a number of the recipe that is 1 or more; None where it is not set."""
         value = self.setting(key)
         if value is None or (isinstance(value, int) and value >= 1):
             return value
@@ -116,7 +116,7 @@ class Run:
 
 
 def folder_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, with as many of those above as tell them apart.
+    """Names paths by their last parts, as many as tell them apart.
 
     >>> folder_names([Path("/a/runs/demo"), Path("/b/runs/demo")])
     ['a/runs/demo', 'b/runs/demo']
@@ -131,7 +131,7 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
 
 
 def check_distinct(paths: Sequence[Path]) -> None:
-    """Refuse a run that is given twice: it would be compared with itself.
+    """Refuses a run that is given twice: it would be compared with itself.
 
     Raises:
         DataError: names it.
@@ -143,7 +143,7 @@ def check_distinct(paths: Sequence[Path]) -> None:
 
 
 def _finite_measures(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """What of an evaluation's rows is a number, or None where it is not defined or not finite."""
+    """Keeps the numbers of an evaluation's rows; None where not defined or not finite."""
     return {
         name: {
             key: value if value is None or math.isfinite(value) else None
@@ -155,7 +155,7 @@ def _finite_measures(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, flo
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run's folder.
+    """Reads a run's folder.
 
     Raises:
         DataError: it is not a run's folder, or one of its files is broken; names the file.
@@ -186,7 +186,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """A recipe as plain nested dictionaries."""
+    """Reads a recipe as plain nested dictionaries."""
     try:
         recipe = parse_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -197,7 +197,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """What an evaluation measured; empty where there is no such file."""
+    """Reads what an evaluation measured; empty where there is no such file."""
     if not path.exists():
         return {}
     try:
@@ -215,8 +215,8 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     return dict(value)
 
 
-def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Table:
-    """A CSV file's columns of numbers; empty where there is no such file.
+def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Columns:
+    """Reads a CSV file's columns of numbers; empty where there is no such file.
 
     An empty cell is NaN, and so is an infinite one. A last line without its line end is still being
     written, and is left out. ``text`` names columns that are not numbers and are left out too.
@@ -235,13 +235,13 @@ def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()
 
 
 def read_words(path: Path, column: str) -> tuple[str, ...]:
-    """The cells of a column of text, of the rows that `read_table` reads; raises as that."""
+    """Reads a column of text in the rows that `read_table` reads; raises as that."""
     header, rows = _cells(path, [column])
     return tuple(row[header.index(column)] for row in rows)
 
 
 def _cells(path: Path, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The header and all finished rows, of as many cells."""
+    """Reads the header and all finished rows, of as many cells."""
     try:
         complete = path.read_text().rpartition("\n")[0]
         header, *rows = list(csv.reader(io.StringIO(complete))) or [[]]
@@ -263,8 +263,8 @@ def _number(cell: str, path: Path, line: int, name: str) -> float:
         raise DataError(f"{path}, line {line}, column {name}: {cell!r} is no number") from None
 
 
-def _latest_rows(table: Table, key: str) -> Table:
-    """One row per key, in order; a resumed run may have written some steps twice."""
+def _latest_rows(table: Columns, key: str) -> Columns:
+    """Keeps one row per key, in order; a resumed run may have written some steps twice."""
     if not table or not len(table[key]):
         return {}
     keys = table[key][::-1]

@@ -11,7 +11,7 @@ import yaml
 from hyperslab.errors import DataError
 from hyperslab.studies.report import write_report
 from hyperslab.studies.report.comparison import class_chapter, write_comparison
-from hyperslab.studies.report.html import CellTable
+from hyperslab.studies.table import Table
 from tests.train.scans import write_recipe
 
 CLASSES = ("background", "organ", "lesion")
@@ -39,7 +39,7 @@ def test_dice_by_class_and_seed(tmp_path: Path) -> None:
     chapter = class_chapter(paths)
     assert chapter is not None
     table = chapter.blocks[1]
-    assert isinstance(table, CellTable)
+    assert isinstance(table, Table)
     assert list(table.head) == ["configuration", "seeds", "mean", *CLASSES]
     first, second = table.rows
     assert list(first[1:4]) == ["2", "0.400 (0.300 to 0.500)", "0.850 (0.800 to 0.900)"]

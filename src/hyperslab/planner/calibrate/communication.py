@@ -31,13 +31,13 @@ from hyperslab.planner.machine.links import (
 )
 
 TimedBytes = tuple[int, float]
-"""Bytes and seconds."""
+"""Pairs a message's size [B] with its time [s]."""
 
 LEAST_SLOPE = 1e-12  # [s/B] of a line that does not rise
 
 
 def fit_line(points: Sequence[TimedBytes], up_to: int | None = None) -> LinearFit:
-    """Latency and bandwidth with the least squares of relative errors."""
+    """Fits latency and bandwidth by least squares of relative errors."""
     nbytes = np.array([n for n, _ in points], float)
     seconds = np.array([s for _, s in points])
     columns = np.stack([1 / seconds, nbytes / seconds], axis=1)
@@ -52,7 +52,7 @@ def fit_line(points: Sequence[TimedBytes], up_to: int | None = None) -> LinearFi
 
 
 def fit_power(points: Sequence[TimedBytes], up_to: int | None = None) -> PowerFit:
-    """Scale and exponent with the least squares of logarithms."""
+    """Fits scale and exponent by least squares of logarithms."""
     logs = np.log([[n, s] for n, s in points])
     exponent, shift = np.polyfit(logs[:, 0], logs[:, 1], 1)
     power = PowerFit(up_to=up_to, scale=float(np.exp(shift)), exponent=float(exponent))
@@ -60,13 +60,13 @@ def fit_power(points: Sequence[TimedBytes], up_to: int | None = None) -> PowerFi
 
 
 def residual_of(fit: Callable[[float], float], points: Sequence[TimedBytes]) -> FitResidual:
-    """How far the points are from a fit, as a share of their times."""
+    """Computes how far points are from a fit, as a share of their times."""
     shares = [abs(fit(nbytes) - seconds) / seconds for nbytes, seconds in points]
     return FitResidual(median=statistics.median(shares), worst=max(shares))
 
 
 def message_sizes(first: int, last: int, factor: int = 4) -> list[int]:
-    """[B] from ``first`` to ``last``, both included."""
+    """Doubles sizes [B] from ``first`` to ``last``, both included."""
     found = [first]
     while found[-1] * factor < last:
         found.append(found[-1] * factor)
@@ -79,7 +79,7 @@ LARGEST_SUM = 32 << 20  # [B]
 
 
 def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[LinearFit, ...]]:
-    """A message there and one back at once, as halos travel, for each class of link that is there.
+    """Times messages that cross, as halos travel, for each class of link that is there.
 
     All ranks talk with a partner at once; one for whom there is none waits.
     """
@@ -91,7 +91,7 @@ def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[L
 
 
 def measure_sums(clock: Clock, ranks_per_node: int) -> tuple[AllReduceFits, ...]:
-    """All-reduces over 2, 4, 8 ... ranks of a node, all such groups at once."""
+    """Times all-reduces over 2, 4, 8 ... ranks of a node, all such groups at once."""
     grid = clock.grid
     counts = [n for n in _doubling(ranks_per_node) if grid.size % n == 0]
     return tuple(_measure_sums(clock, ranks) for ranks in counts)
@@ -136,13 +136,13 @@ def _measure_sums(clock: Clock, ranks: int) -> AllReduceFits:
 
 
 def _largest_shared_message() -> int | None:
-    """The largest message [B] that goes through shared memory; None where there is none."""
+    """Returns the largest message [B] that goes through shared memory; None without any."""
     shared = shared_channels()
     return None if shared is None else shared.slot
 
 
 def _fit_ranges(bounds: Sequence[int | None], last: int) -> list[tuple[int, int, int | None]]:
-    """First and last size of each piece of a fit, and the bound that the file says."""
+    """Lists the first and last size of each piece of a fit, and the bound that the file has."""
     inner = [bound for bound in bounds if bound is not None] if _largest_shared_message() else []
     edges = [SMALLEST_MESSAGE, *inner, last]
     firsts = [SMALLEST_MESSAGE, *(bound + 4096 for bound in inner)]
@@ -164,19 +164,19 @@ LAYER_COUNT = 6
 
 
 def measure_hidden(clock: Clock, placement: Placement) -> HiddenShares:
-    """Both shares, each between 0 and 1; all ranks call this."""
+    """Measures the hidden shares of halos and of gradients, 0 to 1; all ranks call this."""
     return HiddenShares(halos=_hidden_halos(clock, placement), gradients=_hidden_gradients(clock))
 
 
 def hidden_share(apart: float, together: float, work: float) -> float:
-    """Between 0 and 1, from times [s]; 0 where communication takes no time."""
+    """Computes a share between 0 and 1 from times [s]; 0 where communication takes no time."""
     if apart <= work:
         return 0.0
     return min(max((apart - together) / (apart - work), 0.0), 1.0)
 
 
 def _hidden_halos(clock: Clock, placement: Placement) -> float:
-    """The median over sizes of messages behind a convolution."""
+    """Measures the median share that a convolution hides, over sizes of messages."""
     halos = clock.grid.halos
     partner = placement.partner(clock.grid.rank, placement.nearest)
     x = torch.rand(1, 16, 16, 32, 32, device=clock.grid.device)
@@ -207,7 +207,7 @@ def _hidden_halos(clock: Clock, placement: Placement) -> float:
 
 
 def _hidden_gradients(clock: Clock) -> float:
-    """Of a stack of dense layers: their gradients are as many as its flops are few."""
+    """Measures a stack of dense layers, which has many gradients for few flops."""
     grid = Grid(data=clock.grid.size)
     layers = [nn.Linear(LAYER_FEATURES, LAYER_FEATURES) for _ in range(LAYER_COUNT)]
     model = parallelize(nn.Sequential(*layers), grid, ordinary_inputs="trust")

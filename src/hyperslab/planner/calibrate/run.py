@@ -44,14 +44,14 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def processor_name() -> str:
-    """Of the GPU, where there is one, or of the CPU."""
+    """Returns the name of the GPU, where there is one, or of the CPU."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return (_cpu_fields("model name") or [platform.processor() or platform.machine()])[0]
 
 
 def sockets(device: torch.device) -> int:
-    """Of the CPU; devices of a node that reach each other's memory count as one."""
+    """Counts the CPU's sockets; GPUs that reach each other's memory count as one."""
     if device.type == "cuda":
         count = torch.cuda.device_count()
         near = [d for d in range(1, count) if torch.cuda.can_device_access_peer(0, d)]
@@ -60,14 +60,14 @@ def sockets(device: torch.device) -> int:
 
 
 def memory_of_rank(device: torch.device, ranks: int) -> int:
-    """[B] of a GPU, or of the node for each of so many ranks."""
+    """Returns the memory [B] of a GPU, or a rank's part of the node's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
 
 
 def _cpu_fields(name: str) -> list[str]:
-    """The values of a field of /proc/cpuinfo, one a core."""
+    """Returns the values of a field of /proc/cpuinfo, one for each core."""
     if not CPU_INFO.exists():
         return []
     pairs = (line.partition(":") for line in CPU_INFO.read_text().splitlines())
@@ -80,7 +80,7 @@ PEAK_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def peak_flops(clock: Clock) -> dict[str, float]:
-    """[flop/s] of a product of matrices, by dtype."""
+    """Measures the rate [flop/s] of a product of matrices, by dtype."""
     found = {}
     for dtype in PEAK_DTYPES:
         a = torch.rand(MATRIX_ROWS, MATRIX_ROWS, device=clock.grid.device).to(dtype)
@@ -92,7 +92,7 @@ def peak_flops(clock: Clock) -> dict[str, float]:
 
 
 def memory_bandwidth(clock: Clock) -> float:
-    """[B/s] of a triad, a = b + s c, which reads two arrays and writes one."""
+    """Measures the bandwidth [B/s] of a triad, a = b + s c: two arrays read, one written."""
     b = torch.rand(TRIAD_BYTES // 4, device=clock.grid.device)
     c = b.clone()
     a = torch.empty_like(b)
@@ -100,7 +100,7 @@ def memory_bandwidth(clock: Clock) -> float:
 
 
 def launch_seconds(clock: Clock) -> float:
-    """[s] of an operator on a single element."""
+    """Measures the time [s] of an operator on a single element."""
     x = torch.ones(1, device=clock.grid.device)
     return clock.seconds(lambda: x.add_(1))
 
@@ -111,7 +111,7 @@ READ_TRIES = 3
 
 
 def measure_reading(grid: Grid, folder: Path) -> ReadSpeed:
-    """Every rank reads files of its own in ``folder``, past the page cache where that is possible.
+    """Times reads of each rank's own files in ``folder``, past the page cache if possible.
 
     All ranks call this. ``total`` is what all of them get together.
     """
@@ -140,7 +140,7 @@ def measure_reading(grid: Grid, folder: Path) -> ReadSpeed:
 
 
 def _timed_read(path: Path, size: int) -> tuple[float, bool]:
-    """The time [s] of one read, and whether it went past the page cache."""
+    """Times one read [s], and tells whether it went past the page cache."""
     direct = getattr(os, "O_DIRECT", 0)
     try:
         file = os.open(path, os.O_RDONLY | direct)
@@ -160,7 +160,7 @@ def _timed_read(path: Path, size: int) -> tuple[float, bool]:
 def operators_of_recipes(
     recipes: Sequence[Path], overrides: Sequence[str], ranks: int, device: Device
 ) -> list[LocalOperator]:
-    """Of a step on each grid of so many ranks, of one rank for each kind of position.
+    """Traces a step on each grid of so many ranks, of one rank for each kind of position.
 
     Grids on which a recipe cannot run are left out.
 
@@ -194,12 +194,12 @@ def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[Loca
 
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with the number of operators done and their number."""
+"""Receives the number of operators done and the number of all."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What to measure: these operators, and reads in this folder.
+    """Says what to measure: these operators, and reads in this folder.
 
     ``operators`` may differ between ranks: all ranks measure those of all.
     ``before`` is what was measured before, to which calls are added.
@@ -214,7 +214,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The machine, how many calls were measured, and the operators that could not be run."""
+    """Holds the machine, the number of measured calls, and the operators that could not run."""
 
     machine: Machine
     measured: int
@@ -222,7 +222,7 @@ class Calibration:
 
 
 def calibrate(grid: Grid, measurement: Measurement, progress: ProgressCallback) -> Calibration:
-    """Measure on all ranks of ``grid`` at once; every rank calls this.
+    """Measures on all ranks of ``grid`` at once; every rank calls this.
 
     What the machine before has at this number of ranks stays, calls that it lacks are added.
 
@@ -255,7 +255,7 @@ def calibrate(grid: Grid, measurement: Measurement, progress: ProgressCallback) 
 
 
 def check_same(before: Machine, name: str) -> None:
-    """Numbers of two machines must not stand in one file.
+    """Refuses to mix the numbers of two machines in one file.
 
     Raises:
         MachineError: names what differs.
@@ -275,7 +275,7 @@ def check_same(before: Machine, name: str) -> None:
 
 
 def check_threads(setting: Setting, name: str) -> None:
-    """A setting has one number of threads.
+    """Refuses to mix two numbers of threads in one setting.
 
     Raises:
         MachineError: this process has another.
@@ -289,13 +289,13 @@ def check_threads(setting: Setting, name: str) -> None:
 
 
 def ranks_of_node() -> int:
-    """How many ranks there are on the node of the first one; all ranks call this."""
+    """Counts the ranks on the node of the first one; all ranks call this."""
     names = all_gather(socket.gethostname())
     return names.count(names[0])
 
 
 def _measure_all(clock: Clock, measurement: Measurement, together: int) -> tuple[Machine, Setting]:
-    """What does not depend on a network."""
+    """Measures all that does not depend on a network."""
     grid = clock.grid
     before = measurement.before
     per_socket = max(1, together // sockets(grid.device))

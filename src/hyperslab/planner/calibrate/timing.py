@@ -49,7 +49,7 @@ class Clock:
     def seconds(
         self, work: Callable[[], object], before: Callable[[], object] | None = None
     ) -> float:
-        """The time [s] that it takes, the mean over ranks.
+        """Times ``work`` [s], the mean over ranks.
 
         All ranks call this. ``before`` runs before each repetition and is not counted.
         """
@@ -57,13 +57,13 @@ class Clock:
 
     @property
     def least(self) -> Clock:
-        """One that takes the least time, which other processes disturb least."""
+        """Returns a clock that takes the least time, which other processes disturb least."""
         return replace(self, of=min)
 
     def times(
         self, work: Callable[[], object], before: Callable[[], object] | None = None
     ) -> list[float]:
-        """On this rank, one [s] each repetition, after warming up."""
+        """Times each repetition on this rank [s], after warming up."""
         self._once(work, before)
         longest = max(all_gather(self._once(work, before)))
         fewest, most = REPETITIONS
@@ -79,7 +79,7 @@ class Clock:
         return self._now() - begin
 
     def _now(self) -> float:
-        """When everything queued on the device is done."""
+        """Reads the clock when everything queued on the device is done."""
         if self.grid.device.type == "cuda":
             torch.cuda.synchronize(self.grid.device)
         return time.perf_counter()
@@ -93,7 +93,7 @@ aten = torch.ops.aten
 
 
 class Replay:
-    """Runs a call; `refresh` before each time.
+    """Runs a recorded call again on tensors of its own; call `refresh` before each time.
 
     With ``library`` the input of a convolution's gradients is oneDNN's, which chooses its kernels.
 
@@ -113,7 +113,7 @@ class Replay:
         self._turn = 0
 
     def refresh(self) -> None:
-        """The next operands; ones that are written to must not fade to zeros, which are slower."""
+        """Takes the next operands; those written to must not fade to zeros, which are slower."""
         self._turn += 1
         if self._writes and self._turn % (WRITES_BEFORE_REFILL * len(self._sets)) == 0:
             for args, kwargs in self._sets:
@@ -140,7 +140,7 @@ class Replay:
 
 
 def operator_of(name: str) -> torch._ops.OpOverload:
-    """The operator of a name such as ``aten.convolution.default``.
+    """Finds the operator of a name such as ``aten.convolution.default``.
 
     Raises:
         LookupError: there is none.
@@ -157,7 +157,7 @@ def operator_of(name: str) -> torch._ops.OpOverload:
 
 
 def tensor_of(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """A tensor of this form, with values that no kernel takes a short or a long way for."""
+    """Makes a tensor of this form, with values that no kernel handles as a special case."""
     steps = zip(spec.shape, spec.strides, strict=True)
     extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * stride for n, stride in steps)
     flat = torch.empty(extent, dtype=spec.dtype, device=device)
@@ -193,7 +193,7 @@ TO_LIBRARY = "aten.to_mkldnn.default"
 
 @dataclass(frozen=True, slots=True)
 class OperatorToTime:
-    """An operator to be timed; ``library``: its operand had been handed to oneDNN by name.
+    """Names an operator to be timed; ``library``: its operand was handed to oneDNN by name.
 
     A trace shows that as an operator of its own, which comes right before.
     """
@@ -205,7 +205,7 @@ class OperatorToTime:
 def distinct_operators(
     operators: Iterable[LocalOperator], known: Iterable[Call] = ()
 ) -> list[OperatorToTime]:
-    """Each call once, and passes that it does together also apart, without those known already.
+    """Lists each call once, passes that it does together also apart, without known ones.
 
     ``operators`` are in the order of their trace.
     """
@@ -224,7 +224,7 @@ def distinct_operators(
 def measure_operators(
     wanted: Sequence[OperatorToTime], clock: Clock, done: Callable[[], None]
 ) -> tuple[list[Measured], dict[str, str]]:
-    """The time of each, and why others could not be run, by the operator's name.
+    """Times each operator, and collects why others could not be run, by name.
 
     All ranks call this with the same operators; ``done`` is called after each.
     """
@@ -241,7 +241,7 @@ def measure_operators(
 
 
 def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
-    """Its time [s]; or why some rank could not run it."""
+    """Times one operator [s], or says why some rank could not run it."""
     call = wanted.operator.call
     reason = ""
     try:
@@ -264,14 +264,14 @@ NETWORK_OUTPUTS = 4
 
 @dataclass(frozen=True, slots=True)
 class _OverheadPoint:
-    """A step: its operators, and what of its time [s] is not theirs."""
+    """Pairs a step's number of operators with the time [s] that is not theirs."""
 
     operators: int
     beside: float
 
 
 def measure_overhead(clock: Clock) -> Overhead:
-    """For each operator and for each step, from steps of small networks of several depths.
+    """Fits the overhead of an operator and of a step to small networks of several depths.
 
     All ranks call this. They cut the volume along its depth, so that rules and halos are in it;
     the time of the messages themselves is not.
@@ -312,7 +312,7 @@ def _measure_depth(blocks: int, clock: Clock) -> _OverheadPoint:
 
 
 def _exchange_seconds(event: Exchange, grid: Grid, clock: Clock) -> float:
-    """The same messages alone; every rank has as many."""
+    """Sends a step's messages alone; every rank has as many."""
     sends = [
         (peer, torch.zeros(n, dtype=torch.uint8, device=grid.device)) for peer, n in event.sends
     ]
@@ -323,7 +323,7 @@ def _exchange_seconds(event: Exchange, grid: Grid, clock: Clock) -> float:
 
 
 def _step_seconds(blocks: int, shape: tuple[int, ...], grid: Grid, clock: Clock) -> float:
-    """A step, without the time of the gradients' sum."""
+    """Times a step, without the gradients' sum."""
     model = parallelize(_small_network(blocks, grid.size), grid)
     optimizer = torch.optim.Adam(model.parameters())
     x = shard(torch.rand(shape, device=grid.device), grid)

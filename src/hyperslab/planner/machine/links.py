@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, Pos
 
 
 class MachineSection(BaseModel):
-    """No unknown keys, no changes, no infinite numbers."""
+    """Refuses unknown keys, changes and infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Without what was worked out from the values that are updated."""
+        """Copies the section without the properties cached from the old values."""
         copy = super().model_copy(update=update, deep=deep)
         for name in copy.__dict__.keys() - type(self).model_fields.keys():
             del copy.__dict__[name]
@@ -29,22 +29,22 @@ class MachineSection(BaseModel):
 
 
 LinkClass = Literal["device", "node", "network"]
-"""Between ranks of one socket (or of devices that are joined directly); between sockets of a
-node; between nodes."""
+"""Names what joins two ranks: one socket (or devices that are joined directly), one node, or the
+network between nodes."""
 
 LINKS: tuple[LinkClass, ...] = get_args(LinkClass)
-"""From the nearest ranks to the farthest."""
+"""Orders the classes of links, the nearest ranks first."""
 
 
 class FitResidual(MachineSection):
-    """How far measured times are from a fit, as a share of them."""
+    """Says how far measured times are from a fit, as a share of them."""
 
     median: NonNegativeFloat
     worst: NonNegativeFloat
 
 
 class LinearFit(MachineSection):
-    """A linear regression of time in bytes; SR of Oyama et al. 2020, section III-C."""
+    """Fits time linearly in bytes; SR of Oyama et al. 2020, section III-C."""
 
     up_to: PositiveInt | None = None  # [B] the largest message that it is for; None: any
     latency: NonNegativeFloat  # [s]
@@ -56,7 +56,7 @@ class LinearFit(MachineSection):
 
 
 class PowerFit(MachineSection):
-    """A linear regression of log time in log bytes, over ``ranks`` ranks; AR of the same."""
+    """Fits log time linearly in log bytes, over ``ranks`` ranks; AR of the same."""
 
     up_to: PositiveInt | None = None  # [B] the largest sum that it is for; None: any
     scale: PositiveFloat  # [s] for one byte
@@ -68,14 +68,14 @@ class PowerFit(MachineSection):
 
 
 class AllReduceFits(MachineSection):
-    """All-reduces over so many ranks of a node, measured."""
+    """Holds the fits of measured all-reduces over ``ranks`` ranks of a node."""
 
     ranks: PositiveInt
     pieces: tuple[PowerFit, ...]
 
 
 class ReadSpeed(MachineSection):
-    """Of files: what one rank gets, and all of them together where they share a file system."""
+    """Models reading files: the speed of one rank, and of all on a shared file system."""
 
     bandwidth: PositiveFloat  # [B/s] of a rank
     total: PositiveFloat | None = None  # [B/s] of all ranks; None: each has its own
@@ -89,7 +89,7 @@ class ReadSpeed(MachineSection):
 
 
 class HiddenShares(MachineSection):
-    """The share of communication that work hides; the paper assumes 1."""
+    """Holds the shares of communication that work hides; the paper assumes 1."""
 
     halos: float = 1.0
     gradients: float = 1.0
@@ -99,12 +99,12 @@ AnyFit = TypeVar("AnyFit", LinearFit, PowerFit)
 
 
 def fit_for(nbytes: float, pieces: tuple[AnyFit, ...]) -> AnyFit:
-    """The one for a message, or for a sum, of so many bytes."""
+    """Chooses the piece of a fit for a message, or a sum, of so many bytes."""
     return next((p for p in pieces if p.up_to is None or nbytes <= p.up_to), pieces[-1])
 
 
 def ring_or_tree(nbytes: float, ranks: int, line: LinearFit) -> float:
-    """The time [s] of an all-reduce of which all messages travel on such a link.
+    """Computes the time [s] of an all-reduce whose messages all travel on such a link.
 
     Ring: 2 (n - 1) messages of 1/n of the bytes. Tree: up and down, 2 log2 n latencies, with the
     bytes travelling in a pipeline. The libraries take whichever is faster.
@@ -119,21 +119,21 @@ def ring_or_tree(nbytes: float, ranks: int, line: LinearFit) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Ranks fill sockets (or groups of devices that are joined directly) and nodes in order."""
+    """Places ranks: they fill sockets (or groups of joined devices) and nodes in order."""
 
     ranks: int
     per_node: int
     per_socket: int
 
     def link(self, rank: int, peer: int) -> LinkClass:
-        """What joins two ranks."""
+        """Returns the class of link that joins two ranks."""
         if rank // self.per_node != peer // self.per_node:
             return "network"
         here, there = (r % self.per_node // self.per_socket for r in (rank, peer))
         return "device" if here == there else "node"
 
     def partner(self, rank: int, link: LinkClass) -> int | None:
-        """Whom a rank talks to while all talk in pairs over links of a class; None: nobody.
+        """Returns a rank's peer while all talk in pairs over links of a class; None: nobody.
 
         >>> placement = Placement(ranks=8, per_node=4, per_socket=2)
         >>> [placement.partner(0, link) for link in LINKS]
@@ -147,5 +147,5 @@ class Placement:
 
     @property
     def nearest(self) -> LinkClass:
-        """The class of link of rank 0 to its nearest peer."""
+        """Returns the class of link of rank 0 to its nearest peer."""
         return self.link(0, 1) if self.ranks > 1 else LINKS[0]

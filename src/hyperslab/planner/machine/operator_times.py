@@ -49,14 +49,14 @@ _DTYPE_NAMES = {
 }
 _DTYPES = {short: dtype for dtype, short in _DTYPE_NAMES.items()}
 DOTTED_NAME = re.compile(r"\w+(\.\w+)+")
-"""A dotted name, which may have words of Python in it: ``aten.random_.from``."""
+"""Matches a dotted name, even with keywords of Python in it: ``aten.random_.from``."""
 
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
 _TORCH_CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
 
 
 def write_call(call: Call) -> str:
-    """One line.
+    """Writes a call on one line.
 
     Raises:
         ValueError: an argument is of a type that has no text.
@@ -66,7 +66,7 @@ def write_call(call: Call) -> str:
 
 
 def read_call(text: str) -> Call:
-    """The inverse of `write_call`.
+    """Reads a call that `write_call` wrote.
 
     Raises:
         ValueError: it is not the text of a call.
@@ -83,7 +83,7 @@ def read_call(text: str) -> Call:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """[elements] that torch gives to a new tensor of this shape."""
+    """Returns the strides [elements] that torch gives to a new tensor of this shape."""
     strides = []
     step = 1
     for extent in reversed(shape):
@@ -152,10 +152,10 @@ def _torch_constant(name: str) -> object:
 
 
 How = Literal["measured", "interpolated", "modelled"]
-"""Of the very shapes; from other shapes of the same operator; from the roofline alone."""
+"""Says where a time is from: the same call, other shapes of it, or the roofline alone."""
 
 BOTH_GRADIENTS = "aten.convolution_backward.default"
-"""Computes backward-data and backward-filter, as its last argument says."""
+"""Names the operator that computes backward-data and backward-filter, or one of them."""
 
 _NEIGHBOURS = 4  # measured calls that one is interpolated between
 _LEAST_DISTANCE = 1e-2  # a distance in logarithms: nearer ones do not outweigh all others
@@ -163,7 +163,7 @@ _LEAST_DISTANCE = 1e-2  # a distance in logarithms: nearer ones do not outweigh 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of one call [s], and where it comes from."""
+    """Holds the estimated time of one call, and where it comes from."""
 
     seconds: float
     how: How
@@ -171,7 +171,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """A measured call: how long it took [s], and its roofline [s]."""
+    """Holds a measured call, its time [s] and its roofline [s]."""
 
     call: Call
     seconds: float
@@ -179,12 +179,12 @@ class TimedCall:
 
 
 def roofline(flops: float, nbytes: float, peak: float, bandwidth: float) -> float:
-    """The least time [s], from peak [flop/s] and memory bandwidth [B/s]."""
+    """Computes the least time [s] from peak [flop/s] and memory bandwidth [B/s]."""
     return max(flops / peak, nbytes / bandwidth)
 
 
 def call_kind(call: Call) -> tuple[object, ...]:
-    """Calls of one kind can be interpolated between: the operator, dtypes, and its words.
+    """Classifies calls: the times of one kind can be interpolated between.
 
     Words are arguments that choose what is computed: flags, and None for a missing tensor.
     """
@@ -195,7 +195,7 @@ def call_kind(call: Call) -> tuple[object, ...]:
 
 
 def interpolated_seconds(call: Call, least: float, known: Sequence[TimedCall]) -> float:
-    """The time [s] of a call with this roofline [s] from measured ones of its `call_kind`.
+    """Interpolates the time [s] of a call between measured ones of its kind.
 
     The slowness is averaged geometrically over the nearest, weighted by the inverse square of
     their distance in the logarithms of time and of extents.
@@ -215,7 +215,7 @@ def interpolated_seconds(call: Call, least: float, known: Sequence[TimedCall]) -
 
 
 def only_pass(operator: LocalOperator, name: Pass) -> LocalOperator:
-    """The same with one of its passes alone; a convolution's backward may do two.
+    """Returns the operator with one of its passes alone; a convolution's backward may do two.
 
     Raises:
         ValueError: it does not do that pass.
@@ -237,7 +237,7 @@ def only_pass(operator: LocalOperator, name: Pass) -> LocalOperator:
 
 
 def measurable_passes(operator: LocalOperator) -> list[LocalOperator]:
-    """The operator as it is called, and each of its passes alone where it does several."""
+    """Lists the operator as called, and each of its passes alone where it does several."""
     if operator.call.name != BOTH_GRADIENTS or len(operator.flops) < 2:
         return [operator]
     return [operator, *(only_pass(operator, name) for name, _ in operator.flops)]
@@ -248,7 +248,7 @@ def _nbytes(value: object) -> int:
 
 
 def _call_features(call: Call, least: float) -> list[float]:
-    """The roofline twice, so that it counts most; then extents and strides' order."""
+    """Lists a call's features; the roofline is doubled, so that it counts most."""
     features = [2 * math.log(max(least, 1e-12))]
     for spec in call.tensors():
         features += [math.log(max(extent, 1)) / 2 for extent in spec.shape]
@@ -261,7 +261,7 @@ def _channels_last(spec: TensorSpec) -> bool:
 
 
 def _feature_distance(a: Sequence[float], b: Sequence[float]) -> float:
-    """Of calls with tensors of other numbers of dims, a large one."""
+    """Computes the distance between two calls; it is large if their numbers of dims differ."""
     if len(a) != len(b):
         return 10 + abs(a[0] - b[0])
     return math.dist(a, b)
@@ -272,11 +272,11 @@ CONVOLUTION_INPUT = {
     "aten.mkldnn_convolution.default": 0,
     "aten.convolution_backward.default": 1,
 }
-"""Convolutions and their gradients: which argument is the input."""
+"""Gives the index of the input among the arguments of convolutions and their gradients."""
 
 
 class PublishedRate(MachineSection):
-    """Of a rank's convolutions from so many channels on so many voxels, of all its samples.
+    """Holds a published rate of a rank's convolutions, by input channels and voxels.
 
     Oyama et al. 2020, section V-B: less work on a GPU leaves memory for faster algorithms.
     """
@@ -287,7 +287,7 @@ class PublishedRate(MachineSection):
 
 
 def published_rate(call: Call, rates: Sequence[PublishedRate]) -> float | None:
-    """[flop/s] of a call; None if it is no convolution or nothing was published.
+    """Looks up the rate [flop/s] of a call; None if it is no convolution, or none is known.
 
     Of the nearest number of channels, interpolated in the logarithms of voxels; outside of the
     published blocks that of the nearest.
@@ -323,7 +323,7 @@ def _known_dtypes(names: dict[str, float]) -> dict[str, float]:
 
 
 class Measured(MachineSection):
-    """A call that was timed; ``bytes`` are those that it reads and writes."""
+    """Holds a call that was timed; ``bytes`` are those that it reads and writes."""
 
     call: Annotated[str, AfterValidator(_valid_call)]
     seconds: PositiveFloat
@@ -336,7 +336,7 @@ class Measured(MachineSection):
 
 
 class Overhead(MachineSection):
-    """Python and launch, beside the operators' own times."""
+    """Holds the time of Python and launch, beside the operators' own."""
 
     operator: NonNegativeFloat = 0  # [s] for each operator of a step
     step: NonNegativeFloat = 0  # [s] for each step
@@ -344,7 +344,7 @@ class Overhead(MachineSection):
 
 
 class Setting(MachineSection):
-    """Speeds of one rank while ``ranks`` ranks of ``threads`` threads work on a node."""
+    """Holds the speeds of one rank while ``ranks`` ranks of ``threads`` threads share a node."""
 
     ranks: PositiveInt
     threads: PositiveInt = 1
@@ -356,26 +356,26 @@ class Setting(MachineSection):
     operators: tuple[Measured, ...] = ()
 
     def estimate(self, operator: LocalOperator) -> Estimate:
-        """How long the operator takes, Python's overhead beside it not counted."""
+        """Estimates how long the operator takes, without Python's overhead beside it."""
         if operator.call not in self._estimates:
             self._estimates[operator.call] = self._estimate(operator)
         return self._estimates[operator.call]
 
     def estimate_pass(self, operator: LocalOperator, name: Pass) -> Estimate:
-        """One of its passes alone; see `only_pass`."""
+        """Estimates one of the operator's passes alone; see `only_pass`."""
         return self.estimate(only_pass(operator, name))
 
     def roofline_of(self, operator: LocalOperator) -> float:
-        """The least time [s] at this setting, a launch included."""
+        """Computes the least time [s] at this setting, a launch included."""
         return self._least(operator.call, operator.total_flops, operator.read + operator.written)
 
     def share_of_peak(self, flops_per_second: float, dtype: torch.dtype) -> float:
-        """How much of a rank's peak that is."""
+        """Computes the share of a rank's peak."""
         return flops_per_second / self._peak(dtype)
 
     @cached_property
     def measured(self) -> dict[Call, Measured]:
-        """By call."""
+        """Indexes the measured operators by call."""
         return {entry.parsed: entry for entry in self.operators}
 
     @cached_property
@@ -408,12 +408,12 @@ class Setting(MachineSection):
         return self.launch + roofline(flops, nbytes, self._peak(dtype), self.bandwidth)
 
     def _peak(self, dtype: torch.dtype) -> float:
-        """[flop/s]; of float32 where the file has none of that dtype."""
+        """Returns the peak [flop/s], that of float32 where the file has none of that dtype."""
         return self.flops.get(str(dtype).removeprefix("torch."), self.flops["float32"])
 
 
 def entry_of(operator: LocalOperator, seconds: float) -> Measured:
-    """What a machine file keeps of a measured operator."""
+    """Makes the entry of a measured operator in a machine file."""
     return Measured(
         call=write_call(operator.call),
         seconds=float(f"{seconds:.5g}"),  # as many digits as a measurement has

@@ -47,11 +47,11 @@ from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import MOST_LONG_YAML_CHARACTERS, parse_long_yaml, read_text
 
 FORMAT = 1
-"""Of machine files; a later one may mean other things by the same keys."""
+"""Numbers the format of machine files; a later one may give keys another meaning."""
 
 
 class Reference(MachineSection):
-    """Where a published number comes from."""
+    """Cites the source of a published number."""
 
     key: str  # of this file, such as links.network
     text: str  # what the source says
@@ -59,7 +59,7 @@ class Reference(MachineSection):
 
 
 class Machine(MachineSection):
-    """A machine file. Times are in s, sizes in B, speeds in B/s and flop/s."""
+    """Declares a machine file. Times are in s, sizes in B, speeds in B/s and flop/s."""
 
     format: int = FORMAT
     name: str
@@ -96,33 +96,33 @@ class Machine(MachineSection):
 
     @property
     def measured(self) -> bool:
-        """Whether `hyperslab calibrate` wrote it; if not, its numbers are published ones."""
+        """Tells if `hyperslab calibrate` wrote the file; if not, its numbers are published ones."""
         return not self.sources
 
     def setting(self, ranks: int) -> Setting:
-        """That of a run on so many ranks: memory bandwidth is shared by those of a node."""
+        """Returns the setting for so many ranks: those of a node share memory bandwidth."""
         together = min(ranks, self.ranks_per_node)
         settings = sorted(self.settings, key=lambda setting: setting.ranks)
         return next((s for s in settings if s.ranks >= together), settings[-1])
 
     def at(self, ranks: int) -> Setting | None:
-        """The setting of exactly so many ranks on a node."""
+        """Returns the setting of exactly so many ranks on a node, if there is one."""
         return next((setting for setting in self.settings if setting.ranks == ranks), None)
 
     def link(self, rank: int, peer: int) -> LinkClass:
-        """What joins two ranks, which fill sockets and nodes in order."""
+        """Returns the class of link between two ranks, which fill sockets and nodes in order."""
         per_node = self.ranks_per_node
         ranks = max(rank, peer) + 1
         return Placement(ranks, per_node, self.ranks_per_socket).link(rank, peer)
 
     def with_setting(self, setting: Setting) -> Machine:
-        """The same with another or a new setting of its number of ranks."""
+        """Returns the same machine with another or a new setting of its number of ranks."""
         others = [other for other in self.settings if other.ranks != setting.ranks]
         settings = sorted([*others, setting], key=lambda setting: setting.ranks)
         return self.model_copy(update={"settings": tuple(settings)})
 
     def joined(self, other: Machine) -> Machine:
-        """With the settings of a measurement on another number of ranks of the same machine.
+        """Adds the settings of a measurement of the same machine on another number of ranks.
 
         All else is of the one with the most ranks on a node.
         """
@@ -134,16 +134,16 @@ class Machine(MachineSection):
 
     @property
     def missing_links(self) -> list[LinkClass]:
-        """Classes that the file has no numbers of; the nearest class stands in for them."""
+        """Lists the classes without numbers in the file; the nearest class stands in for them."""
         return [name for name in LINKS if name not in self.links]
 
     def message_seconds(self, nbytes: int, link: LinkClass) -> float:
-        """One message between two ranks [s]; SR of Oyama et al. 2020, section III-C."""
+        """Computes one message between two ranks [s]; SR of Oyama et al. 2020, section III-C."""
         pieces = self._pieces(link)
         return fit_for(nbytes, pieces).seconds(nbytes) if pieces else 0.0
 
     def send_seconds(self, nbytes: int, rank: int, peer: int) -> float:
-        """A message from one rank to another, while all others send as far [s]; SR as well.
+        """Computes a message while all other ranks send as far [s]; SR as well.
 
         Of a node's ranks as many send out of it as the peer's number is away, and share
         `node_bandwidth`.
@@ -154,11 +154,11 @@ class Machine(MachineSection):
         return max(self.message_seconds(nbytes, link), self.message_seconds(0, link) + shared)
 
     def all_reduce_seconds(self, nbytes: int, ranks: int) -> float:
-        """A sum over the first ``ranks`` ranks, all of them waiting [s]; AR of the same."""
+        """Computes a sum over the first ``ranks`` ranks, all of them waiting [s]; AR as well."""
         return self.sum_seconds(nbytes, range(ranks))
 
     def sum_seconds(self, nbytes: int, ranks: Sequence[int]) -> float:
-        """A sum over these ranks, while all others sum over such groups [s]; AR of the same.
+        """Computes a sum over these ranks, while all others sum over such groups [s]; AR as well.
 
         Over several nodes: within each, then over the nodes on the network, where every rank of a
         node has its share of the bytes, and of `node_bandwidth`.
@@ -175,14 +175,14 @@ class Machine(MachineSection):
         return seconds
 
     def read_seconds(self, nbytes: int, ranks: int) -> float:
-        """Every one of ``ranks`` ranks reads so many bytes from files at once [s].
+        """Computes the time [s] in which each of ``ranks`` ranks reads so many bytes at once.
 
         Mathuriya et al. 2018, equation 1.
         """
         return self.reading.seconds(nbytes, ranks) if self.reading else 0.0
 
     def _pieces(self, link: LinkClass) -> tuple[LinearFit, ...]:
-        """Of the class, else of the next slower, else of the next faster one."""
+        """Returns the fits of a class of link, else of the next slower, else of the next faster."""
         at = LINKS.index(link)
         order = [*LINKS[at:], *reversed(LINKS[:at])]
         return next((self.links[name] for name in order if name in self.links), ())
@@ -200,7 +200,7 @@ class Machine(MachineSection):
 
 
 def _spread(ranks: Sequence[int], per_node: int) -> tuple[int, int]:
-    """How many of some ranks are on one node at most, and on how many nodes they are."""
+    """Counts the nodes that some ranks are on, and the most of these ranks on one node."""
     count = len(ranks)
     if ranks[0] % per_node == 0 and ranks[-1] - ranks[0] == count - 1:  # thousands, quickly
         return min(count, per_node), -(-count // per_node)
@@ -214,7 +214,7 @@ _SHIPPED = files("hyperslab.planner.machine") / "shipped"
 
 
 def shipped_machines() -> list[str]:
-    """Their names."""
+    """Lists the names of the shipped machines."""
     return sorted(
         entry.name.removesuffix(".yaml")
         for entry in _SHIPPED.iterdir()
@@ -223,7 +223,7 @@ def shipped_machines() -> list[str]:
 
 
 def load_machine(name_or_path: str | Path) -> Machine:
-    """A shipped machine (``laptop-2core``) or that of a YAML file.
+    """Loads a shipped machine (``laptop-2core``) or that of a YAML file.
 
     One that was measured with other versions than these is used with a warning that names them.
 
@@ -249,14 +249,14 @@ def load_machine(name_or_path: str | Path) -> Machine:
 
 
 def save_machine(machine: Machine, path: Path) -> None:
-    """Write it as `load_machine` reads it; it is there whole, or what was there before still is."""
+    """Writes a machine's file, whole or not at all, as `load_machine` reads it."""
     values = machine.model_dump(mode="json", exclude_none=True)
     text = yaml.dump(values, Dumper=_OneLine, sort_keys=False, width=10**6, allow_unicode=True)
     write_text(path, text)
 
 
 def current_versions() -> dict[str, str]:
-    """Of what a measurement depends on, here and now."""
+    """Lists the versions on which a measurement depends, here and now."""
     try:
         own = version("hyperslab")
     except PackageNotFoundError:  # run from its sources
@@ -265,7 +265,7 @@ def current_versions() -> dict[str, str]:
 
 
 class _OneLine(yaml.SafeDumper):
-    """A mapping of plain values on one line."""
+    """Writes a mapping of plain values on one line."""
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
         node = super().represent_mapping(tag, mapping, flow_style)
@@ -329,6 +329,6 @@ def _compare_versions(machine: Machine, where: str) -> None:
 
 
 def same_minor(a: str, b: str) -> bool:
-    """Whether two versions differ in their patches at most, which do not change kernels."""
+    """Tells if two versions differ in their patches at most, which do not change kernels."""
     first, second = (number.split("+")[0].split(".")[:2] for number in (a, b))
     return first == second

@@ -69,7 +69,7 @@ class Layers:
 
     @property
     def current(self) -> str:
-        """The innermost submodule at work, "" outside of all."""
+        """Returns the name of the innermost submodule at work, "" outside of all."""
         if self._stack:
             return self._stack[-1]
         node = torch._C._current_autograd_node()
@@ -80,7 +80,7 @@ class Layers:
 
 
 def call_of(operator: OpOverload, args: Any, kwargs: Any) -> Call:
-    """An operator with the forms of its arguments."""
+    """Describes an operator's call by the forms of its arguments."""
     return Call(
         str(operator),
         specs_of(args),
@@ -89,7 +89,7 @@ def call_of(operator: OpOverload, args: Any, kwargs: Any) -> Call:
 
 
 def specs_of(value: Any) -> Any:
-    """Tensors as their forms, lists as tuples."""
+    """Replaces tensors by their forms, lists by tuples."""
     if isinstance(value, torch.Tensor):
         return spec_of(value)
     if isinstance(value, list | tuple):
@@ -101,41 +101,41 @@ def specs_of(value: Any) -> Any:
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """The form of a tensor's own block."""
+    """Returns the form of a tensor's own block."""
     shape = tuple(torch.Tensor.size(tensor))
     return TensorSpec(shape, torch.Tensor.stride(tensor), tensor.dtype)
 
 
 def meta_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The same form on torch's meta device."""
+    """Makes a tensor of the same form on torch's meta device."""
     form = spec_of(tensor)
     return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
 
 
 def zeros_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros of the same shape and type."""
+    """Makes zeros of the same shape and type."""
     return torch.zeros(torch.Tensor.size(tensor), dtype=tensor.dtype)
 
 
 def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of all elements [B]."""
+    """Sums the sizes of tensors in bytes."""
     return sum(spec_of(tensor).nbytes for tensor in tensors)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Wherever they are in nested lists, tuples and dicts."""
+    """Finds tensors in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def shapes_of(tensors: list[torch.Tensor]) -> str:
-    """In words, for errors."""
+    """Writes the shapes of tensors, for errors."""
     return ", ".join(str(spec_of(tensor).shape) for tensor in tensors)
 
 
 def written_operands(
     operator: OpOverload, args: Any, kwargs: Any
 ) -> list[tuple[frozenset[str], Any]]:
-    """The operands into which an operator writes, by the names that its schema gives them."""
+    """Lists the operands into which an operator writes, by their alias sets in the schema."""
     names = (argument.name for argument in operator._schema.arguments)
     given = dict(zip(names, args, strict=False)) | kwargs
     return [
@@ -146,7 +146,7 @@ def written_operands(
 
 
 def aliased_operand(alias: Any, written: list[tuple[frozenset[str], Any]]) -> Any:
-    """The operand that a result is; None: a new tensor."""
+    """Returns the operand that a result aliases; None: a new tensor."""
     if alias is None:
         return None
     return next((value for names, value in written if names == alias.before_set), None)
@@ -166,7 +166,7 @@ def _convolution_meta(
     extra: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    """Torch's form is contiguous whatever the operands are (2.13)."""
+    """Mends torch's meta form (2.13), which is contiguous whatever the operands are."""
     y = _aten.convolution(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
     formats = {memory_format_of(x), memory_format_of(weight)}
     if formats == {torch.contiguous_format}:
@@ -215,7 +215,7 @@ GRADIENT_PASSES: tuple[Pass, Pass] = ("backward-data", "backward-filter")
 def flops_of(
     operator: torch._ops.OpOverload, call: Call, result: object, stage: Stage
 ) -> tuple[tuple[Pass, int], ...]:
-    """Of each pass that a call does; none for operators that only move or scale elements.
+    """Counts the flops of each pass of a call; none where elements are only moved or scaled.
 
     ``result`` is the form of what it returns.
     """
@@ -242,7 +242,7 @@ def _convolution_backward_flops(arguments: list[Any], result: Any) -> tuple[tupl
 
 
 def _shapes_in_specs(value: object) -> Any:
-    """The shapes of tensors, as the formulas take them."""
+    """Returns the shapes of tensors, as the formulas take them."""
     if isinstance(value, TensorSpec):
         return torch.Size(value.shape)
     if isinstance(value, tuple) and any(isinstance(v, TensorSpec | tuple) for v in value):
@@ -251,10 +251,10 @@ def _shapes_in_specs(value: object) -> Any:
 
 
 MOST_WITH_VALUES = 4096
-"""Elements up to which operators on tensors that have values run: constants, counters, seeds."""
+"""Limits the elements of tensors with values that are computed: counters, seeds."""
 
 LARGEST_ZEROS = 1 << 28
-"""[B] of operands up to which an operator without a meta form runs on zeros, for its shapes."""
+"""Limits the operands [B] of an operator without a meta form, which runs on zeros."""
 
 ALLOCATING_OPERATORS = {
     _aten.empty,
@@ -263,18 +263,18 @@ ALLOCATING_OPERATORS = {
     _aten.new_empty,
     _aten.new_empty_strided,
 }
-"""Operators that only ask for memory."""
+"""Lists operators that only allocate memory."""
 
 FILLING_NAMESPACE = "hyperslab"
-"""The namespace of operators that fill what they write into, and do not read it."""
+"""Names the namespace of operators that fill what they write into and do not read it."""
 
 NO_META_IMPLEMENTATION = ("'Meta' backend", "expects CPU tensor", "no fake impl", "Meta tensors")
-"""What torch says of an operator that it cannot run on its meta device."""
+"""Quotes torch's errors about operators that do not run on its meta device."""
 
 
 @dataclass(slots=True)
 class CallCosts:
-    """What is worked out once for equal calls: the form of the result, and the costs."""
+    """Keeps what equal calls share: the form of the result, and the costs."""
 
     result: Any
     read: int
@@ -284,16 +284,16 @@ class CallCosts:
 
 
 class TraceMode(TorchDispatchMode):
-    """Within it torch's operators return tensors without memory, and are recorded.
+    """Makes torch's operators return tensors without memory, and records them.
 
     Views are made; operators on small tensors with values (the counter of Adam's steps, say) run.
     While ``trace`` is None nothing is recorded: a network is built so.
     """
 
-    def __init__(self, nothing: UnbackedMemory, layers: Layers, *, scratch: bool) -> None:
-        """With ``scratch``, what the CPU's convolutions take while they run is counted, too."""
+    def __init__(self, memory: UnbackedMemory, layers: Layers, *, scratch: bool) -> None:
+        """Counts, with ``scratch``, also what the CPU's convolutions take while they run."""
         super().__init__()
-        self.nothing = nothing
+        self.memory = memory
         self.layers = layers
         self.scratch = scratch
         self._for_onednn: torch.Tensor | None = None  # the last one in its format
@@ -304,7 +304,7 @@ class TraceMode(TorchDispatchMode):
 
     @property
     def stage(self) -> Stage:
-        """What the step is doing."""
+        """Tells the stage that the step is in."""
         if self.optimizing:
             return "optimizer"
         return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
@@ -330,13 +330,13 @@ class TraceMode(TorchDispatchMode):
             return self._compute(operator, args, kwargs, tensors)
 
     def _has_values(self, tensor: torch.Tensor) -> bool:
-        if self.nothing.has(tensor):
+        if self.memory.has(tensor):
             return False
         address = tensor.untyped_storage()._cdata
         return all(storage._cdata != address for storage in self._overwritten)
 
     def _compute(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
-        """An operator that returns new tensors."""
+        """Records an operator that returns new tensors."""
         call = call_of(operator, args, kwargs)
         known = self._known.get(call)
         if known is None:
@@ -351,15 +351,15 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _borrow(self, operator: OpOverload, call: Call, args: Any, result: Any) -> None:
-        """Take the memory that the operator has while it runs."""
+        """Takes the memory that the operator needs while it runs."""
         if operator.overloadpacket is _aten.to_mkldnn:
             self._for_onednn = result
         elif "convolution" in call.name:
-            self.nothing.borrow(scratch_of(call, to_onednn=args[1] is self._for_onednn))
+            self.memory.borrow(scratch_of(call, to_onednn=args[1] is self._for_onednn))
             self._for_onednn = None
 
     def _run(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
-        """An operator on small tensors with values."""
+        """Runs an operator on small tensors with values."""
         result = operator(*args, **kwargs)
         if self.trace is not None:
             forms = tree_map_only(torch.Tensor, spec_of, result)
@@ -369,11 +369,11 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _write(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
-        """An operator that writes into its operands; what it would write is nowhere."""
+        """Records an operator that writes into its operands; nothing is written."""
         call = call_of(operator, args, kwargs)
         written = written_operands(operator, args, kwargs)
         for tensor in tensors_in([value for _, value in written]):
-            if not self.nothing.has(tensor):
+            if not self.memory.has(tensor):
                 self._overwritten.append(tensor.untyped_storage())
         known = self._known.get(call)
         results = [
@@ -400,7 +400,7 @@ class TraceMode(TorchDispatchMode):
     def _look_up(
         self, operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]
     ) -> CallCosts:
-        """The form of what an operator returns, by its meta form or else on zeros."""
+        """Finds the form of an operator's result, by its meta form or else on zeros."""
         form: Any = META_IMPLEMENTATIONS.get(operator.overloadpacket, operator)
         traced = True
         options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
@@ -420,7 +420,7 @@ class TraceMode(TorchDispatchMode):
         return CallCosts(forms, total_bytes(tensors), sum(v.nbytes for v in new), traced, {})
 
     def _new(self, form: TensorSpec) -> torch.Tensor:
-        return self.nothing.empty(form.shape, form.strides, form.dtype)
+        return self.memory.empty(form.shape, form.strides, form.dtype)
 
     def _note(self, operator: OpOverload, call: Call, known: CallCosts) -> None:
         trace = self.trace

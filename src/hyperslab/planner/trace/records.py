@@ -16,15 +16,15 @@ import torch
 from hyperslab.train.profile import Stage
 
 Pass = Literal["forward", "backward-data", "backward-filter"]
-"""As Oyama et al. 2020, section III-C: FP, BD and BF."""
+"""Names FP, BD and BF of Oyama et al. 2020, section III-C."""
 
 Purpose = Literal["halos", "statistics", "gradients"]
-"""What ranks communicate for; each has a communicator of its own."""
+"""Says what ranks communicate for; each purpose has a communicator of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The form of a tensor, without its values."""
+    """Describes a tensor without its values."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -32,13 +32,13 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Of its elements."""
+        """Computes the size of all elements [B]."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One torch operator and its arguments; tensors are `TensorSpec`, lists are tuples.
+    """Describes a torch operator's call; tensors are `TensorSpec`, lists are tuples.
 
     ``name`` is that of the overload: ``aten.convolution.default``. Two calls that are equal take
     the same time.
@@ -49,7 +49,7 @@ class Call:
     options: tuple[tuple[str, object], ...] = ()
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """Those among its arguments."""
+        """Finds the tensors among the call's arguments."""
         pending = [*self.arguments, *(value for _, value in self.options)]
         while pending:
             value = pending.pop(0)
@@ -61,7 +61,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class LocalOperator:
-    """A call on this rank's block.
+    """Records a call on this rank's block.
 
     ``layer`` is the submodule that called it, by its name, or "" outside; ``flops`` are those of
     each pass that it does (a convolution's backward may do two); ``read`` and ``written`` [B] are
@@ -82,7 +82,7 @@ class LocalOperator:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Messages that begin to travel to and from other ranks: pairs of rank and bytes."""
+    """Records messages that begin to travel to and from other ranks: pairs of rank and bytes."""
 
     layer: str
     stage: Stage
@@ -93,14 +93,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The rank goes on when an exchange has arrived."""
+    """Records that the rank goes on when an exchange has arrived."""
 
     exchange: Exchange
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """An all-reduce over ``ranks``; the rank waits for it, unless it is one of gradients.
+    """Records an all-reduce; the rank waits for it, unless it is one of gradients.
 
     Gradients travel in buckets meanwhile, and the optimizer waits for all of them.
     """
@@ -118,7 +118,7 @@ Event = LocalOperator | Exchange | Wait | Sum
 
 @dataclass(slots=True)
 class Trace:
-    """One rank's step.
+    """Holds the events of one rank's step, and the memory that it takes.
 
     ``saved`` [B] is what autograd keeps between forward and backward, each storage once, without
     parameters; ``parameters``, ``gradients`` and ``optimizer_state`` [B] are this rank's;
@@ -144,7 +144,7 @@ class Trace:
         return [event for event in self.events if isinstance(event, LocalOperator)]
 
     def flops(self, *passes: Pass) -> int:
-        """Of these passes; without any, of all."""
+        """Sums the flops of these passes; of all without any."""
         return sum(
             count
             for operator in self.operators

@@ -30,7 +30,7 @@ Extents = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Workload:
-    """A step that can be traced on any grid.
+    """Describes a step that can be traced on any grid.
 
     ``build`` makes the network, which is called with ``inputs`` (N, C, D, H, W), the global
     mini-batch; ``loss`` takes its result and a target of the shape and type ``target``, whose dim 1
@@ -56,7 +56,7 @@ class Workload:
 def trace_step(
     workload: Workload, extents: Extents, rank: int = 0, device: Device = "cpu"
 ) -> Trace:
-    """What ``rank`` does in a step on a grid with these extents, without data and other ranks.
+    """Traces what ``rank`` does in a step on a grid with these extents.
 
     It is a later step than the first, in which the optimizer makes its state.
 
@@ -67,16 +67,16 @@ def trace_step(
         LayoutError: the grid does not go with the shapes.
         UnsupportedOp: an operator has no rule for cut tensors, or reads values.
     """
-    nothing = UnbackedMemory()
+    memory = UnbackedMemory()
     layers = Layers()
-    recorder = TraceMode(nothing, layers, scratch=device == "cpu")
+    recorder = TraceMode(memory, layers, scratch=device == "cpu")
     journal = MessageJournal(layers, lambda: recorder.stage)
     grid = VirtualGrid(extents, rank, journal)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(recorder)
         stack.enter_context(choose_as_if_on(device))
-        step = _Step(workload, grid, nothing, layers)
+        step = _Step(workload, grid, memory, layers)
         step.build(stack)
         first = Trace(rank)
         if device == "cpu":
@@ -93,18 +93,18 @@ def trace_step(
 
 
 class _Step:
-    """A network on a virtual grid, with its input and its target."""
+    """Holds a network on a virtual grid, with its input and its target."""
 
     def __init__(
-        self, workload: Workload, grid: VirtualGrid, nothing: UnbackedMemory, layers: Layers
+        self, workload: Workload, grid: VirtualGrid, memory: UnbackedMemory, layers: Layers
     ) -> None:
         self.workload = workload
         self.grid = grid
-        self.nothing = nothing
+        self.memory = memory
         self.layers = layers
 
     def build(self, stack: ExitStack) -> None:
-        """Whatever is there before the step begins."""
+        """Builds what is there before the step begins: network, optimizer, input and target."""
         work = self.workload
         self.model = work.build().train(work.train)
         self._forget_values()
@@ -130,9 +130,9 @@ class _Step:
             self.y = self._cut(work.target, work.target_dtype, channels=work.target_channels)
 
     def _forget_values(self) -> None:
-        """Small parameters have values, which would let operators run."""
+        """Takes the values of small parameters away, with which operators would run."""
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            if not self.nothing.has(tensor):
+            if not self.memory.has(tensor):
                 tensor.data = self._empty(tensor.shape, tensor.dtype)
 
     def _cut(self, shape: tuple[int, ...], dtype: torch.dtype, *, channels: bool = True) -> Sharded:
@@ -143,10 +143,10 @@ class _Step:
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         form = torch.empty(shape, dtype=dtype, device="meta")
-        return self.nothing.empty(tuple(shape), form.stride(), dtype)
+        return self.memory.empty(tuple(shape), form.stride(), dtype)
 
     def run(self, trace: Trace, recorder: TraceMode) -> None:
-        """Forward, backward, update."""
+        """Runs forward, backward and update."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         trace.parameters = sum(p.nbytes for p in self.model.parameters())
         trace.gradients = sum(p.nbytes for p in trainable)
@@ -157,19 +157,19 @@ class _Step:
         if self.buckets is not None:
             self.buckets.finish()
         self.update(trace, recorder)
-        trace.peak = self.nothing.peak
-        trace.heap = self.nothing.heap.expected
+        trace.peak = self.memory.peak
+        trace.heap = self.memory.heap.expected
 
     def fill_gradients(self) -> None:
-        """As after a backward pass, so that the optimizer makes its state."""
+        """Fills gradients as after a backward pass, so that the optimizer makes its state."""
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
 
     def update(self, trace: Trace, recorder: TraceMode) -> None:
-        """The optimizer's part."""
+        """Runs the optimizer's part of the step."""
         if self.optimizer is not None:
-            before = self.nothing.live
+            before = self.memory.live
             recorder.optimizing = True
             try:
                 self.optimizer.step()
@@ -180,7 +180,7 @@ class _Step:
                 ) from error
             finally:
                 recorder.optimizing = False
-            trace.optimizer_state += self.nothing.live - before
+            trace.optimizer_state += self.memory.live - before
         self.model.zero_grad()
 
     def _forward(self) -> torch.Tensor:
@@ -196,7 +196,7 @@ class _Step:
 
 @contextmanager
 def counting_saved(excluded: tuple[torch.Tensor, ...], trace: Trace) -> Iterator[None]:
-    """Count what autograd keeps: each storage once, but for the ``excluded`` tensors'."""
+    """Counts what autograd keeps: each storage once, but for the ``excluded`` tensors'."""
     skip = {tensor.untyped_storage().data_ptr() for tensor in excluded}
     kept: dict[int, int] = {}
 

@@ -40,7 +40,7 @@ ALIGNMENT_SPARE = 96  # [B] more than a block that glibc 2.36 looks for, to alig
 
 
 class Heap:
-    """Blocks in a growing range of addresses that begins at 0; ``top`` is the highest so far."""
+    """Simulates a heap that grows from address 0; ``top`` is the highest so far."""
 
     def __init__(self, *, joining: bool = True) -> None:
         self.top = 0
@@ -50,7 +50,7 @@ class Heap:
         self._size_before: dict[int, int] = {}  # of the hole that ends there
 
     def take(self, nbytes: int) -> tuple[int, int]:
-        """The begin and the size of a block for so many bytes.
+        """Takes a block for so many bytes: its begin and its size.
 
         >>> heap = Heap()
         >>> first, second = heap.take(1000), heap.take(100)
@@ -69,7 +69,7 @@ class Heap:
         return begin, size
 
     def give(self, begin: int, size: int) -> None:
-        """A block becomes a hole, one with the holes beside it where they are joined."""
+        """Frees a block, which becomes one hole with those beside it where they are joined."""
         after = self._size_at.get(begin + size)
         if after is not None and self.joining:
             self._remove(after, begin + size)
@@ -82,7 +82,7 @@ class Heap:
         self._add(size, begin)
 
     def _grow(self, size: int) -> int:
-        """The last hole, if it reaches the top, becomes a part of the block."""
+        """Grows the heap; the last hole, if it reaches the top, becomes a part of the block."""
         last = self._size_before.get(self.top, 0) if self.joining else 0
         if last:
             self._remove(last, self.top - last)
@@ -104,24 +104,24 @@ class Heap:
 
 
 class HeapBounds:
-    """The same blocks in a heap whose holes are always joined, and in one where they never are."""
+    """Simulates one heap whose holes are always joined, and one where they never are."""
 
     def __init__(self) -> None:
         self.joined = Heap()
         self.apart = Heap(joining=False)
 
     def take(self, nbytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """A block in both; the first one's address is used."""
+        """Takes a block in both heaps; the first one's address is used."""
         return self.joined.take(nbytes), self.apart.take(nbytes)
 
     def give(self, blocks: tuple[tuple[int, int], tuple[int, int]]) -> None:
-        """Free it in both."""
+        """Frees the block in both heaps."""
         self.joined.give(*blocks[0])
         self.apart.give(*blocks[1])
 
     @property
     def expected(self) -> int:
-        """The harmonic mean of the two heights [B].
+        """Returns the harmonic mean of the two heights [B].
 
         Of the memory of 32 measured steps (`benchmarks/model.py`: CosmoFlow and the U-Net, on one
         rank and on two) the median is 3 % off, the worst 16 %.
@@ -136,7 +136,7 @@ _FORWARD = ("aten.convolution.default", "aten.mkldnn_convolution.default")
 
 
 def scratch_of(call: Call, *, to_onednn: bool) -> int:
-    """Of one call [B]; ``to_onednn``: oneDNN is asked for by name."""
+    """Computes a call's scratch memory [B]; ``to_onednn``: oneDNN is asked for by name."""
     if call.name == _BACKWARD:
         gradient, x, weight = call.arguments[:3]
         mask = call.arguments[10]
@@ -170,7 +170,7 @@ def _backward_scratch(
 
 
 def _result_channels(call: Call, weight: TensorSpec) -> int:
-    """Of the result."""
+    """Counts the channels of the result."""
     transposed = call.name == _FORWARD[0] and call.arguments[6]
     groups = call.arguments[8] if transposed else 1
     assert isinstance(groups, int)
@@ -200,7 +200,7 @@ def _channels_last(x: TensorSpec) -> bool:
 
 
 def _result_extents(call: Call, x: TensorSpec, weight: TensorSpec) -> list[int]:
-    """Of the result's space."""
+    """Computes the spatial extents of the result."""
     if call.name == _FORWARD[1]:
         padding, stride, dilation = call.arguments[3:6]
         transposed: object = False
@@ -226,7 +226,7 @@ NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has no name for it
 
 
 class UnbackedMemory:
-    """A range of addresses from which tensors without memory are made, and a count of their bytes.
+    """Makes tensors from addresses without memory, and counts their bytes.
 
     ``live`` [B] is what those tensors hold whose storage somebody still refers to, ``peak`` [B] the
     most that it has been. ``heap`` says how far the C library's heap would have grown.
@@ -243,7 +243,7 @@ class UnbackedMemory:
     def empty(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
-        """A tensor without memory.
+        """Makes a tensor without memory.
 
         Raises:
             HyperslabError: it is larger than all addresses.
@@ -255,12 +255,12 @@ class UnbackedMemory:
         return flat.as_strided(tuple(shape), tuple(strides))
 
     def borrow(self, nbytes: int) -> None:
-        """Take so much for the time of one operator."""
+        """Takes so much memory for the time of one operator."""
         if nbytes:
             self._take(nbytes)
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's storage is one of these."""
+        """Tells if a tensor's storage is one of these."""
         return 0 <= tensor.untyped_storage().data_ptr() - self.begin < self.size
 
     def _take(self, nbytes: int) -> memoryview:
@@ -284,7 +284,7 @@ class UnbackedMemory:
 
 
 def _reserve_addresses() -> tuple[mmap.mmap, int]:
-    """As many addresses as there are, without memory."""
+    """Reserves as many addresses as there are, without memory."""
     size = MOST_ADDRESSES
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     while True:

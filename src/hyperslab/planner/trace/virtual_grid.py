@@ -26,7 +26,7 @@ from hyperslab.train.profile import Stage
 
 
 class MessageJournal:
-    """Writes messages and sums down; before ``trace`` is set they are forgotten."""
+    """Records messages and sums; before ``trace`` is set they are forgotten."""
 
     def __init__(self, layers: Layers, stage: Callable[[], Stage]) -> None:
         self.layers = layers
@@ -37,7 +37,7 @@ class MessageJournal:
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Exchange:
-        """Messages that begin to travel."""
+        """Records messages that begin to travel."""
         event = Exchange(
             self.layers.current, self.stage(), what, _bytes_by_peer(sends), _bytes_by_peer(receives)
         )
@@ -46,19 +46,19 @@ class MessageJournal:
         return event
 
     def wait(self, exchange: Exchange) -> None:
-        """They have to have arrived."""
+        """Records the wait for an exchange."""
         if self.trace is not None:
             self.trace.events.append(Wait(exchange))
 
     def sum(self, ranks: tuple[int, ...], nbytes: int, purpose: Purpose, what: str) -> None:
-        """An all-reduce."""
+        """Records an all-reduce."""
         if self.trace is not None:
             layer = self.layers.current
             self.trace.events.append(Sum(layer, self.stage(), what, purpose, ranks, nbytes))
 
 
 class VirtualCommunicator:
-    """Between ranks that are not there: what they would send is written down."""
+    """Stands in for a communicator: what ranks would send is recorded."""
 
     def __init__(self, ranks: tuple[int, ...], rank: int, journal: MessageJournal) -> None:
         self.ranks = ranks
@@ -82,7 +82,7 @@ class VirtualCommunicator:
 
 
 class _RecordedExchange:
-    """Messages that nobody sends; the buffers for them are as they are."""
+    """Stands in for messages under way; their buffers stay as they are."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _RecordedExchange:
 
 
 class VirtualGrid(Grid):
-    """A grid of which one rank is traced; the others, and process groups, are not there.
+    """Stands in for a grid of which one rank is traced, without process groups.
 
     Raises:
         LayoutError: an axis has no ranks.
@@ -157,7 +157,7 @@ FIRST_BUCKET_BYTES: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-
 
 
 class GradientBuckets:
-    """The gradients of a module over virtual ranks, as DistributedDataParallel averages them.
+    """Records how DistributedDataParallel would average gradients over virtual ranks.
 
     Its buckets are filled in the order in which gradients become ready (so it arranges them after
     the first step), and a full one leaves. They are always there: gradients are views of them.
@@ -172,13 +172,13 @@ class GradientBuckets:
         self.views = {id(p): torch.empty_like(p) for p in self.parameters}
 
     def watch(self, stack: ExitStack) -> None:
-        """From now on count gradients as they become ready, until ``stack`` is closed."""
+        """Counts gradients as they become ready, until ``stack`` is closed."""
         for parameter in self.parameters:
             hook = parameter.register_post_accumulate_grad_hook(self._ready)
             stack.callback(hook.remove)
 
     def finish(self) -> None:
-        """At the end of a backward pass the last bucket leaves as it is."""
+        """Sends the last bucket, as it is, at the end of a backward pass."""
         self._leave()
         self.limit = FIRST_BUCKET_BYTES
 
@@ -203,7 +203,7 @@ POSITIONS_ON_AXIS = ("first", "inside", "last")
 
 
 def positions(extents: Mapping[str, int]) -> dict[str, int]:
-    """One rank for each kind of position in space, by a name such as "depth first, width inside".
+    """Lists one rank for each kind of position, such as "depth first, width inside".
 
     A rank has no neighbour on one side (first, last) or has both (inside), along each axis that
     cuts; those with equal words do the same work but for shards that are one element smaller: the
@@ -223,7 +223,7 @@ def positions(extents: Mapping[str, int]) -> dict[str, int]:
 
 
 def busiest(extents: Mapping[str, int]) -> int:
-    """A rank with as many neighbours as any, and of those with the largest shards the first."""
+    """Finds the first rank of those with most neighbours and, among them, largest shards."""
     inside = {axis: 1 for axis in SPATIAL_AXES if extents.get(axis, 1) > 2}
     return _rank_at(extents, inside)
 

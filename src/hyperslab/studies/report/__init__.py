@@ -45,7 +45,7 @@ def write_report(
     *,
     figures: Sequence[FigureFormat] = (),
 ) -> Path:
-    """Write ``report.html`` into a run's folder and return its path.
+    """Writes ``report.html`` into a run's folder and returns its path.
 
     With ``beside``, the folder of another run, the timelines of both are shown on one scale, and
     their errors are compared if both are evaluated on the same volumes.
@@ -86,12 +86,12 @@ def _compared(run: Run) -> list[Chapter]:
 
 
 def render(run: Run) -> str:
-    """The page of a run, as text."""
+    """Renders the page of a run as text."""
     return render_page(page_of(run))
 
 
 def page_of(run: Run) -> Page:
-    """The page of a run, as values."""
+    """Composes the page of a run as values."""
     made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
     return Page(
         title=run.path.resolve().name,

@@ -1,8 +1,8 @@
 """Draws matplotlib figures as inline SVG for a page, and as PDF and PNG files for a paper.
 
-A figure is drawn once, in marker colours that mean something (``INK``, ``FIRST`` ...). In the
-SVG each marker is replaced by a CSS variable, so the browser picks the real colour, and one
-figure is legible on a light page, on a dark one and on paper.
+A figure is drawn once, in the colours that it has on paper (``INK``, ``FIRST`` ...). In its SVG a
+CSS variable takes the place of each, so that the page's style gives the colours of a light or a
+dark page.
 
 Files for a paper are ink on white, with letters of 8 pt. A figure of the page's usual width
 becomes as wide as a column; smaller ones become smaller, so that some of them stand side by
@@ -15,34 +15,32 @@ import io
 import itertools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from markupsafe import Markup
 from matplotlib import ticker
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from hyperslab.errors import DataError, printable, reason
 from hyperslab.util.atomic_files import created_aside
 
-INK = "#0a0b01"
-MUTED = "#0a0b02"
-RULE = "#0a0b03"
-FIRST = "#0a0b04"
-SECOND = "#0a0b05"
-THIRD = "#0a0b06"
-FOURTH = "#0a0b07"
-FIFTH = "#0a0b08"
-SIXTH = "#0a0b09"
+# Not quite black: outlines on pictures are, which stay as they are on a dark page.
+INK = "#010101"
+MUTED = "#444444"
+RULE = "#cccccc"
+FIRST = "#0072b2"
+SECOND = "#b84a00"
+THIRD = "#00785a"
+FOURTH = "#a8437f"
+FIFTH = "#8a6d00"
+SIXTH = "#6b4226"
 SERIES = (FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)
 COLOUR_VARIABLES = {
     INK: "var(--ink)",
@@ -55,6 +53,8 @@ COLOUR_VARIABLES = {
     FIFTH: "var(--fifth)",
     SIXTH: "var(--sixth)",
 }
+"""Names the page's colour for each of the paper's."""
+
 FIGURE_STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be found, read aloud and scaled
     "font.size": 12,
@@ -81,17 +81,17 @@ FIGURE_STYLE = {
 }
 
 LETTER_WIDTH = 0.56
-"""Of an average letter, over its height."""
+"""Gives the width of an average letter, over its height."""
 
 BESIDE_LABEL = 3.8
-"""A legend's sample and the spaces around, over the height of its letters."""
+"""Gives the width of a legend's sample and the spaces around, over the letters' height."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One figure of the page: its SVG, what it shows in words, and the text below it.
+    """Holds a figure of the page: its SVG, what it shows in words, and the text below it.
 
-    ``figure`` is what it was drawn as, in marker colours; ``name`` is unique on a page.
+    ``figure`` is what it was drawn as; ``name`` is unique on a page.
     """
 
     svg: Markup
@@ -103,7 +103,7 @@ class Picture:
 
 
 class Canvas:
-    """Axes to draw on, in the report's style; ``picture`` turns them into a Picture.
+    """Gives axes to draw on, in the report's style; ``picture`` turns them into a Picture.
 
     ``width`` and ``height`` are the SVG's own units [px]; the page scales them.
     """
@@ -115,7 +115,7 @@ class Canvas:
             self.axes: Axes = self.figure.subplots()
 
     def log(self) -> None:
-        """A logarithmic vertical axis, labelled with plain numbers."""
+        """Makes the vertical axis logarithmic, labelled with plain numbers."""
         self.axes.set_yscale("log")
         decimal = ticker.FuncFormatter(lambda value, _: f"{value:g}")
         self.axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
@@ -123,12 +123,12 @@ class Canvas:
         self.axes.yaxis.set_minor_locator(ticker.NullLocator())
 
     def legend(self, handles: Sequence[Artist] | None = None) -> None:
-        """A legend in the page's ink, above the axes so that it covers nothing."""
+        """Puts a legend above the axes, where it covers nothing."""
         found = self.axes.get_legend_handles_labels()[0] if handles is None else handles
         place_legend(self.axes, found, [str(handle.get_label()) for handle in found], 11.5)
 
     def picture(self, *, title: str, alt: str, caption: str = "") -> Picture:
-        """The finished Picture; ``alt`` says in words what a reader would see."""
+        """Finishes the Picture; ``alt`` says in words what a reader would see."""
         text = io.StringIO()
         self._tame_texts()
         with mpl.rc_context({**FIGURE_STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
@@ -138,7 +138,7 @@ class Canvas:
         return Picture(svg, alt, title, caption, self.name, self.figure)
 
     def _tame_texts(self) -> None:
-        """Names come from a run's files: no formulas in them, and no control characters."""
+        """Takes formulas and control characters out of texts: names come from a run's files."""
         for text in self.figure.findobj(Text):
             text.set_parse_math(False)
             text.set_text(printable(text.get_text()))
@@ -147,7 +147,7 @@ class Canvas:
 def place_legend(
     axes: Axes, handles: Sequence[Artist], labels: Sequence[str], letters: float
 ) -> None:
-    """A legend above ``axes`` with letters of so many points, in as many columns as fit."""
+    """Places a legend above ``axes``, its letters of so many points, in the columns that fit."""
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     room = 0.86 * 72 * figure.get_figwidth() / letters  # in letters' heights
@@ -163,7 +163,7 @@ def place_legend(
 
 
 def _row_width(labels: Sequence[str], columns: int) -> float:
-    """Of a legend, over the height of its letters; its first columns have what is left over."""
+    """Computes a legend's width in letters' heights; its first columns are the longer ones."""
     rows, longer = divmod(len(labels), columns)
     starts = [at * rows + min(at, longer) for at in range(columns + 1)]
     parts = [labels[a:b] for a, b in itertools.pairwise(starts) if a < b]
@@ -171,7 +171,7 @@ def _row_width(labels: Sequence[str], columns: int) -> float:
 
 
 def cut_short(text: str, longest: int) -> str:
-    """A text of at most so many letters.
+    """Shortens a text to at most so many letters.
 
     >>> cut_short("learning_rate=0.001", 8)
     'learnin…'
@@ -180,7 +180,7 @@ def cut_short(text: str, longest: int) -> str:
 
 
 def inline(svg: str, name: str, alt: str) -> Markup:
-    """An SVG document as an element of an HTML page: own ids, page's colours and fonts."""
+    """Turns an SVG document into an element of a page: own ids, the page's colours and fonts."""
     body = re.search(r"<svg[^>]*>(.*)</svg>", svg, re.S)
     box = re.search(r'viewBox="([^"]*)"', svg)
     if body is None or box is None:
@@ -193,37 +193,25 @@ def inline(svg: str, name: str, alt: str) -> Markup:
     inner = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", inner)
     inner = inner.replace('xlink:href="#', f'href="#{name}-').replace("xlink:href", "href")
     inner = re.sub(r" font-family: [^;\"]*;", "", inner)
-    for marker, variable in COLOUR_VARIABLES.items():
-        inner = inner.replace(marker, variable)
+    for colour, variable in COLOUR_VARIABLES.items():
+        inner = inner.replace(colour, variable)
     inner = re.sub(r"\n\s*", "\n", inner)
     head = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box[1], printable(alt))
     return head + Markup(inner) + Markup("</svg>")
 
 
 COLUMN_INCHES = 3.5
-"""The width [in] of a figure that is COLUMN_PIXELS wide on the page."""
+"""Gives the width [in] of a figure that is COLUMN_PIXELS wide on the page."""
 
 COLUMN_PIXELS = 440
 PAPER_LETTERS = 8 / 12
-"""What becomes of the page's letters of 12 px."""
+"""Scales the page's letters of 12 px to 8 pt."""
 
 DOTS_PER_INCH = 300  # per inch
-PALETTE = {
-    INK: "#000000",
-    MUTED: "#444444",
-    RULE: "#cccccc",
-    FIRST: "#0072b2",
-    SECOND: "#b84a00",
-    THIRD: "#00785a",
-    FOURTH: "#a8437f",
-    FIFTH: "#8a6d00",
-    SIXTH: "#6b4226",
-}
-COLOUR_PROPERTIES = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
 
 
 class FigureFormat(StrEnum):
-    """Of files of figures."""
+    """Names the formats of files of figures."""
 
     PDF = "pdf"
     PNG = "png"
@@ -232,9 +220,9 @@ class FigureFormat(StrEnum):
 def write_figures(
     pictures: Sequence[Picture], folder: Path, formats: Sequence[FigureFormat]
 ) -> list[Path]:
-    """Write each figure in each format, called by its name, and return the paths.
+    """Writes each figure in each format, called by its name, and returns the paths.
 
-    The figures are changed: they are drawn anew, smaller and in other colours.
+    The figures are changed: they are drawn anew, smaller and with smaller letters.
 
     Raises:
         DataError: the folder cannot be written.
@@ -259,12 +247,12 @@ def write_figures(
 
 
 def figures_beside(page: Path) -> Path:
-    """The folder of a page's figures: ``report-figures`` beside ``report.html``."""
+    """Returns the folder of a page's figures: ``report-figures`` beside ``report.html``."""
     return page.with_name(f"{page.stem}-figures")
 
 
 def for_paper(figure: Figure) -> None:
-    """Size, letters and colours."""
+    """Makes figure and letters as large as a paper wants them, on white."""
     width, height = figure.get_size_inches()
     scale = COLUMN_INCHES / (COLUMN_PIXELS / 72)
     figure.set_size_inches(width * scale, height * scale)
@@ -275,35 +263,5 @@ def for_paper(figure: Figure) -> None:
             labels = [text.get_text() for text in legend.get_texts()]
             handles = [handle for handle in legend.legend_handles if handle is not None]
             place_legend(axes, handles, labels, 11.5 * PAPER_LETTERS)
-        axes.tick_params(
-            labelsize=12 * PAPER_LETTERS, color=PALETTE[MUTED], labelcolor=PALETTE[INK],
-            grid_color=PALETTE[RULE], width=0.6, length=2.5, pad=2,
-        )  # fmt: skip
-    recolour(figure, PALETTE)
+        axes.tick_params(labelsize=12 * PAPER_LETTERS, width=0.6, length=2.5, pad=2)
     figure.patch.set(facecolor="white", alpha=1.0)
-
-
-def recolour(figure: Figure, palette: Mapping[str, str]) -> None:
-    """Give everything that is in a marker colour the real one; opacities stay."""
-    for artist in figure.findobj():
-        for kind in COLOUR_PROPERTIES:
-            read = getattr(artist, f"get_{kind}", None)
-            if read is None:
-                continue
-            found = read()
-            real = _real_colour(found, palette)
-            if real is not None:
-                getattr(artist, f"set_{kind}")(real)
-
-
-def _real_colour(found: Any, palette: Mapping[str, str]) -> Any:
-    """The real colour, or array of them; None where none is a marker."""
-    if isinstance(found, np.ndarray) and found.ndim == 2:
-        rows = [_real_colour(tuple(row), palette) or tuple(row) for row in found]
-        return rows if any(tuple(a) != tuple(b) for a, b in zip(rows, found, strict=True)) else None
-    try:
-        marker = to_hex(found)
-        opacity = to_rgba(found)[3]
-    except (ValueError, TypeError):
-        return None
-    return to_rgba(palette[marker], opacity) if marker in palette else None

@@ -30,7 +30,6 @@ from hyperslab.studies.report import plots
 from hyperslab.studies.report.configurations import read_scored
 from hyperslab.studies.report.html import (
     Block,
-    CellTable,
     Chapter,
     Details,
     FactList,
@@ -38,10 +37,7 @@ from hyperslab.studies.report.html import (
     Heading,
     Notice,
     Paragraph,
-    TableCell,
-    TableRow,
     Tile,
-    bar_cell,
 )
 from hyperslab.studies.report.plots import (
     FEWEST_VOLUMES,
@@ -55,6 +51,7 @@ from hyperslab.studies.report.plots import (
 )
 from hyperslab.studies.report.segmentation import class_scores, dice_of
 from hyperslab.studies.run_folder import Run
+from hyperslab.studies.table import Table, TableCell, TableRow, bar_cell
 from hyperslab.train.history import CHANGES
 from hyperslab.train.metrics import ConfidenceInterval
 from hyperslab.util.atomic_files import read_json_lines
@@ -63,7 +60,7 @@ Ratios = Mapping[str, ConfidenceInterval]
 
 
 def ratios_of(run: Run) -> Ratios:
-    """By parameter, the error over that of predicting the mean of the training split.
+    """Computes by parameter the error over that of predicting the training split's mean.
 
     With 95 % intervals, by a bootstrap over volumes. Empty where the evaluation does not say which
     volumes its samples are of, or what the mean is, and where there are too few.
@@ -80,12 +77,12 @@ def ratios_of(run: Run) -> Ratios:
 
 
 def learnt_parameters(ratios: Ratios) -> list[str]:
-    """The parameters whose whole interval is better than predicting the mean."""
+    """Lists the parameters whose whole interval is better than predicting the mean."""
     return [name for name, ratio in ratios.items() if ratio.upper < 1]
 
 
 def learnt_words(ratios: Ratios) -> str:
-    """What was learnt and what was not, in a sentence each; empty where nothing can be said."""
+    """Says what was learnt and what was not; empty where nothing can be said."""
     if not ratios:
         return ""
     better = learnt_parameters(ratios)
@@ -122,13 +119,13 @@ RELATIVE_ERRORS = {
     "relative_error_sc18": "by SC18's formula",
     "relative_error_sc18_of_mean": "of the mean",
 }
-"""Mathuriya et al. 2018, section VII-A, divide by the prediction."""
+"""Heads the relative errors; Mathuriya et al. 2018, section VII-A, divide by the prediction."""
 
 Errors = dict[str, float | None]
 
 
 def accuracy(run: Run) -> Chapter:
-    """Tables and figures of the evaluation, or how to make it."""
+    """Shows tables and figures of the evaluation, or says how to make it."""
     if not run.evaluation:
         notice = Notice(
             "This run has not been evaluated yet. The evaluation predicts the test split, which "
@@ -153,7 +150,7 @@ def _error_tables(run: Run) -> list[Block]:
         f"{of.get('checkpoint', DASH)}. The ratio is the mean squared error over that of always "
         "predicting the mean of the training split: 1 means nothing was learnt, 0 is perfect."
     )
-    normalised = CellTable(
+    normalised = Table(
         f"Normalised parameters, in [{MINUS}1, 1]",
         ["parameter", *NORMALISED_ERRORS.values()],
         [
@@ -161,7 +158,7 @@ def _error_tables(run: Run) -> list[Block]:
             for name, row in errors.items()
         ],
     )
-    physical = CellTable(
+    physical = Table(
         "Physical parameters, each in its own unit",
         ["parameter", *PHYSICAL_ERRORS.values(), *RELATIVE_ERRORS.values()],
         [
@@ -218,7 +215,7 @@ def _percent(key: str, row: Errors) -> str:
 
 
 def losses(run: Run) -> Chapter:
-    """Loss curves, and what is left to train."""
+    """Shows loss curves, and says what is left to train."""
     blocks: list[Block] = []
     wanted = run.epochs_wanted
     done = len(run.epochs.get("epoch", ()))
@@ -242,7 +239,7 @@ def losses(run: Run) -> Chapter:
 
 
 def _not_finite(run: Run) -> list[Block]:
-    """What figures leave out: losses that are NaN or infinite."""
+    """Warns about losses that are NaN or infinite, which figures leave out."""
     found: list[Block] = []
     for table, column, what in (
         (run.steps, "step", "loss"),
@@ -262,14 +259,14 @@ def _not_finite(run: Run) -> list[Block]:
 
 
 def _loss_of_mean(run: Run) -> float | None:
-    """The squared error of predicting the training mean, where the loss is one too."""
+    """Returns the squared error of predicting the mean, where the loss is one too."""
     found = [row.get("mse_of_mean") for row in run.errors.values()]
     values = [value for value in found if value is not None]
     return float(np.mean(values)) if values and run.setting("loss") == "mse" else None
 
 
 def speed(run: Run) -> Chapter:
-    """Throughput, memory and waiting, by step."""
+    """Shows throughput, memory and waiting by step."""
     if not run.steps:
         nothing = Paragraph("No step is done yet, so nothing has been measured.")
         return Chapter("speed", "Speed and memory", [nothing])
@@ -298,11 +295,11 @@ SETTINGS = {
     "seed": "seed",
 }
 CALLED = {"model.name": "model", "optimizer.name": "optimizer", "loss": "loss"}
-"""Settings that may be targets, by the section that says so."""
+"""Lists settings that may be targets, by the section that says so."""
 
 
 def lede(run: Run) -> str:
-    """The run in one sentence."""
+    """Sums the run up in one sentence."""
     grid = times(f"{axis} {n}" for axis, n in run.grid.items() if n > 1)
     ranks = int(np.prod(list(run.grid.values()) or [1]))
     parts = [
@@ -314,12 +311,12 @@ def lede(run: Run) -> str:
 
 
 def key_numbers(run: Run) -> list[Tile]:
-    """The numbers one looks for first; those that are not there yet are left out."""
+    """Lists the numbers one looks for first; those that are not there yet are left out."""
     return [Tile(*words) for words in (*_learnt_tiles(run), *_measured_tiles(run))]
 
 
 def facts_of(run: Run) -> list[Fact]:
-    """Everything that says where the numbers come from."""
+    """Lists everything that says where the numbers come from."""
     found = [
         (what, run.called(CALLED[key]) if key in CALLED else run.setting(key))
         for what, key in SETTINGS.items()
@@ -388,25 +385,25 @@ def _measured_tiles(run: Run) -> list[tuple[str, str, str]]:
 
 
 def provenance(run: Run) -> Chapter:
-    """What was run, on what, and the whole recipe."""
+    """Shows what was run, on what, and the whole recipe."""
     recipe = yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True)
     blocks: list[Block] = [FactList(facts_of(run)), *_changes(run)]
     return Chapter("run", "The run", [*blocks, Details("The whole recipe", recipe)])
 
 
 def _changes(run: Run) -> list[Block]:
-    """What the recipe, which is that of the last steps, was before the run was resumed."""
+    """Shows how the recipe changed when the run was resumed."""
     path = run.path / CHANGES
     if not path.exists():
         return []
     rows = list(_change_rows(path))
     caption = "What was changed when the run was resumed; the recipe is that of the last steps"
     head = ["key", "before", "from then on", "after step", "date [UTC]"]
-    return [CellTable(caption, head, rows)] if rows else []
+    return [Table(caption, head, rows)] if rows else []
 
 
 def _change_rows(path: Path) -> Iterator[TableRow]:
-    """One for each key that was changed.
+    """Makes a row for each key that was changed.
 
     Raises:
         DataError: it is no such file.

@@ -44,14 +44,11 @@ from hyperslab.studies.report.configurations import (
 )
 from hyperslab.studies.report.html import (
     Block,
-    CellTable,
     Chapter,
     Figures,
     Heading,
     Page,
     Paragraph,
-    TableCell,
-    TableRow,
     render_page,
 )
 from hyperslab.studies.report.plots import (
@@ -61,14 +58,15 @@ from hyperslab.studies.report.plots import (
     whole_number_ticks,
 )
 from hyperslab.studies.run_folder import Run, folder_names, read_evaluation, read_words
+from hyperslab.studies.table import Table, TableCell, TableRow
 from hyperslab.train.metrics import CONFIDENCE, ConfidenceInterval, FloatArray, means_of_volumes
 from hyperslab.util.atomic_files import write_json, write_text
 
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
-"""Of the configurations: figures are to be read without colours, too."""
+"""Gives each configuration a line style: figures are to be read without colours, too."""
 
 POWERS = {"mse": 2, "l1": 1}
-"""Of the differences whose mean a loss is: such a loss others have, too, that only predict."""
+"""Gives the power of differences whose mean a loss is; controls, too, have such a loss."""
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -76,7 +74,7 @@ MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The losses of a configuration by epoch (S, E), and the end of each epoch (S, E) [s]."""
+    """Holds a configuration's losses by epoch (S, E), and the end of each epoch (S, E) [s]."""
 
     losses: FloatArray
     seconds: FloatArray
@@ -84,7 +82,7 @@ class Curve:
 
 
 def curve_of(configuration: Configuration) -> Curve | None:
-    """As far as all seeds are, the running minimum where the network sees parts of volumes.
+    """Stacks the losses as far as all seeds are; running minima where volumes are cut apart.
 
     None where a seed has no epoch done yet.
     The loss of one epoch says little there: the paper shows the minimum at each point in time.
@@ -103,14 +101,14 @@ def curve_of(configuration: Configuration) -> Curve | None:
 
 
 def loss_in_common(comparison: Comparison) -> str | None:
-    """The name of the loss that all runs have been trained on, if it is one."""
+    """Names the loss that all runs have been trained on, if it is one."""
     runs = [run for one in comparison.configurations for run in one.runs]
     names = {run.setting("loss") if isinstance(run.setting("loss"), str) else None for run in runs}
     return names.pop() if len(names) == 1 else None
 
 
 def loss_curves(comparison: Comparison) -> list[Picture]:
-    """By epoch and by time: medians over seeds, from the least to the largest as a band.
+    """Draws losses by epoch and by time: medians over seeds, with the range as a band.
 
     Levels are of what only predicts, where the loss is a mean of (squared) differences.
     """
@@ -179,7 +177,7 @@ def _loss_figure(
 
 
 def _draw_curve(canvas: Canvas, curve: Curve, unit: float | None, name: str, place: int) -> None:
-    """The ``place``-th curve, over epochs or over time in ``unit`` [s], with its band."""
+    """Draws the ``place``-th curve over epochs, or time in ``unit`` [s], with its band."""
     colour = SERIES[place % len(SERIES)]
     epochs = np.arange(curve.losses.shape[1]) + 1.0
     x = epochs if unit is None else np.median(curve.seconds, 0) / unit
@@ -198,7 +196,7 @@ def _draw_curve(canvas: Canvas, curve: Curve, unit: float | None, name: str, pla
 
 
 def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:
-    """As level lines; what to say of the first, predicting the mean."""
+    """Draws the controls as level lines, and puts the first, the mean's, into words."""
     squared = comparison.configurations[0].scored.of_mean
     of_mean = float((squared ** (power / 2)).mean())
     canvas.axes.axhline(of_mean, color=MUTED, linewidth=1.5, label="predicting the mean")
@@ -214,7 +212,7 @@ def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:
 
 
 def _control_level(scored: Scored, power: int) -> float:
-    """The median over seeds of the mean of the differences to that power, over all parameters."""
+    """Computes the median over seeds of the mean difference to that power."""
     of_seeds = [
         means_of_volumes(np.abs(seed.predicted - seed.true) ** power, seed.volumes).mean()
         for seed in scored.seeds
@@ -223,14 +221,14 @@ def _control_level(scored: Scored, power: int) -> float:
 
 
 SCATTER_POINTS = 200
-"""Drawn of each scatter plot, as in the paper."""
+"""Limits the points of each scatter plot, as in the paper."""
 
 SCATTER_REACH = 1.4
-"""Ends of its axes, either side of zero."""
+"""Ends its axes either side of zero."""
 
 
 def scatters(comparison: Comparison, parameter: str) -> list[Picture]:
-    """One picture for each configuration, average and control: that of the median seed."""
+    """Draws the median seed of each configuration, average and control."""
     at = comparison.parameters.index(parameter)
     return [_scatter(row, at, place) for place, row in enumerate(comparison.rows)]
 
@@ -271,7 +269,7 @@ def _scatter(row: Scored, at: int, place: int) -> Picture:
 
 
 def residual_distributions(comparison: Comparison) -> list[Picture]:
-    """One picture for each parameter, all configurations and controls in it."""
+    """Draws a picture for each parameter, all configurations and controls in it."""
     return [_residuals(comparison.rows, at) for at in range(len(comparison.parameters))]
 
 
@@ -310,7 +308,7 @@ def _residuals(rows: Sequence[Scored], at: int) -> Picture:
 
 
 def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
-    """All numbers as plain values, for JSON: what the tables show is read from here."""
+    """Lists all numbers as plain values, for JSON and for the tables."""
     reference = comparison.reference
     keys = (MEAN_CONTROL, *comparison.parameters)
     return {
@@ -336,8 +334,8 @@ def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def errors_table(numbers: dict[str, Any]) -> CellTable:
-    """Mean squared error over that of predicting the mean: median over seeds, interval."""
+def errors_table(numbers: dict[str, Any]) -> Table:
+    """Shows errors over those of predicting the mean: median over seeds, interval."""
     keys = (MEAN_CONTROL, *numbers["parameters"])
     few = numbers["test_volumes"] < FEWEST_VOLUMES
     rows: list[TableRow] = [
@@ -351,7 +349,7 @@ def errors_table(numbers: dict[str, Any]) -> CellTable:
         for row in numbers["rows"]
     ]
     rows.append(["predicting the mean", *["1"] * len(keys)])
-    return CellTable(
+    return Table(
         "Mean squared error over that of predicting the mean: median over seeds, and the 95 % "
         "interval of the mean over seeds",
         ["configuration", "mean", *map(label, numbers["parameters"])],
@@ -359,8 +357,8 @@ def errors_table(numbers: dict[str, Any]) -> CellTable:
     )
 
 
-def reference_table(numbers: dict[str, Any]) -> CellTable:
-    """How many times the error of the reference the others have."""
+def reference_table(numbers: dict[str, Any]) -> Table:
+    """Shows how many times the reference's error the others have."""
     keys = (MEAN_CONTROL, *numbers["parameters"])
     rows = []
     for row in numbers["rows"]:
@@ -372,7 +370,7 @@ def reference_table(numbers: dict[str, Any]) -> CellTable:
             for one in found
         ]
         rows.append([row["name"], *cells])
-    return CellTable(
+    return Table(
         f"Mean squared error over that of {numbers['reference']}, and its 95 % interval",
         ["configuration", "mean", *map(label, numbers["parameters"])],
         rows,
@@ -380,7 +378,7 @@ def reference_table(numbers: dict[str, Any]) -> CellTable:
 
 
 def _interval_cell(value: float, interval: dict[str, float], few: bool) -> TableCell:
-    """A number and its interval, of which ``few`` volumes say nothing."""
+    """Makes a cell of a number and its interval, of which ``few`` volumes say nothing."""
     if few:
         return TableCell(number(value))
     found = ConfidenceInterval(**interval)
@@ -394,7 +392,7 @@ def _seeds(row: dict[str, Any]) -> str:
 
 
 def comparison_chapters(comparison: Comparison) -> list[Chapter]:
-    """The table of all configurations, figure 9 and figure 10."""
+    """Writes the chapters on all configurations, on figure 9 and on figure 10."""
     return [
         Chapter("comparison", "All configurations", _error_tables(comparison)),
         Chapter("figure-9", "Test loss by epoch and by time", _losses_by_configuration(comparison)),
@@ -458,7 +456,7 @@ DICE_WORDS = (
 
 
 def class_chapter(paths: Sequence[Path]) -> Chapter | None:
-    """The table of all configurations; None where the first run that is evaluated predicts numbers.
+    """Writes the chapter on classes; None where the first evaluated run predicts numbers.
 
     Raises:
         DataError: a run is not evaluated, has other classes than the first, or other samples.
@@ -472,7 +470,7 @@ def class_chapter(paths: Sequence[Path]) -> Chapter | None:
     _check_samples(runs_of_all)
     rows = [[name, str(len(runs)), *_class_cells(runs, classes)] for name, runs in named]
     head = ["configuration", "seeds", "mean", *map(label, classes)]
-    table = CellTable("Dice by class", head, rows)
+    table = Table("Dice by class", head, rows)
     return Chapter("comparison", "All configurations", [Paragraph(DICE_WORDS), table])
 
 
@@ -481,7 +479,7 @@ def _class_evaluation(run: Run) -> dict[str, Any]:
 
 
 def _check_samples(runs: Sequence[Run]) -> None:
-    """Refuse scores of other samples; evaluations of earlier versions do not name theirs."""
+    """Refuses scores of other samples; evaluations of earlier versions do not name theirs."""
     files = [run.path / "evaluation" / "samples.csv" for run in runs]
     named = [(path, sorted(read_words(path, "sample"))) for path in files if path.exists()]
     for path, samples in named:
@@ -519,14 +517,14 @@ def _seed_spread(values: np.ndarray[Any, Any]) -> str:
 
 
 UNCOMPARED_KEYS = ("output",)
-"""Keys of recipes that always differ."""
+"""Lists keys of recipes that always differ."""
 
 MINUTES_FROM = 120.0
-"""Times above this [s] are given in minutes."""
+"""Bounds the times [s] that are not given in minutes."""
 
 
 def two_runs(run: Run, other: Run, problem: str = "") -> Chapter:
-    """``problem`` says why the errors of the two cannot be compared."""
+    """Sets two runs side by side; ``problem`` says why their errors cannot be compared."""
     names = folder_names([run.path, other.path])
     blocks: list[Block] = [what_differs([run, other], names)]
     blocks += _loss_blocks([run, other], names)
@@ -536,17 +534,17 @@ def two_runs(run: Run, other: Run, problem: str = "") -> Chapter:
 
 
 def what_differs(runs: Sequence[Run], names: Sequence[str]) -> Block:
-    """A table of the keys whose values are not the same in all recipes."""
+    """Tables the keys whose values are not the same in all recipes."""
     found = [key for other in runs[1:] for key in differences(runs[0].recipe, other.recipe)]
     keys = [key for key in dict.fromkeys(found) if key not in UNCOMPARED_KEYS]
     if not keys:
         return Paragraph("Their recipes are the same.")
     rows = [[key, *(_setting_text(run, key) for run in runs)] for key in keys]
-    return CellTable("What differs in their recipes", ["key", *names], rows)
+    return Table("What differs in their recipes", ["key", *names], rows)
 
 
 def _loss_blocks(runs: Sequence[Run], names: Sequence[str]) -> list[Block]:
-    """The losses on one scale; of different losses each on its own."""
+    """Draws the losses on one scale; different losses each on a scale of its own."""
     drawn = [
         DrawnRun(run, name, *style)
         for run, name, style in zip(runs, names, ((FIRST, "-"), (SECOND, "--")), strict=True)
@@ -575,7 +573,7 @@ def _setting_text(run: Run, key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DrawnRun:
-    """A run with the name, the colour and the style of its curves."""
+    """Holds a run with the name, the colour and the style of its curves."""
 
     run: Run
     name: str
@@ -584,10 +582,10 @@ class DrawnRun:
 
 
 def _losses_of_two(drawn: Sequence[DrawnRun], timed: bool) -> Picture:
-    """Thick: validation, thin: training; by epoch or by the time that training took."""
+    """Draws validation (thick) and training losses (thin) by epoch or by training time."""
     key = "time" if timed else "epoch"
     alone = len(drawn) == 1
-    canvas = Canvas(f"two-runs-{key}" + (f"-{drawn[0].colour[-1]}" if alone else ""))
+    canvas = Canvas(f"two-runs-{key}" + (f"-{1 + SERIES.index(drawn[0].colour)}" if alone else ""))
     ends = [float(np.nansum(one.run.epochs["seconds"])) for one in drawn]
     unit, word = (60.0, "min") if max(ends) > MINUTES_FROM else (1.0, "s")
     for one in drawn:
@@ -632,7 +630,7 @@ def write_comparison(
     numbers: Path | None = None,
     figures: Sequence[FigureFormat] = (),
 ) -> Path:
-    """Write one page on several runs, or on sweeps, and return its path.
+    """Writes one page on several runs, or on sweeps, and returns its path.
 
     By default it is ``report.html`` in the folder of a sweep, or ``comparison.html`` in the folder
     that all runs are in. ``numbers``: a JSON file for the numbers of its tables. ``figures``: the
@@ -668,7 +666,7 @@ def write_comparison(
 
 
 def _by_folders(paths: Sequence[Path]) -> list[Chapter]:
-    """Of configurations that are called by their folders: what differs in them."""
+    """Shows what differs in configurations that are called by their folders."""
     named = named_runs(paths)
     folders = folder_names([runs[0].path for _, runs in named]) if named else []
     if len(named) < 2 or [name for name, _ in named] != folders:

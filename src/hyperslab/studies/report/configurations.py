@@ -37,12 +37,12 @@ from hyperslab.train.metrics import (
 from hyperslab.util.documents import read_json
 
 MEAN_CONTROL = "mean"
-"""In place of a parameter's name: the mean of the errors of all of them."""
+"""Stands in for a parameter's name: the mean of the errors of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPredictions:
-    """The samples of a split: their volumes, and (N, P) normalised truths and predictions."""
+    """Holds a split's samples: their volumes, and (N, P) normalised truths and predictions."""
 
     volumes: tuple[str, ...]
     true: FloatArray
@@ -50,13 +50,13 @@ class SplitPredictions:
 
     @property
     def of_parts(self) -> bool:
-        """Whether volumes have several samples."""
+        """Tells if volumes have several samples."""
         return len(set(self.volumes)) < len(self.volumes)
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A network, or a control, by seed.
+    """Holds the errors of a network, or of a control, by seed.
 
     ``errors`` (S, V, P) are squared, each the mean over the samples of a volume; ``of_mean`` (V, P)
     those of predicting the mean of the training split. ``volumes`` are in the order of names.
@@ -71,29 +71,29 @@ class Scored:
 
     @property
     def true(self) -> FloatArray:
-        """The true values (V, P)."""
+        """Returns the true values (V, P)."""
         return means_of_volumes(self.seeds[0].true, self.seeds[0].volumes)
 
     def error(self, parameter: str) -> FloatArray:
-        """The errors (S, V) of one parameter, or of their `MEAN_CONTROL`."""
+        """Returns the errors (S, V) of one parameter, or of `MEAN_CONTROL`."""
         return self._of(self.errors, parameter)
 
     def ratio(self, parameter: str) -> ConfidenceInterval:
-        """The error over that of predicting the mean, on the mean over seeds."""
+        """Computes the error over that of predicting the mean, on the mean over seeds."""
         return ratio_interval(self.error(parameter), self._of(self.of_mean[None], parameter))
 
     def ratio_to(self, other: Scored, parameter: str) -> ConfidenceInterval:
-        """The error over that of another."""
+        """Computes the error over that of another."""
         return ratio_interval(self.error(parameter), other.error(parameter))
 
     def ratios(self, parameter: str) -> FloatArray:
-        """By seed, the error over that of predicting the mean (S,)."""
+        """Computes by seed the error over that of predicting the mean (S,)."""
         of_mean = self._of(self.of_mean[None], parameter).mean()
         return self.error(parameter).mean(1) / of_mean
 
     @property
     def typical(self) -> SplitPredictions:
-        """Of the seed with the median error."""
+        """Returns the predictions of the seed with the median error."""
         order = np.argsort(self.error(MEAN_CONTROL).mean(1))
         return self.seeds[int(order[(len(order) - 1) // 2])]
 
@@ -105,7 +105,7 @@ class Scored:
 
 
 def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | None]:
-    """From the evaluations of several seeds: as they are, and averaged and recalibrated.
+    """Reads the evaluations of several seeds: as they are, and averaged and recalibrated.
 
     The second is there where volumes have several samples and every evaluation has predictions of
     the validation split, to which lines are fitted.
@@ -136,7 +136,7 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
 def score(
     name: str, parameters: tuple[str, ...], seeds: Sequence[SplitPredictions], mean: FloatArray
 ) -> Scored:
-    """The errors of predictions; ``mean`` (P,) is that of the training split's targets.
+    """Computes the errors of predictions; ``mean`` (P,) is of the training split's targets.
 
     All seeds have the same volumes.
     """
@@ -161,7 +161,7 @@ def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> Split
 def _read_predictions(
     folder: Path,
 ) -> tuple[tuple[str, ...], FloatArray, SplitPredictions, SplitPredictions | None]:
-    """Parameters, training mean (P,), test and validation predictions of an evaluation's folder."""
+    """Reads parameters, training mean (P,), test and validation predictions of a folder."""
     evaluation = read_evaluation(folder / "metrics.json")
     if "parameters" not in evaluation:
         what = "an evaluation of classes" if evaluation else "not there"
@@ -188,18 +188,18 @@ def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
 
 
 UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
-"""Keys of a recipe by which runs of one configuration may differ."""
+"""Lists keys of a recipe by which runs of one configuration may differ."""
 
 SAME_TRUTH = 1e-3
-"""How far true values, of -1 to 1, may be apart that are the same."""
+"""Tolerates such differences between true values, of -1 to 1, that are the same."""
 
 LONGEST_NAME = 48
-"""Of a name that says what differs [letters]; longer ones fit into no figure."""
+"""Limits a name that says what differs [letters]; longer ones fit into no figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Runs with different seeds; ``averaged``: their sub-volumes together, if they have some."""
+    """Groups runs of different seeds; ``averaged``: their sub-volumes together, if any."""
 
     name: str
     runs: tuple[Run, ...]
@@ -208,13 +208,13 @@ class Configuration:
 
     @property
     def of_parts(self) -> bool:
-        """Whether the network sees parts of volumes."""
+        """Tells if the network sees parts of volumes."""
         return self.scored.seeds[0].of_parts
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Configurations and controls over the same test volumes."""
+    """Holds configurations and controls over the same test volumes."""
 
     configurations: tuple[Configuration, ...]
     controls: tuple[Scored, ...]
@@ -225,7 +225,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[Scored]:
-        """Everything that is compared, averages behind what they are averages of."""
+        """Lists everything that is compared, averages behind what they are averages of."""
         found: list[Scored] = []
         for one in self.configurations:
             found += [one.scored, *([one.averaged] if one.averaged is not None else [])]
@@ -233,7 +233,7 @@ class Comparison:
 
     @property
     def reference(self) -> Scored:
-        """The others are compared with it: the best network of those that see whole volumes.
+        """Returns what all are compared with: the best network of those that see whole volumes.
 
         Of all networks where none does.
         """
@@ -243,13 +243,13 @@ class Comparison:
 
 
 def _error_of(scored: Scored) -> float:
-    """What is not a number is worse than anything."""
+    """Ranks a result; what is not a number is worse than anything."""
     ratio = float(scored.ratios(MEAN_CONTROL).mean())
     return ratio if math.isfinite(ratio) else math.inf
 
 
 def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] = ()) -> Comparison:
-    """Read runs, or sweeps of them, and controls.
+    """Reads runs, or sweeps of them, and controls.
 
     A control is a folder with the files of an evaluation, such as `benchmarks/ridge.py` writes.
 
@@ -281,7 +281,7 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
 
 
 def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
-    """Runs, or sweeps of them, by configuration.
+    """Groups runs, or sweeps of them, by configuration.
 
     What is called alike in two sweeps has the names of their folders before it.
 
@@ -317,7 +317,7 @@ def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
 
 
 def _grouped_by_recipe(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs by all of their recipe but what does not matter, called by what differs.
+    """Groups runs by what matters of their recipes, and calls them by what differs.
 
     Runs of one seed are no two draws of chance, and so not of one configuration. Where names would
     be long, or the same, they are those of the folders.

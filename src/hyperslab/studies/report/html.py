@@ -16,29 +16,9 @@ from markupsafe import Markup
 
 from hyperslab.errors import printable
 from hyperslab.studies.report.canvas import Picture
+from hyperslab.studies.table import Table
 
 FigureSize = Literal["tiny", "small", "medium", "large", "wide"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableCell:
-    """A cell of a table: a text, a quiet remark beside or ``below`` it, or a bar behind it.
-
-    A ``share`` of 1 fills the cell with the bar.
-    """
-
-    text: str
-    remark: str = ""
-    below: str = ""
-    share: float | None = None
-
-    @property
-    def percent(self) -> str:
-        """How wide the bar is."""
-        return f"{100 * min(max(self.share or 0.0, 0.0), 1.0):.1f}"
-
-
-TableRow = Sequence[TableCell | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +29,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading inside a chapter."""
+    """Puts a heading inside a chapter."""
 
     template: ClassVar = "heading.html"
     text: str
@@ -57,7 +37,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something is missing; ``command`` makes it."""
+    """Says that something is missing; ``command`` makes it."""
 
     template: ClassVar = "notice.html"
     text: str
@@ -66,7 +46,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class FactList:
-    """Names and their values."""
+    """Lists names and their values."""
 
     template: ClassVar = "facts.html"
     items: Sequence[tuple[str, str]]
@@ -74,7 +54,7 @@ class FactList:
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """Colours and what they mean."""
+    """Explains colours."""
 
     template: ClassVar = "legend.html"
     items: Sequence[tuple[str, str]]
@@ -82,7 +62,7 @@ class Legend:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Text that opens on demand."""
+    """Holds text that opens on demand."""
 
     template: ClassVar = "details.html"
     summary: str
@@ -91,29 +71,19 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures side by side, as many as fit."""
+    """Puts figures side by side, as many as fit."""
 
     template: ClassVar = "figures.html"
     pictures: Sequence[Picture]
     size: FigureSize = "large"
 
 
-@dataclass(frozen=True, slots=True)
-class CellTable:
-    """A table whose first column names the row."""
-
-    template: ClassVar = "table.html"
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[TableRow]
-
-
-Block = Paragraph | Heading | Notice | FactList | Legend | Details | Figures | CellTable
+Block = Paragraph | Heading | Notice | FactList | Legend | Details | Figures | Table
 
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """One chapter of the page."""
+    """Holds one chapter of the page."""
 
     key: str
     title: str
@@ -121,14 +91,14 @@ class Chapter:
 
     @property
     def pictures(self) -> list[Picture]:
-        """All of its figures, in their order."""
+        """Lists all figures in their order."""
         found = [block.pictures for block in self.blocks if isinstance(block, Figures)]
         return [picture for pictures in found for picture in pictures]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A large number at the top of the page."""
+    """Shows a large number at the top of the page."""
 
     what: str
     value: str
@@ -137,7 +107,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole document."""
+    """Holds the whole document."""
 
     title: str
     lede: str
@@ -148,17 +118,12 @@ class Page:
 
     @property
     def pictures(self) -> list[Picture]:
-        """All of its figures, in their order."""
+        """Lists all figures in their order."""
         return [picture for chapter in self.chapters for picture in chapter.pictures]
 
 
-def bar_cell(share: float, text: str) -> TableCell:
-    """A number with a bar behind it."""
-    return TableCell(text, share=share)
-
-
 def render_page(page: Page) -> str:
-    """The whole document."""
+    """Renders the whole document."""
     return _environment().get_template("page.html").render(page=page)
 
 

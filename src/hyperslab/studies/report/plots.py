@@ -21,7 +21,7 @@ from hyperslab.studies.number_format import (
     size,
 )
 from hyperslab.studies.report.canvas import FIRST, INK, MUTED, SECOND, THIRD, Canvas, Picture
-from hyperslab.studies.run_folder import Run, Table
+from hyperslab.studies.run_folder import Columns, Run
 from hyperslab.train.metrics import ConfidenceInterval, FloatArray
 
 LOSS_NAMES = {
@@ -33,14 +33,14 @@ LOSS_NAMES = {
     "focal": "focal loss",
     "dice_cross_entropy": "Dice loss + cross-entropy",
 }
-"""What a recipe's loss is."""
+"""Names the losses of a recipe in words."""
 
 MOST_POINTS = 1000
-"""More points than this only make a page heavy: an even choice of them is drawn."""
+"""Limits the points that are drawn, an even choice: more only make a page heavy."""
 
 
-def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Picture:
-    """Training and validation loss by epoch (Oyama et al. 2020, figure 9).
+def loss_by_epoch(epochs: Columns, *, measure: str, of_mean: float | None) -> Picture:
+    """Draws training and validation loss by epoch (Oyama et al. 2020, figure 9).
 
     ``measure`` says what the loss is; ``of_mean`` is that of predicting the training mean, if
     an evaluation measured it.
@@ -76,8 +76,8 @@ def loss_by_epoch(epochs: Table, *, measure: str, of_mean: float | None) -> Pict
     )
 
 
-def loss_by_step(steps: Table, *, measure: str) -> Picture:
-    """The loss of every mini-batch, and its running median."""
+def loss_by_step(steps: Columns, *, measure: str) -> Picture:
+    """Draws the loss of every mini-batch, and its running median."""
     canvas = Canvas("loss-step")
     step = steps["step"]
     loss = steps["loss"]
@@ -104,9 +104,9 @@ def loss_by_step(steps: Table, *, measure: str) -> Picture:
 
 
 def residuals(
-    name: str, predictions: Table, errors: dict[str, float | None], *, reach: float
+    name: str, predictions: Columns, errors: dict[str, float | None], *, reach: float
 ) -> Picture:
-    """Distribution of predicted - true, normalised (figure 10, bottom).
+    """Draws the distribution of predicted - true, normalised (figure 10, bottom).
 
     ``reach`` ends the horizontal axis on both sides: one for all parameters, so that a narrow
     distribution looks narrow.
@@ -131,23 +131,23 @@ def residuals(
     )
 
 
-def reach_of(names: Iterable[str], predictions: Table) -> float:
-    """A limit that holds the residuals of all parameters either side of zero."""
+def reach_of(names: Iterable[str], predictions: Columns) -> float:
+    """Finds a limit that holds the residuals of all parameters either side of zero."""
     return reach_around(*(off_by(name, predictions) for name in names))
 
 
-def off_by(name: str, predictions: Table) -> FloatArray:
-    """The residuals of one parameter, normalised."""
+def off_by(name: str, predictions: Columns) -> FloatArray:
+    """Returns the residuals of one parameter, normalised."""
     return predictions[f"predicted_{name}"] - predictions[f"true_{name}"]
 
 
 def evenly(count: int) -> NDArray[np.int64]:
-    """Indices of at most DRAWN items, evenly spaced, first and last among them."""
+    """Chooses at most `MOST_POINTS` indices, evenly spaced, first and last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64))
 
 
 def running_median(values: FloatArray) -> FloatArray:
-    """The median of the values around each one; the window is a twentieth of all, at least 5.
+    """Computes the median around each value; the window is a twentieth of all, at least 5.
 
     NaN where there is no value around.
     """
@@ -161,13 +161,13 @@ def running_median(values: FloatArray) -> FloatArray:
 
 
 def reach_around(*values: FloatArray) -> float:
-    """A limit that holds all values either side of zero."""
+    """Finds a limit that holds all values either side of zero."""
     reach = max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
     return 1.08 * reach if reach > 0 else 1.0
 
 
 def log_if_wide(canvas: Canvas, *values: FloatArray) -> None:
-    """A logarithmic vertical axis, where the values are positive and spread by more than 4."""
+    """Makes the axis logarithmic where values are positive and spread by more than 4."""
     every = np.concatenate(values)
     every = every[np.isfinite(every)]
     if len(every) and every.min() > 0 and every.max() > 4 * every.min():
@@ -178,7 +178,7 @@ def whole_number_ticks(canvas: Canvas, axis: Literal["x", "y"] = "x") -> None:
     canvas.axes.locator_params(axis=axis, integer=True, nbins=6, min_n_ticks=1)
 
 
-def _mark_best(epochs: Table) -> tuple[str, str]:
+def _mark_best(epochs: Columns) -> tuple[str, str]:
     loss = epochs["validation_loss"]
     if not np.isfinite(loss).any():
         return "no validation loss", ""
@@ -194,19 +194,19 @@ def slug(name: str) -> str:
 
 
 FEWEST_VOLUMES = 5
-"""With fewer samples a bootstrap says nothing."""
+"""Asks for so many volumes: with fewer a bootstrap says nothing."""
 
 DRAWN_LINES = 1000
-"""Straight lines through samples that are drawn anew."""
+"""Counts the straight lines through samples that a bootstrap draws."""
 
 
 def scatter_plot(
     name: str,
-    predictions: Table,
+    predictions: Columns,
     errors: dict[str, float | None],
     ratio: ConfidenceInterval | None,
 ) -> Picture:
-    """True against predicted, normalised, with the line y = x (figure 10, top).
+    """Draws true against predicted, normalised, with the line y = x (figure 10, top).
 
     The band is where 95 % of the straight lines through the samples lie that a bootstrap draws:
     flat for a network that predicts the mean. ``ratio``: of the errors to those of the mean.
@@ -242,7 +242,7 @@ def scatter_plot(
 def fitted_band(
     true: FloatArray, predicted: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Places along the true values, and the lower and upper end of the line's interval there.
+    """Computes places along the true values, and the ends of the line's interval there.
 
     By a bootstrap over samples; None where there are too few, or all are alike.
     """
@@ -267,11 +267,11 @@ def fitted_band(
 
 
 DICE_COLUMN = "validation_dice_"
-"""Before a class's name: its column in the history."""
+"""Precedes a class's name in the history's columns."""
 
 
 def dice_by_epoch(run: Run) -> list[Picture]:
-    """Dice of the validation split by epoch, a line for each class but the background."""
+    """Draws Dice of the validation split by epoch, a line for each class but the background."""
     names = [name.removeprefix(DICE_COLUMN) for name in run.epochs if name.startswith(DICE_COLUMN)][
         1:
     ]
@@ -306,8 +306,8 @@ def dice_by_epoch(run: Run) -> list[Picture]:
 FLOP_UNITS = ((1e15, "Pflop"), (1e12, "Tflop"), (1e9, "Gflop"), (1e6, "Mflop"), (1.0, "flop"))
 
 
-def throughput_by_step(steps: Table) -> Picture:
-    """Samples per second of each step, over all ranks together."""
+def throughput_by_step(steps: Columns) -> Picture:
+    """Draws samples per second of each step, over all ranks together."""
     rate = steps["samples_per_second"]
     median = float(np.nanmedian(rate))
     canvas = _over_steps("throughput", steps["step"], rate, color=FIRST)
@@ -322,8 +322,8 @@ def throughput_by_step(steps: Table) -> Picture:
     )
 
 
-def flops_by_step(steps: Table) -> Picture:
-    """Floating-point operations per second of each step, over all ranks together."""
+def flops_by_step(steps: Columns) -> Picture:
+    """Draws floating-point operations per second of each step, over all ranks together."""
     rate = steps["flops_per_second"]
     median = float(np.nanmedian(rate))
     scale, unit = next((s, u) for s, u in FLOP_UNITS if median >= s or s == 1)
@@ -340,8 +340,8 @@ def flops_by_step(steps: Table) -> Picture:
     )
 
 
-def memory_by_step(steps: Table) -> Picture:
-    """The most memory that any rank has held, up to each step."""
+def memory_by_step(steps: Columns) -> Picture:
+    """Draws the most memory that any rank has held, up to each step."""
     used = steps["memory_bytes"]
     peak = float(np.nanmax(used))
     scale, unit = scale_of(peak)
@@ -354,8 +354,8 @@ def memory_by_step(steps: Table) -> Picture:
     )
 
 
-def waiting_by_step(steps: Table) -> Picture:
-    """Share of each step that the slowest rank spent waiting for data."""
+def waiting_by_step(steps: Columns) -> Picture:
+    """Draws the share of each step that the slowest rank spent waiting for data."""
     share = 100 * steps["wait_seconds"] / np.maximum(steps["step_seconds"], 1e-9)
     canvas = _over_steps("waiting", steps["step"], share, color=SECOND)
     canvas.axes.set(ylabel="waiting for data [%]")
@@ -367,15 +367,15 @@ def waiting_by_step(steps: Table) -> Picture:
     )
 
 
-def waiting_share(steps: Table) -> float:
-    """Time spent waiting for data over the time of all steps."""
+def waiting_share(steps: Columns) -> float:
+    """Computes the time spent waiting for data over that of all steps."""
     return float(np.nansum(steps["wait_seconds"]) / max(np.nansum(steps["step_seconds"]), 1e-9))
 
 
 def _over_steps(
     name: str, step: NDArray[np.float64], values: NDArray[np.float64], *, color: str
 ) -> Canvas:
-    """Every step faintly and the running median on top, from zero up."""
+    """Draws every step faintly and the running median on top, from zero up."""
     canvas = Canvas(name, width=360, height=230)
     chosen = evenly(len(step))
     few = len(step) < 20

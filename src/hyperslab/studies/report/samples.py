@@ -32,7 +32,7 @@ from hyperslab.studies.run_folder import Run
 
 
 def first_volume(run: Run) -> Source:
-    """A source whose first sample is the run's first volume.
+    """Opens a source whose first sample is the run's first volume.
 
     Raises:
         DataError: the folder of volumes is not there, holds none, or the file is broken.
@@ -44,7 +44,7 @@ def first_volume(run: Run) -> Source:
 
 
 def synthetic_volumes(run: Run) -> Source | None:
-    """The volumes of a run that has none in files.
+    """Makes the volumes of a run that has none in files.
 
     Raises:
         DataError: its recipe describes none.
@@ -60,7 +60,7 @@ def synthetic_volumes(run: Run) -> Source | None:
 
 
 def other_volumes(run: Run) -> Source | None:
-    """The samples of a run whose volumes are in files of another format than HDF5, or under keys.
+    """Opens the samples of a run whose files are not plain HDF5.
 
     Raises:
         DataError: one of the files is broken.
@@ -83,7 +83,7 @@ def other_volumes(run: Run) -> Source | None:
 
 
 def volume_files(run: Run) -> list[Path]:
-    """The run's volumes.
+    """Lists the files of the run's volumes.
 
     Raises:
         DataError: the folder is not there or holds none.
@@ -98,7 +98,7 @@ def volume_files(run: Run) -> list[Path]:
 
 
 def open_volume(run: Run, file: Path) -> Source:
-    """One file of the run's folder as a source of its own.
+    """Opens one file of the run's folder as a source of its own.
 
     Raises:
         DataError: the file is broken.
@@ -112,7 +112,7 @@ def open_volume(run: Run, file: Path) -> Source:
 
 
 def _data_map(run: Run) -> DataMap | None:
-    """What the recipe says of where volumes and targets are.
+    """Reads from the recipe where volumes and targets are.
 
     Raises:
         DataError: it is not what a recipe may say.
@@ -134,19 +134,19 @@ def _file_access(run: Run) -> AccessPolicy:
 
 
 def _selected_parts(run: Run, source: Source) -> Source:
-    """The samples: the volumes, of the channels that were shown, or what they are cut into."""
+    """Selects the channels that were shown, and cuts volumes as the run did."""
     source = selected(source, run.setting("data.redshifts"), run.setting("data.targets"))
     width = run.setting("data.subvolume")
     return Subvolumes(source, int(width)) if width else source
 
 
 DIRECTIONS = (("L", "R"), ("P", "A"), ("I", "S"))
-"""The ends of x, y and z in RAS+: left and right, posterior and anterior, inferior and superior."""
+"""Names the ends of x, y, z in RAS+: left, right, posterior, anterior, inferior, superior."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voxels:
-    """The size of a voxel by axis, in ``unit``, which is empty where sizes are counted in voxels.
+    """Holds a voxel's size by axis in ``unit``, which is empty where voxels are counted.
 
     ``ends``: by axis, the letters of the patient's sides where it begins and ends; empty where
     they are not known.
@@ -157,12 +157,12 @@ class Voxels:
     ends: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def title(self, axis: str) -> str:
-        """Of an axis of a picture, such as ``height [mm]``."""
+        """Writes the title of a picture's axis, such as ``height [mm]``."""
         return f"{axis} [{self.unit}]" if self.unit else axis
 
 
 def voxels_of(source: Source, sample: int) -> Voxels:
-    """Those of a sample, from the file's affine [mm], or from the side of a simulated universe.
+    """Finds a sample's voxels by the file's affine [mm], or by a simulated universe's side.
 
     Raises:
         DataError: the file cannot be read.
@@ -181,7 +181,7 @@ def voxels_of(source: Source, sample: int) -> Voxels:
 
 
 def voxels_of_affine(affine: object) -> Voxels:
-    """From (d, h, w, 1) to (x, y, z, 1) [mm], RAS+, as each axis points for the most part.
+    """Reads sizes and ends off an affine (d, h, w, 1) to (x, y, z, 1) [mm], RAS+.
 
     >>> voxels_of_affine([[0, 0, -2, 0], [0, 1, 0, 0], [5, 0, 0, 0], [0, 0, 0, 1]]).ends["width"]
     ('R', 'L')
@@ -199,7 +199,7 @@ def voxels_of_affine(affine: object) -> Voxels:
 
 
 def _universe_side(extras: Extras) -> float | None:
-    """The side [Mpc/h] that `hyperslab simulate` notes, for this universe's own H_0."""
+    """Computes the side [Mpc/h] that `hyperslab simulate` notes, for this universe's own H_0."""
     box = extras.attributes.get("box_size")
     physical = extras.arrays.get("physPar")
     if not isinstance(box, (int, float)) or physical is None or "H_0" not in extras.names:
@@ -210,7 +210,7 @@ def _universe_side(extras: Extras) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MiddlePlanes:
-    """The three middle planes of a volume; each is named by the axis it is across.
+    """Holds the three middle planes of a volume; each is named by the axis it is across.
 
     ``values["depth"]`` is (height, width), and so on, of what ``quantity`` says.
     """
@@ -223,7 +223,7 @@ class MiddlePlanes:
 
 
 def middle_planes(run: Run) -> MiddlePlanes:
-    """The three middle planes of one sample, first channel; of counts log(1 + count).
+    """Reads the three middle planes of one sample, first channel; of counts log(1 + count).
 
     Raises:
         DataError: the folder of universes is not there, holds none, or the file is broken.
@@ -256,7 +256,7 @@ PlaneValues = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The three planes of a scan through the centre of what is not background.
+    """Holds the three planes of a scan through the centre of what is not background.
 
     ``values`` of the first channel, ``true`` and ``predicted`` classes, each by the axis that the
     plane is across: ``values["depth"]`` is (height, width), and so on. ``at`` is where the planes
@@ -274,7 +274,7 @@ class Scan:
 
 
 def scans(run: Run) -> list[Scan]:
-    """The scans whose masks the evaluation has kept; none if it has kept none.
+    """Reads the scans whose masks the evaluation has kept; none if it has kept none.
 
     Raises:
         DataError: a file is broken, or the scans are not there any more.
@@ -326,7 +326,7 @@ def _planes_at(classes: PlaneValues, at: Mapping[str, int]) -> dict[str, PlaneVa
 
 
 def _find_sample(run: Run, sample: str) -> Source:
-    """The file that the sample is or is a part of, or the source that makes it."""
+    """Opens the file that has the sample, or the source that makes it."""
     source = synthetic_volumes(run) or other_volumes(run)
     if source is not None:
         return source
@@ -340,7 +340,7 @@ def _find_sample(run: Run, sample: str) -> Source:
 
 
 def _foreground_centre(true: NDArray[np.uint8]) -> list[int]:
-    """Of what is not background; of the whole where there is nothing else."""
+    """Finds the centre of what is not background, or of the whole without any."""
     places = np.argwhere(true > 0)
     if not len(places):
         return [extent // 2 for extent in true.shape]

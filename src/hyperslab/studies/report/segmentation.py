@@ -12,16 +12,12 @@ from hyperslab.models.cosmoflow import variant_of
 from hyperslab.studies.number_format import DASH, number, times
 from hyperslab.studies.report.html import (
     Block,
-    CellTable,
     Chapter,
     Figures,
     Heading,
     Legend,
     Notice,
     Paragraph,
-    TableCell,
-    TableRow,
-    bar_cell,
 )
 from hyperslab.studies.report.samples import middle_planes, scans
 from hyperslab.studies.report.slices import (
@@ -32,6 +28,7 @@ from hyperslab.studies.report.slices import (
     universe_slices,
 )
 from hyperslab.studies.run_folder import Run
+from hyperslab.studies.table import Table, TableCell, TableRow, bar_cell
 
 SCORES = {
     "dice": "Dice",
@@ -49,11 +46,11 @@ SURFACES = {
     "samples_invented": "invented",
 }
 VOXEL_COUNTS = ("true_positives", "false_positives", "false_negatives")
-"""Of voxels; what is a score of a class and not one of these is shown."""
+"""Lists the scores that count voxels; all other scores of a class are shown."""
 
 
 def class_scores(run: Run) -> Chapter:
-    """Tables of an evaluation."""
+    """Writes the chapter of an evaluation's tables by class."""
     scores = run.scores
     of = run.evaluation
     about = (
@@ -71,25 +68,25 @@ def class_scores(run: Run) -> Chapter:
         for name, row in scores.items()
     ]
     head = ["class", *measured.values(), "true voxels"]
-    table = CellTable("Overlap of predicted and true masks", head, rows)
+    table = Table("Overlap of predicted and true masks", head, rows)
     parts = [Paragraph(about), table, *_surfaces(run), *_confusion(run)]
     return Chapter("accuracy", "Accuracy", parts)
 
 
 def masks_chapter(run: Run) -> Chapter:
-    """A few scans with what is true and what the network says."""
+    """Writes the chapter of a few scans with what is true and what the network says."""
     return Chapter("masks", "Scans, true and predicted", _mask_blocks(run))
 
 
 def _further_scores(scores: Mapping[str, Mapping[str, float | None]]) -> dict[str, str]:
-    """Whatever else an evaluation measured of its classes."""
+    """Lists whatever else an evaluation measured of its classes."""
     known = {*SCORES, *SURFACES, *VOXEL_COUNTS}
     keys = dict.fromkeys(key for row in scores.values() for key in row)
     return {key: _measure_label(key) for key in keys if key not in known}
 
 
 def _surfaces(run: Run) -> list[Block]:
-    """How far apart they are, of the classes that have one."""
+    """Tables distances between surfaces, of the classes that have one."""
     rows: list[TableRow] = [
         [name, *(_count_or_number(key, row.get(key)) for key in SURFACES)]
         for name, row in run.scores.items()
@@ -100,7 +97,7 @@ def _surfaces(run: Run) -> list[Block]:
     caption = "Distances between the surfaces of predicted and true masks"
     if isinstance(within, float | int):
         caption += f"; surface Dice: what lies within {number(within)} mm"
-    return [CellTable(caption, ["class", *SURFACES.values()], rows)] if rows else []
+    return [Table(caption, ["class", *SURFACES.values()], rows)] if rows else []
 
 
 def _count_or_number(key: str, value: float | None) -> str:
@@ -109,7 +106,7 @@ def _count_or_number(key: str, value: float | None) -> str:
 
 
 def _measure_label(key: str) -> str:
-    """``mean_surface_distance_mm`` as ``mean surface distance [mm]``."""
+    """Writes ``mean_surface_distance_mm`` as ``mean surface distance [mm]``."""
     words, underscore, unit = key.rpartition("_")
     named = f"{words} [{unit}]" if underscore and unit == "mm" else key
     return named.replace("_", " ")
@@ -129,7 +126,7 @@ def _confusion(run: Run) -> list[Block]:
         for name, row in zip(names, shares.tolist(), strict=True)
     ]
     head = ["true class", *(f"as {name}" for name in names)]
-    return [CellTable("Where the voxels of each class went [% of the true ones]", head, rows)]
+    return [Table("Where the voxels of each class went [% of the true ones]", head, rows)]
 
 
 def _mask_blocks(run: Run) -> list[Block]:
@@ -167,13 +164,13 @@ def _sum_of_counts(row: dict[str, float | None], *keys: str) -> int:
 
 
 def dice_of(scores: dict[str, dict[str, float | None]]) -> list[tuple[str, float]]:
-    """Of every class but the background."""
+    """Lists the Dice of every class but the background."""
     found = [(name, row.get("dice")) for name, row in list(scores.items())[1:]]
     return [(name, dice) for name, dice in found if dice is not None]
 
 
 def volumes(run: Run) -> Chapter:
-    """Scans with their masks, or the middle planes of one universe with the cuts of the grid."""
+    """Shows scans with their masks, or the planes of one universe with the grid's cuts."""
     if run.segments:
         return masks_chapter(run)
     return Chapter("universe", "A universe, and how it is cut", _universe_blocks(run))
@@ -203,7 +200,7 @@ def _universe_blocks(run: Run) -> list[Block]:
 
 
 def first_window(run: Run, shape: tuple[int, int, int]) -> Window | None:
-    """What the first convolution reads; None for a network that is not one of ours."""
+    """Returns the first convolution's window; None for a network that is not one of ours."""
     if run.segments:
         return Window(3, before=1, after=1)
     try:

@@ -26,10 +26,10 @@ CUT_COLOUR = "#7fd4ff"  # on the picture itself, so the same on a light and on a
 LETTER_COLOUR = "#ffffff"
 LETTER_OUTLINE = (effects.withStroke(linewidth=3, foreground="black"),)
 LONGER_SIDE = 190
-"""The longer side of a plane [px]."""
+"""Gives the longer side of a plane [px]."""
 
 THINNEST = 8
-"""A plane that is thinner than its length over this is drawn thicker than it is."""
+"""Draws a plane that is thinner than its length over this thicker than it is."""
 
 LEFT = 64
 BELOW = 48
@@ -41,7 +41,7 @@ ValueRange = tuple[float, float]
 
 
 class PlaneCanvas:
-    """A picture of a plane, to be drawn on in voxels: their sizes are put in here.
+    """Draws a plane in voxels, and puts their sizes in.
 
     ``rows`` and ``columns`` are the axes of the plane, ``upwards`` has the first row at the bottom.
     """
@@ -74,7 +74,7 @@ class PlaneCanvas:
     def values(
         self, values: NDArray[Any], limits: ValueRange, *, colours: str, quantity: str
     ) -> None:
-        """The plane itself, and its colour bar; ``quantity`` is what the values are."""
+        """Draws the plane itself, and its colour bar; ``quantity`` is what the values are."""
         low, high = limits
         image = self._image(values, cmap=colours, vmin=low, vmax=high)
         with mpl.rc_context(FIGURE_STYLE):
@@ -91,11 +91,11 @@ class PlaneCanvas:
             axis.set_major_locator(ticker.MaxNLocator(max(int(72 * inches / BETWEEN_TICKS), 1)))
 
     def over(self, colours: NDArray[np.float32]) -> None:
-        """A layer of (rows, columns, RGBA) on the plane."""
+        """Draws a layer of (rows, columns, RGBA) on the plane."""
         self._image(colours)
 
     def outline(self, chosen: NDArray[np.bool_], colour: str) -> None:
-        """A line around the voxels that are chosen."""
+        """Draws a line around the voxels that are chosen."""
         if min(chosen.shape) < 2:
             return
         rows, columns = (np.arange(extent) + 0.5 for extent in chosen.shape)
@@ -110,7 +110,7 @@ class PlaneCanvas:
         halos: Sequence[tuple[int, int]] = (),
         alpha: float = 0.0,
     ) -> None:
-        """The bounds of ``cut`` as lines and its halos as bands.
+        """Draws the bounds of ``cut`` as lines and its halos as bands.
 
         ``along`` is the axis of the picture, "x" or "y", that the cut divides.
         """
@@ -123,7 +123,7 @@ class PlaneCanvas:
             band(lo * size, hi * size, color=CUT_COLOUR, alpha=alpha, linewidth=0)
 
     def zoom(self, x: float, y: float, reach: float) -> None:
-        """Show what is up to ``reach`` around (x, y), all counted in voxels."""
+        """Shows what is up to ``reach`` around (x, y), all counted in voxels."""
         self.axes.set_xlim((x - reach) * self.wide, (x + reach) * self.wide)
         self.axes.set_ylim((y + reach) * self.high, (y - reach) * self.high)
 
@@ -132,7 +132,7 @@ class PlaneCanvas:
         return self.axes.imshow(values, aspect="auto", **options)
 
     def _letters(self, rows: tuple[str, str], columns: tuple[str, str]) -> None:
-        """Of the patient's sides, at the picture's edges, as viewers of scans have them."""
+        """Letters the patient's sides at the picture's edges, as viewers of scans do."""
         sides = ((0.5, 0.06, rows[0]), (0.5, 0.94, rows[1]))
         for x, y, letter in (*sides, (0.05, 0.5, columns[0]), (0.95, 0.5, columns[1])):
             self.axes.text(
@@ -142,7 +142,7 @@ class PlaneCanvas:
 
 
 def _plane_canvas(name: str, ratio: float) -> Canvas:
-    """Room for a plane that is ``ratio`` times as wide as high, its labels and its colour bar.
+    """Makes a canvas for a plane that is ``ratio`` times as wide as high, with a colour bar.
 
     The margins are fixed: an automatic layout does not see the colour bar, which is as high as
     the plane and no higher.
@@ -158,7 +158,7 @@ def _plane_canvas(name: str, ratio: float) -> Canvas:
 
 
 def limits_of(planes: Sequence[NDArray[Any]], shares: tuple[float, float]) -> ValueRange:
-    """One range of values for all of them, the percentiles ``shares`` of what is finite."""
+    """Computes one range of values for all planes: the percentiles ``shares`` of finite ones."""
     every = np.concatenate([plane.ravel() for plane in planes])
     every = every[np.isfinite(every)]
     if not len(every):
@@ -168,7 +168,7 @@ def limits_of(planes: Sequence[NDArray[Any]], shares: tuple[float, float]) -> Va
 
 
 def place_words(index: int, extent: int, axis: str, voxels: Voxels) -> str:
-    """Where a plane lies: ``Plane 17 of 32, at 66.0 Mpc/h``."""
+    """Says where a plane lies: ``Plane 17 of 32, at 66.0 Mpc/h``."""
     words = f"Plane {index + 1} of {extent}"
     if not voxels.unit:
         return words
@@ -176,11 +176,11 @@ def place_words(index: int, extent: int, axis: str, voxels: Voxels) -> str:
 
 
 ENLARGED_VOXELS = 12
-"""Voxels either side of a cut in the enlarged picture."""
+"""Counts the voxels either side of a cut in the enlarged picture."""
 
 
 def cuts_of(shape: Sequence[int], grid: Mapping[str, int]) -> dict[str, Cut]:
-    """How a volume is cut along each axis; one part where it is not."""
+    """Cuts a volume along each axis; one part where it is not cut."""
     return {
         axis: Cut.balanced(axis, extent, grid.get(axis, 1))
         for axis, extent in zip(SPATIAL_AXES, shape, strict=True)
@@ -190,7 +190,7 @@ def cuts_of(shape: Sequence[int], grid: Mapping[str, int]) -> dict[str, Cut]:
 def universe_slices(
     planes: MiddlePlanes, cuts: Mapping[str, Cut], window: Window | None
 ) -> list[Picture]:
-    """The middle planes, each with the cuts that cross it, and one cut enlarged.
+    """Draws the middle planes, each with the cuts that cross it, and one cut enlarged.
 
     ``window`` is the first convolution's; it gives the halo.
     """
@@ -203,7 +203,7 @@ def universe_slices(
 
 
 def halo_intervals(cut: Cut, window: Window) -> list[tuple[int, int]]:
-    """The intervals along ``cut`` that some shard reads and does not own.
+    """Lists the intervals along ``cut`` that some shard reads and does not own.
 
     >>> halo_intervals(Cut.balanced("depth", 8, 2), Window(3, before=1, after=1))
     [(4, 5), (3, 4)]
@@ -217,7 +217,7 @@ def halo_intervals(cut: Cut, window: Window) -> list[tuple[int, int]]:
 
 
 def halo_words(cuts: Mapping[str, Cut], window: Window) -> str:
-    """The width of the halo in words; empty where nothing is cut."""
+    """Says how wide the halo is; empty where nothing is cut."""
     wide = [hi - lo for cut in cuts.values() for lo, hi in halo_intervals(cut, window)]
     if not wide:
         return ""
@@ -248,7 +248,7 @@ def _universe_plane(
 
 
 def _enlarged(planes: MiddlePlanes, cut: Cut, window: Window, limits: ValueRange) -> Picture:
-    """The voxels around the first bound of ``cut``, halo and all."""
+    """Draws the voxels around the first bound of ``cut``, halo and all."""
     across = "height" if cut.axis == "depth" else "depth"
     rows, columns = (axis for axis in SPATIAL_AXES if axis != across)
     canvas = _drawn_cuts(planes, "slice-zoom", across, limits)
@@ -285,11 +285,11 @@ def _shared_range(cut: Cut, window: Window | None) -> list[tuple[int, int]]:
 # On the picture itself, so the same on a light and on a dark page; none is a grey.
 CLASS_COLOURS = ("#ff9d00", "#ff4fa3", "#00d6a1", "#ffe600", "#9f8bff", "#ff6b4a")
 MASK_ALPHA = 0.4
-"""Of the predicted mask, so that the scan below stays visible."""
+"""Makes the predicted mask transparent, so that the scan below stays visible."""
 
 
 def class_colour(index: int) -> str:
-    """Of class ``index``, 1 or more; beyond the last colour they begin again."""
+    """Gives class ``index``, 1 or more, its colour; beyond the last they begin again."""
     return CLASS_COLOURS[(index - 1) % len(CLASS_COLOURS)]
 
 
@@ -300,7 +300,7 @@ def scan_slices(
     cuts: Mapping[str, Cut],
     place: int,
 ) -> list[Picture]:
-    """The three planes of a scan, the ``place``-th that is shown."""
+    """Draws the three planes of a scan, the ``place``-th that is shown."""
     limits = window or limits_of(list(scan.values.values()), (1, 99))
     return [_mask_plane(scan, across, classes, limits, cuts, place) for across in SPATIAL_AXES]
 
@@ -342,7 +342,7 @@ def _mask_plane(
 
 
 def _tinted(classes: PlaneValues) -> PlaneValues:
-    """Each class in its colour (rows, columns, RGBA), the background transparent."""
+    """Paints each class in its colour (rows, columns, RGBA), the background transparent."""
     picture = np.zeros((*classes.shape, 4), np.float32)
     for index in np.unique(classes[classes > 0]):
         picture[classes == index] = to_rgba(class_colour(int(index)), MASK_ALPHA)
@@ -350,6 +350,6 @@ def _tinted(classes: PlaneValues) -> PlaneValues:
 
 
 def _plane_dice(true: PlaneValues, predicted: PlaneValues) -> float | None:
-    """In this plane; None where the class neither is nor is predicted."""
+    """Computes Dice in this plane; None where the class neither is nor is predicted."""
     union = int(true.sum()) + int(predicted.sum())
     return 2 * int((true & predicted).sum()) / union if union else None

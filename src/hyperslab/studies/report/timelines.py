@@ -12,17 +12,9 @@ from matplotlib.patches import Patch
 
 from hyperslab.studies.number_format import DASH, number, times
 from hyperslab.studies.report.canvas import FIRST, MUTED, SECOND, THIRD, Canvas, Picture
-from hyperslab.studies.report.html import (
-    Block,
-    CellTable,
-    Chapter,
-    Figures,
-    Notice,
-    Paragraph,
-    TableCell,
-    bar_cell,
-)
+from hyperslab.studies.report.html import Block, Chapter, Figures, Notice, Paragraph
 from hyperslab.studies.run_folder import Run
+from hyperslab.studies.table import Table, TableCell, bar_cell
 from hyperslab.train.profile import (
     UNDER_WAY,
     LayerTime,
@@ -34,12 +26,12 @@ from hyperslab.train.profile import (
 )
 
 FIGURE_PIXELS = 1200
-"""Pieces that lie closer than the figure is wide by this are drawn as one."""
+"""Joins pieces that lie closer than the figure is wide by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """How a kind of pieces is drawn: in which line, colour, opacity and height (of 1)."""
+    """Says how a kind of pieces is drawn: in which line, colour, opacity and height (of 1)."""
 
     line: str
     kind: str
@@ -71,7 +63,7 @@ TIMELINE_LEGEND = (
 
 
 def timeline_of(steps: Sequence[tuple[str, StepTimes]]) -> Picture:
-    """Steps one above the other on one scale; each with its title."""
+    """Draws steps one above the other on one scale, each with its title."""
     lines = [line for line in dict.fromkeys(s.line for s in STROKES) if _used(line, steps)]
     tall = len(lines) + 1.2  # with its title
     canvas = Canvas("timeline", width=880, height=round(75 + 26 * tall * len(steps)))
@@ -113,7 +105,7 @@ def timeline_of(steps: Sequence[tuple[str, StepTimes]]) -> Picture:
 
 
 def merged_spans(spans: Iterable[TimelineSpan], gap: float) -> list[tuple[float, float]]:
-    """Begin and end of spans, those together that lie less than ``gap`` [s] apart."""
+    """Joins spans that lie less than ``gap`` [s] apart: begins and ends."""
     result: list[tuple[float, float]] = []
     for begin, end, _ in sorted(spans):
         if result and begin - result[-1][1] < gap:
@@ -138,11 +130,11 @@ CATEGORIES: dict[str, tuple[TimelineRow, ...]] = {
     "agreement on the step": ("vote",),
     "Python and torch between operators": ("framework",),
 }
-"""As figure 3 of Mathuriya et al. 2018; what is left of a step is named beside them."""
+"""Groups a step's time as figure 3 of Mathuriya et al. 2018; the rest is named beside it."""
 
 
 def timelines(run: Run) -> Chapter:
-    """A profiled step of the main rank; with the other run's where there is one."""
+    """Shows a profiled step of the main rank, with the other run's where there is one."""
     return Chapter("timelines", "Timeline of a step", list(_timeline_parts(run)))
 
 
@@ -196,7 +188,7 @@ def _timeline_words(run: Run, main: Profile, step: StepTimes) -> str:
     )
 
 
-def _categories(runs: Sequence[tuple[str, Profile]]) -> CellTable:
+def _categories(runs: Sequence[tuple[str, Profile]]) -> Table:
     rows = []
     left = [1.0 for _ in runs]
     for category, kinds in CATEGORIES.items():
@@ -213,7 +205,7 @@ def _categories(runs: Sequence[tuple[str, Profile]]) -> CellTable:
         rest += _share(max(share, 0.0) * mean, max(share, 0.0))
     rows.append(["not covered", *rest])
     head = ["", *(cell for name, _ in runs for cell in (f"{name} [ms]", "share"))]
-    return CellTable("Time by category, the mean of the profiled steps of rank 0", head, rows)
+    return Table("Time by category, the mean of the profiled steps of rank 0", head, rows)
 
 
 def _share(seconds: float, share: float) -> list[TableCell | str]:
@@ -221,7 +213,7 @@ def _share(seconds: float, share: float) -> list[TableCell | str]:
 
 
 def _ranks(profiles: Sequence[Profile]) -> Paragraph:
-    """The ranks that work longest and shortest; the others wait for the first."""
+    """Names the ranks that work longest and shortest; all wait for the slowest."""
     working = {
         p.rank: sum(s.rows[k] for s in p.steps for k in ("convolutions", "operators", "framework"))
         / len(p.steps)
@@ -237,8 +229,8 @@ def _ranks(profiles: Sequence[Profile]) -> Paragraph:
     )
 
 
-def _layers(name: str, main: Profile, predicted: Profile | None) -> CellTable:
-    """Measured against predicted, layer by layer."""
+def _layers(name: str, main: Profile, predicted: Profile | None) -> Table:
+    """Tables measured against predicted times, layer by layer."""
     measured = {(time.layer, time.stage): time for time in main.layers}
     expected = {} if predicted is None else {(t.layer, t.stage): t for t in predicted.layers}
     stages: tuple[Stage, ...] = ("forward", "backward", "optimizer")
@@ -252,16 +244,16 @@ def _layers(name: str, main: Profile, predicted: Profile | None) -> CellTable:
     rows.append(["all", *whole])
     head = ["layer", "compute [ms]", "held up [ms]", "together [ms]"]
     head += [] if predicted is None else ["predicted [ms]", "measured / predicted"]
-    return CellTable(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
+    return Table(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
 
 
 def _last(layer: str) -> bool:
-    """What belongs to no layer comes after those in their order."""
+    """Orders what belongs to no layer after the layers."""
     return not layer
 
 
 def _layers_sum(layers: Iterable[LayerTime]) -> LayerTime | None:
-    """Of all layers and stages; None without any."""
+    """Sums up all layers and stages; None without any."""
     known = list(layers)
     if not known:
         return None

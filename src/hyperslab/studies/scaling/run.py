@@ -48,13 +48,13 @@ from hyperslab.util.atomic_files import partial_path
 log = logging.getLogger("hyperslab")
 
 MEASURED_EPOCHS = 4
-"""Of each training; the first is left out (Oyama et al. 2020, section V-B)."""
+"""Counts the epochs of each training; the first is left out (Oyama et al. 2020, V-B)."""
 
 
 def measure_step(
     point: ScalingPoint, base: Recipe, study: Path, *, epochs: int = MEASURED_EPOCHS
 ) -> MeasuredStep:
-    """The steps of a training on the point's grid, into a folder of its own below ``study``.
+    """Measures the steps of a training on the point's grid, in a folder below ``study``.
 
     A training that is there already is not repeated; one that was stopped begins anew.
 
@@ -75,7 +75,7 @@ def measure_step(
 def earlier_measurement(
     point: ScalingPoint, base: Recipe, study: Path, *, epochs: int
 ) -> MeasuredStep | None:
-    """What was measured before, if it was.
+    """Reads what was measured before, if it was.
 
     Raises:
         RecipeError: the folder holds the training of another recipe; names the keys.
@@ -94,7 +94,7 @@ def earlier_measurement(
 
 
 def crowded(ranks: int, device: str) -> str:
-    """Why the times of so many ranks of this machine mean nothing; "" if they do.
+    """Says why the times of so many ranks mean nothing on this machine; "" if they do.
 
     More processes than cores, or than GPUs, take turns instead of running side by side.
     """
@@ -113,7 +113,7 @@ def _cores() -> int:
 
 
 def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None:
-    """The folder has its name when the training is complete."""
+    """Trains; the folder has its name when the training is complete."""
     partial = partial_path(folder)
     file = partial / "point.yaml"
     try:
@@ -153,13 +153,13 @@ def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
 
 
 STOPPING_ERRORS = (CheckpointError, DataError, DivergedError, RecipeError)
-"""What a training may raise that would stop the other points as well. The rest, memory that does
+"""Lists errors of a training that would stop the other points as well. The rest, memory that does
 not suffice above all, is a property of one point."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRequest:
-    """What is to be studied: ``points`` of a ``recipe`` called ``name``.
+    """Says what is to be studied: ``points`` of a ``recipe`` called ``name``.
 
     Runs, tables and figure go into ``output``. Each run takes ``epochs``. Without ``trains``
     nothing is run, and what was measured before stands beside the prediction. ``refused`` are
@@ -177,7 +177,7 @@ class StudyRequest:
 
 
 def run_study(request: StudyRequest, predictor: Predictor | None) -> Study:
-    """Measure and predict every point; what there is is written after each of them.
+    """Measures and predicts every point; what there is is written after each of them.
 
     A point that was measured before is not run again. Points that cannot be, and those whose
     training failed because of their grid, are named in the study and do not stop it.
@@ -204,7 +204,7 @@ def run_study(request: StudyRequest, predictor: Predictor | None) -> Study:
 def _predicted_study(
     request: StudyRequest, jobs: dict[ScalingPoint, GridJob], predictor: Predictor | None
 ) -> Study:
-    """The rows as far as they are known before anything runs."""
+    """Makes the rows as far as they are known before anything runs."""
     rows = []
     refused = list(request.refused)
     accumulated = request.recipe.optimizer.accumulate
@@ -223,7 +223,7 @@ def _predicted_study(
 
 
 def _measured_study(request: StudyRequest, study: Study) -> Study:
-    """The study with every point measured."""
+    """Measures every point of the study."""
     rows = list(study.rows)
     for place, row in enumerate(study.rows):
         point = row.point
@@ -251,7 +251,7 @@ def _measured_study(request: StudyRequest, study: Study) -> Study:
 
 
 def _write_study(study: Study, folder: Path) -> None:
-    """Its tables and its figure, if there is anything in them."""
+    """Writes the study's tables and its figure, if there is anything in them."""
     if not any(row.measured or row.predicted for row in study.rows):
         return
     try:

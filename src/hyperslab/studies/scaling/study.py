@@ -22,7 +22,7 @@ from hyperslab.recipe.schema import GridSection, Recipe
 
 
 class ScalingKind(StrEnum):
-    """Strong: the mini-batch stays. Weak: the samples of a replica stay.
+    """Tells strong scaling, of one mini-batch, from weak, of one number of samples a replica.
 
     Oyama et al. 2020, sections V-B and V-C.
     """
@@ -33,7 +33,7 @@ class ScalingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """One grid and the samples of a mini-batch on it."""
+    """Holds one grid and the samples of a mini-batch on it."""
 
     grid: GridSection
     batch_size: int
@@ -44,18 +44,18 @@ class ScalingPoint:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Names the point's folder."""
         extents = "x".join(map(str, self.grid.model_dump().values()))
         return f"{self.ranks:04}-ranks-{extents}-batch-{self.batch_size}"
 
     @property
     def cut(self) -> str:
-        """The grid in words: ``data 2 x depth 4``."""
+        """Writes the grid in words: ``data 2 x depth 4``."""
         parts = [f"{axis} {n}" for axis, n in self.grid.model_dump().items() if n > 1]
         return " x ".join(parts) or "uncut"
 
     def recipe(self, base: Recipe, *, output: Path, epochs: int) -> Recipe:
-        """The training that measures this point.
+        """Makes the recipe of the training that measures this point.
 
         Synthetic data are at least as many samples as the recipe says, in whole mini-batches,
         and one sample for the validation, which is not measured.
@@ -82,21 +82,21 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPoint:
-    """A number of ranks that a study cannot have, and the error that says why."""
+    """Holds a number of ranks that a study cannot have, and the error that says why."""
 
     ranks: int
     error: HyperslabError
 
     @property
     def reason(self) -> str:
-        """In one line."""
+        """Gives the reason in one line."""
         return "; ".join(line.strip() for line in str(self.error).splitlines())
 
 
 def points_or_refusals(
     ranks: Iterable[int], points: Callable[[list[int]], list[ScalingPoint]]
 ) -> tuple[list[ScalingPoint], list[RefusedPoint]]:
-    """Those of ``points`` by numbers of ranks; one that cannot be does not stop the others."""
+    """Collects ``points`` by numbers of ranks; one that cannot be does not stop the others."""
     found = []
     refused = []
     for count in ranks:
@@ -110,7 +110,7 @@ def points_or_refusals(
 def own_points(
     kind: ScalingKind, recipe: Recipe, grids: Sequence[GridSection]
 ) -> list[ScalingPoint]:
-    """Grids that the user has said, with the mini-batch that such a study has on them.
+    """Makes points of the user's grids, with the mini-batch that such a study has on them.
 
     Raises:
         LayoutError: two have as many ranks, or the mini-batch is no multiple of a data axis.
@@ -127,7 +127,7 @@ def own_points(
 
 
 def strong_points(recipe: Recipe, ranks: Iterable[int], axis: str) -> list[ScalingPoint]:
-    """The recipe's mini-batch on its grid, of which ``axis`` grows to so many ranks.
+    """Makes points of the recipe's mini-batch on its grid, of which ``axis`` grows.
 
     Raises:
         LayoutError: a number of ranks is no multiple of the other axes, or the mini-batch no
@@ -137,7 +137,7 @@ def strong_points(recipe: Recipe, ranks: Iterable[int], axis: str) -> list[Scali
 
 
 def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
-    """The recipe's grid with more and more replicas, and as many samples for each as it has.
+    """Makes points of more and more replicas of the recipe's grid, each with as many samples.
 
     Raises:
         LayoutError: as `strong_points`.
@@ -148,7 +148,7 @@ def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
 
 
 def _samples_each(recipe: Recipe) -> int:
-    """Of a mini-batch, those of each replica on the recipe's own grid."""
+    """Counts the samples of each replica in a mini-batch on the recipe's own grid."""
     if recipe.grid.auto:
         raise LayoutError(
             "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
@@ -181,7 +181,7 @@ def _checked(grid: GridSection, batch_size: int) -> ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """The steps of one training, those of the first epoch left out.
+    """Holds the steps of one training, those of the first epoch left out.
 
     ``seconds`` is the median step, ``lower`` and ``upper`` are its quartiles [s], over ``steps``
     steps of ``samples`` samples each; ``waiting`` is the median wait for data [s]; ``memory`` the
@@ -200,7 +200,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """A step on a machine: its ``parts`` [s], and the ``memory`` of a rank of a ``limit`` [B].
+    """Holds a predicted step: its ``parts`` [s], the ``memory`` and the ``limit`` of a rank [B].
 
     ``doubts`` say how far its times are to be trusted.
     """
@@ -212,7 +212,7 @@ class PredictedStep:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Returns the time of the whole step [s]."""
         return self.parts.total
 
     @property
@@ -222,7 +222,7 @@ class PredictedStep:
 
 @dataclass(frozen=True, slots=True)
 class StudyRow:
-    """A point with its measured and its predicted step, either of which may not be there.
+    """Holds a point with its measured and its predicted step, either of which may be missing.
 
     ``samples`` are those of a step: of more than one mini-batch where gradients are accumulated.
     ``failure`` says why a training of it failed, if one did.
@@ -244,7 +244,7 @@ class StudyRow:
 
     @property
     def deviation(self) -> float | None:
-        """Of the prediction: predicted / measured - 1."""
+        """Computes the prediction's deviation: predicted / measured - 1."""
         if self.measured is None or self.predicted is None:
             return None
         return self.predicted.seconds / self.measured.seconds - 1
@@ -252,7 +252,7 @@ class StudyRow:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a point is, relative to the smallest of the same study that has a time.
+    """Compares a point's speed with the smallest one of the same study that has a time.
 
     ``throughput`` [samples/s]; ``speedup`` is its ratio to that of ``base`` ranks; ``efficiency``
     is the speed-up over the ratio of the ranks: 1 where so many more ranks do so much more.
@@ -266,7 +266,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A strong or weak scaling study, its rows by ranks; ``machine`` is that of the predictions.
+    """Holds a scaling study, its rows by ranks; ``machine`` is that of the predictions.
 
     ``refused`` are the points that were asked for and cannot be.
     """
@@ -278,11 +278,11 @@ class Study:
     refused: tuple[RefusedPoint, ...] = ()
 
     def measured(self) -> list[Speed | None]:
-        """By row; None where nothing was measured."""
+        """Returns the measured speeds by row; None where nothing was measured."""
         return self._speeds(lambda row: row.measured_seconds)
 
     def predicted(self) -> list[Speed | None]:
-        """By row; None where nothing was predicted."""
+        """Returns the predicted speeds by row; None where nothing was predicted."""
         return self._speeds(lambda row: row.predicted_seconds)
 
     def _speeds(self, seconds_of: Callable[[StudyRow], float | None]) -> list[Speed | None]:
@@ -309,12 +309,12 @@ class Predictor:
 
     @property
     def bounds(self) -> PlanBounds:
-        """A rank may have all the memory that the machine's file says."""
+        """Bounds plans by the memory that the machine's file says."""
         limit = MemoryLimit(self.machine.memory, f"that of {self.machine.name}")
         return PlanBounds(limit, self.process)
 
     def predict(self, job: GridJob) -> PredictedStep:
-        """A step of the job on the grid of its recipe.
+        """Predicts a step of the job on the grid of its recipe.
 
         Raises:
             UnsupportedOp: the network has an operator that cannot be traced or cut.
@@ -324,7 +324,7 @@ class Predictor:
         return PredictedStep(found.seconds, found.memory.total, self.machine.memory, doubts)
 
     def best_points(self, recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
-        """The recipe's mini-batch on the grid that the plan likes best for each number of ranks.
+        """Makes points of the grid that the plan likes best for each number of ranks.
 
         Where none fits into memory, on that which needs least of it.
 
@@ -355,7 +355,7 @@ def _prediction_doubts(found: Candidate, machine: Machine) -> Iterator[str]:
 def jobs_of(
     points: Sequence[ScalingPoint], base: Recipe
 ) -> tuple[dict[ScalingPoint, GridJob], list[RefusedPoint]]:
-    """What every point asks of its ranks, and the points that cannot be.
+    """Derives what every point asks of its ranks, and the points that cannot be.
 
     Those are the ones whose grid is none for such volumes, or whose mini-batch is more than there
     are samples.

@@ -12,25 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+import rich.table
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from rich import box
-from rich.console import JustifyMethod
-from rich.markup import escape
-from rich.table import Table
 
 from hyperslab.planner.cost import Breakdown
 from hyperslab.studies.number_format import TIMES, number, size
+from hyperslab.studies.report.canvas import FIRST, SECOND
 from hyperslab.studies.scaling.study import MeasuredStep, ScalingKind, Speed, Study, StudyRow
+from hyperslab.studies.table import Table, TableRow
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 
 Cell = float | int | str | None
 
 
 def write_tables(study: Study, folder: Path) -> None:
-    """``study.csv`` and ``study.json``: one row a point; what is not there is empty.
+    """Writes ``study.csv`` and ``study.json``: one row a point; what is not there is empty.
 
     Times are in seconds, throughputs in samples/s, memory in bytes; ``deviation`` is
     predicted / measured - 1. In the JSON ``remark`` and the facts stand beside them.
@@ -52,7 +51,7 @@ def write_tables(study: Study, folder: Path) -> None:
 
 
 def table_of_study(study: Study) -> list[dict[str, Cell]]:
-    """By row, every number by its name; of a point that cannot be, the ranks and why."""
+    """Lists every number of each row by name; of a point that cannot be, the ranks and why."""
     speeds = zip(study.rows, study.measured(), study.predicted(), strict=True)
     rows = [_row_cells(row, measured, predicted) for row, measured, predicted in speeds]
     nothing = dict.fromkeys(rows[0])
@@ -60,29 +59,29 @@ def table_of_study(study: Study) -> list[dict[str, Cell]]:
     return sorted(rows, key=lambda cells: int(cells["ranks"] or 0))
 
 
-def short_table(study: Study) -> Table:
-    """What one looks for first, in 80 columns; a prediction stands below its measurement."""
-    table = Table(box=box.SIMPLE_HEAD, padding=0)
-    for head in ("ranks", "grid", "batch", ""):
-        justify: JustifyMethod = "left" if head in ("grid", "") else "right"
-        table.add_column(head, justify=justify, no_wrap=head != "grid")  # a grid of 3 axes is long
-    for head in ("step\n[s]", "samples\n/s", "speed-\nup", "effi-\nciency", "devi-\nation"):
-        table.add_column(escape(head), justify="right", no_wrap=True)
+SHORT_HEAD = ("ranks", "grid", "batch", "", "step\n[s]", "samples\n/s", "speed-\nup")
+SHORT_HEAD += ("effi-\nciency", "devi-\nation")
+
+
+def short_table(study: Study) -> rich.table.Table:
+    """Shows what one looks for first; a prediction stands below its measurement."""
+    rows: list[TableRow] = []
     for row, measured, predicted in zip(
         study.rows, study.measured(), study.predicted(), strict=True
     ):
         point = [str(row.point.ranks), row.point.cut, str(row.point.batch_size)]
         if measured is not None:
-            table.add_row(*point, "measured", *_merits(row.measured_seconds, measured), "")
+            rows.append([*point, "measured", *_merits(row.measured_seconds, measured), ""])
             point = [""] * len(point)
         if predicted is not None:
             off = "" if row.deviation is None else f"{row.deviation:+.1%}"
-            table.add_row(*point, "predicted", *_merits(row.predicted_seconds, predicted), off)
-    return table
+            rows.append([*point, "predicted", *_merits(row.predicted_seconds, predicted), off])
+    # A grid of three axes is long, and all has to fit into 80 columns.
+    return Table("", SHORT_HEAD, rows).for_terminal(left=("grid", ""), padding=0, wrap="grid")
 
 
 def study_remarks(study: Study) -> list[str]:
-    """What a reader of the numbers has to know."""
+    """Says what a reader of the numbers has to know."""
     words = [f"left out: {one.reason}" for one in study.refused]
     words += [_shared(remark, study) for row in study.rows for remark in remarks_on(row)]
     words = list(dict.fromkeys(words))
@@ -93,7 +92,7 @@ def study_remarks(study: Study) -> list[str]:
 
 
 def remarks_on(row: StudyRow) -> list[str]:
-    """Why a time of a row means less than it seems."""
+    """Says why a time of a row means less than it seems."""
     words = []
     if row.measured is not None and row.measured.crowded:
         words.append(f"{row.measured.crowded}: meaningless as a measure of scaling")
@@ -107,7 +106,7 @@ def remarks_on(row: StudyRow) -> list[str]:
 
 
 def _shared(remark: str, study: Study) -> str:
-    """A remark once, with the ranks of all rows that it is made on."""
+    """Makes a remark once, with the ranks of all rows that it is made on."""
     ranks = [str(row.point.ranks) for row in study.rows if remark in remarks_on(row)]
     return f"{', '.join(ranks)} rank{'s' * (ranks != ['1'])}: {remark}"
 
@@ -134,7 +133,7 @@ def _row_cells(row: StudyRow, measured: Speed | None, predicted: Speed | None) -
 def _named(
     what: str, kind: type[MeasuredStep | Breakdown | Speed], values: object
 ) -> dict[str, Cell]:
-    """The numbers among the fields of a dataclass, each called by what it is a number of."""
+    """Names the numbers among a dataclass's fields by what they are numbers of."""
     names = [field.name for field in dataclasses.fields(kind) if field.name != "crowded"]
     return {f"{what}_{name}": getattr(values, name, None) for name in names}
 
@@ -142,11 +141,6 @@ def _named(
 def _csv(cell: Cell) -> Cell:
     return f"{cell:.9g}" if isinstance(cell, float) else cell
 
-
-MEASURED_COLOUR = "#0072b2"
-"""The palette of Okabe and Ito (2008), as in the report."""
-
-PREDICTED_COLOUR = "#b84a00"
 
 DAGGER = "\N{DAGGER}"
 
@@ -156,10 +150,10 @@ STEP_PARTS = {
     "waiting for ranks": ("#cc79a7", ("halos", "statistics", "gradients")),
     "optimizer, overhead, input": ("#bbbbbb", ("optimizer", "overhead", "input")),
 }
-"""What is told apart of a predicted step: its colour, and the parts of its `Breakdown`."""
+"""Groups a predicted step's parts: a colour, and fields of its `Breakdown`."""
 
 COMPARABLE = 40
-"""A bar that is shorter than the longest by more than that cannot be seen: lines take its place."""
+"""Limits the ratio of bars: a shorter one could not be seen, and lines take its place."""
 
 FIGURE_STYLE = {
     "font.size": 10,
@@ -176,7 +170,7 @@ FIGURE_STYLE = {
 
 
 def draw_study(study: Study, path: Path) -> None:
-    """Write the figure as PNG: whole or not at all.
+    """Writes the figure as PNG, whole or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -186,7 +180,7 @@ def draw_study(study: Study, path: Path) -> None:
 
 
 def figure_of(study: Study) -> Figure:
-    """Bars where they can be compared by eye, else lines."""
+    """Draws bars where they can be compared by eye, else lines."""
     wide = max(6.4, 1.6 + 0.95 * len(study.rows))
     figure = Figure(figsize=(wide, 4.6), layout="constrained")
     axes = figure.subplots()
@@ -199,7 +193,7 @@ def figure_of(study: Study) -> Figure:
 
 
 def _comparable(study: Study) -> bool:
-    """Whether the times of a strong scaling study are near enough to each other for bars."""
+    """Tells if the times of a strong scaling study are near enough to each other for bars."""
     seconds = [s for row in study.rows for s in (row.measured_seconds, row.predicted_seconds) if s]
     return study.kind is ScalingKind.STRONG and max(seconds) <= COMPARABLE * min(seconds)
 
@@ -224,7 +218,7 @@ def _title(study: Study) -> str:
 
 
 def _bars(axes: Axes, study: Study) -> None:
-    """The time of a step, measured beside predicted, which is shaded and shows its parts."""
+    """Draws the time of a step, measured beside predicted, which is shaded by its parts."""
     both = any(row.measured for row in study.rows) and any(row.predicted for row in study.rows)
     width = 0.38 if both else 0.6
     top = 0.0
@@ -251,7 +245,7 @@ def _measured_bar(axes: Axes, at: float, width: float, row: StudyRow, speed: Spe
         at,
         found.seconds,
         width,
-        color=MEASURED_COLOUR,
+        color=FIRST,
         yerr=spread,
         error_kw={"ecolor": "#1c1f24", "elinewidth": 0.8, "capsize": 2},
         label="measured (median, quartiles)",
@@ -280,7 +274,7 @@ def _predicted_bar(axes: Axes, at: float, width: float, predicted: Breakdown, sp
 
 
 def _annotate(axes: Axes, at: float, top: float, speed: Speed) -> None:
-    """Throughput [samples/s] and speed-up, as in the paper."""
+    """Writes throughput [samples/s] and speed-up, as in the paper."""
     axes.annotate(
         _speed_words(speed),
         (at, top),
@@ -297,7 +291,7 @@ def _speed_words(speed: Speed) -> str:
 
 
 def _lines(axes: Axes, study: Study) -> None:
-    """Throughput over ranks, both logarithmic; a dotted line is what ideal scaling would be."""
+    """Draws throughput over ranks, both logarithmic; a dotted line is ideal scaling."""
     ranks = [row.point.ranks for row in study.rows]
     _line(axes, ranks, study.measured(), above=True)
     _line(axes, ranks, study.predicted(), above=False)
@@ -312,12 +306,12 @@ def _lines(axes: Axes, study: Study) -> None:
 
 
 def _line(axes: Axes, ranks: Sequence[int], speeds: Sequence[Speed | None], *, above: bool) -> None:
-    """The measured line, with its words above, or the predicted one, with its words below."""
+    """Draws the measured line, its words above, or the predicted one, its words below."""
     points = [(r, s) for r, s in zip(ranks, speeds, strict=True) if s is not None]
     if not points:
         return
     name = "measured" if above else "predicted"
-    color = MEASURED_COLOUR if above else PREDICTED_COLOUR
+    color = FIRST if above else SECOND
     first = points[0][1]
     ideal = [first.throughput * count / first.base for count in ranks]
     axes.plot(ranks, ideal, ":", color=color, linewidth=1, label=f"ideal, from the first {name}")
@@ -348,7 +342,7 @@ def _point_label(row: StudyRow) -> str:
 
 
 def _label_once(axes: Axes) -> None:
-    """One entry of the legend for all bars of a kind."""
+    """Keeps one entry of the legend for all bars of a kind."""
     seen: set[str] = set()
     for container in axes.containers:
         label = str(container.get_label())

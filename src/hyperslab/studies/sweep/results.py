@@ -19,6 +19,7 @@ from hyperslab.errors import DataError
 from hyperslab.recipe.schema import Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_evaluation, read_table
 from hyperslab.studies.sweep.schema import Sweep, SweepRun, SweepVariant
+from hyperslab.studies.table import Table
 from hyperslab.util.atomic_files import write_csv, write_json
 from hyperslab.util.documents import read_json
 
@@ -27,7 +28,7 @@ RESULT_FILE = "result.json"
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run that is done: its epochs, and the least validation loss with its epoch, from 1.
+    """Holds a finished run: its epochs, and the least validation loss with its epoch, from 1.
 
     ``seconds`` [s] it trained. ``test`` are the scores of its best checkpoint on the test split by
     parameter or class, and ``test_mean`` of all together: squared errors over those of predicting
@@ -48,7 +49,7 @@ _RESULT = TypeAdapter(RunResult)
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """What was kept of a run that is done; None where it is not.
+    """Reads what was kept of a run that is done; None where it is not.
 
     Raises:
         DataError: the file is broken.
@@ -69,7 +70,7 @@ def read_result(folder: Path) -> RunResult | None:
 
 
 def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
-    """What came of a run that has just ended; writes it down, too.
+    """Collects what came of a run that has just ended, and writes it down.
 
     Raises:
         DataError: a file of the run is broken or shorter than it should be.
@@ -107,12 +108,12 @@ def _test_mean(found: dict[str, Any]) -> float | None:
 
 
 Outcomes = Mapping[SweepRun, RunResult]
-"""What came of the runs that are done."""
+"""Maps runs that are done to what came of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some runs, and the least and the largest of them."""
+    """Holds the median of some runs, and the least and the largest of them."""
 
     median: float
     least: float
@@ -121,7 +122,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class TriedRate:
-    """The median validation loss at a rate, of so many runs of those that choose."""
+    """Holds the median validation loss at a rate, of so many runs of those that choose."""
 
     rate: float
     validation_loss: float | None
@@ -130,7 +131,7 @@ class TriedRate:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """A variant: the rates that were tried, the best, and what came of the seeds there.
+    """Holds a variant: the rates that were tried, the best, and what came of the seeds there.
 
     ``segments``: the test scores are Dice, and not squared errors over those of the mean.
     ``paths`` are the folders of the runs that are done, below the sweep's.
@@ -154,13 +155,13 @@ class SweepRow:
 
     @property
     def at_the_edge(self) -> bool:
-        """Whether the best rate is the least or the largest of several: others may be better."""
+        """Tells if the best rate is the least or the largest of several: others may be better."""
         rates = [one.rate for one in self.tried]
         return len(rates) > 1 and self.rate in (min(rates), max(rates))
 
 
 def best_rates(sweep: Sweep, outcomes: Outcomes, *, given_up: bool = False) -> dict[str, float]:
-    """The rate of each variant with the lowest median validation loss, by its name.
+    """Finds the rate of each variant with the lowest median validation loss, by its name.
 
     A variant whose rates are not all tried has none yet, or, if those are ``given_up``, the best
     of the others. Of equal rates the smaller one is taken.
@@ -180,7 +181,7 @@ def best_rates(sweep: Sweep, outcomes: Outcomes, *, given_up: bool = False) -> d
 
 
 def rates_tried(variant: SweepVariant, outcomes: Outcomes) -> tuple[TriedRate, ...]:
-    """What the runs that choose have found so far."""
+    """Lists what the runs that choose have found so far."""
     if not variant.choosing_runs:
         return ()
     by_rate: dict[float, list[float]] = {rate: [] for rate in variant.rates}
@@ -194,7 +195,7 @@ def rates_tried(variant: SweepVariant, outcomes: Outcomes) -> tuple[TriedRate, .
 
 
 def rows_of(sweep: Sweep, outcomes: Outcomes, rates: Mapping[str, float]) -> list[SweepRow]:
-    """One row a variant; what is not done yet is not in it."""
+    """Makes one row a variant; what is not done yet is not in it."""
     return [
         _variant_row(sweep, variant, outcomes, rates.get(variant.name))
         for variant in sweep.variants
@@ -202,7 +203,7 @@ def rows_of(sweep: Sweep, outcomes: Outcomes, rates: Mapping[str, float]) -> lis
 
 
 def _predicts_classes(recipe: Recipe, folders: Sequence[Path]) -> bool:
-    """As the recipe says, or where it does not, as what its first run has measured says."""
+    """Tells, by the recipe or else by its first run, if classes are predicted."""
     if recipe.segments is not None or not folders:
         return bool(recipe.segments)
     measured = read_table(folders[0] / "epochs.csv", NEEDED_OF_EPOCHS)
@@ -252,7 +253,7 @@ def _spreads(scores: Sequence[Mapping[str, float | None]]) -> dict[str, Spread |
 
 
 def _of(values: Iterable[float | None]) -> Spread | None:
-    """None where one of them is not known."""
+    """Spreads values; None where one of them is not known."""
     known = list(values)
     numbers = [float(value) for value in known if value is not None]
     if not numbers or len(numbers) < len(known):
@@ -261,7 +262,7 @@ def _of(values: Iterable[float | None]) -> Spread | None:
 
 
 def write_table(sweep: Sweep, rows: Sequence[SweepRow], failures: Mapping[str, str]) -> None:
-    """``sweep.json`` and ``sweep.csv``, each whole or not at all.
+    """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all.
 
     Raises:
         OSError: they cannot be written.
@@ -285,3 +286,55 @@ def _csv_cells(row: SweepRow, spreads: Sequence[str]) -> list[object]:
         found: Spread | None = row.test.get(name) if name in row.test else getattr(row, name, None)
         cells += [None] * 3 if found is None else [found.median, found.least, found.largest]
     return [*cells, row.total_seconds]
+
+
+def runs_table(rows: Sequence[SweepRow]) -> Table:
+    """Shows by variant what was run, and the median time of a training."""
+    cells = [
+        [
+            row.name,
+            "none" if row.rate is None else f"{row.rate:g}",
+            f"{len(row.seeds)} of {row.wanted}",
+            _range_text(row.validation_loss),
+            "" if row.best_epoch is None else f"{row.best_epoch.median:g} of {row.epochs}",
+            "" if row.seconds is None else f"{row.seconds.median:.0f} s",
+            "the best rate is at the edge of what was tried" if row.at_the_edge else "",
+        ]
+        for row in rows
+    ]
+    head = ("variant", "rate", "seeds", "validation loss", "best epoch", "training", "")
+    return Table("", head, cells)
+
+
+def scores_table(rows: Sequence[SweepRow]) -> Table:
+    """Shows by variant the scores on the test split, median (least to largest) over seeds."""
+    names = list(dict.fromkeys(name for row in rows for name in row.test))
+    cells = [
+        [row.name, _range_text(row.test_mean), *(_range_text(row.test.get(n)) for n in names)]
+        for row in rows
+    ]
+    segments = any(row.segments for row in rows)
+    what = "Dice" if segments else "squared error over that of predicting the mean"
+    caption = f"{what}, test split; median (least to largest) over seeds"
+    return Table(caption, ["variant", "mean", *names], cells)
+
+
+def rates_table(rows: Sequence[SweepRow]) -> Table:
+    """Shows the median validation loss of each rate that was tried."""
+    cells = [
+        [
+            row.name,
+            f"{one.rate:g}",
+            "failed" if one.validation_loss is None else f"{one.validation_loss:.4g}",
+            "chosen" if one.rate == row.rate else "",
+        ]
+        for row in rows
+        for one in row.tried
+    ]
+    return Table("", ("variant", "rate tried", "validation loss", ""), cells)
+
+
+def _range_text(spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread.median:.3g} ({spread.least:.3g} to {spread.largest:.3g})"

@@ -19,7 +19,6 @@ from typing import Self
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, printable, reason
@@ -42,6 +41,7 @@ from hyperslab.studies.sweep.results import (
     write_table,
 )
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
+from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import parse_yaml, read_text
@@ -49,11 +49,11 @@ from hyperslab.util.documents import parse_yaml, read_text
 log = logging.getLogger("hyperslab")
 
 ASK_AGAIN = 0.5
-"""After [s], whether a run's folder is free."""
+"""Waits so long [s] before it tries a run's folder again."""
 
 
 def finished_result(run: SweepRun) -> RunResult | None:
-    """What came of a run, if it is done.
+    """Returns what came of a run, if it is done.
 
     Raises:
         RecipeError: the folder holds another run; names the keys.
@@ -72,7 +72,7 @@ def finished_result(run: SweepRun) -> RunResult | None:
 
 
 def do_run(run: SweepRun, ranks: int) -> RunResult:
-    """Train to the end, from the newest checkpoint on if there is one; then evaluate.
+    """Trains to the end, from the newest checkpoint on if there is one; then evaluates.
 
     What a run says goes to ``logs`` in its folder. A run that chooses a rate is not evaluated and
     keeps no checkpoint; another one keeps its best.
@@ -103,7 +103,7 @@ def do_run(run: SweepRun, ranks: int) -> RunResult:
 
 
 def remove_checkpoints(folder: Path, *, keep_best: bool) -> None:
-    """Remove what only a run that goes on would need."""
+    """Removes what only a run that goes on would need."""
     checkpoints = folder_of(folder)
     best = checkpoints / "best"
     kept = best.resolve().name if keep_best else None
@@ -115,7 +115,7 @@ def remove_checkpoints(folder: Path, *, keep_best: bool) -> None:
 
 
 def _await_lock(folder: Path) -> None:
-    """Wait for ranks whose launcher was killed: they write a checkpoint and end."""
+    """Waits for ranks whose launcher was killed: they write a checkpoint and end."""
     told = False
     while True:
         try:
@@ -135,7 +135,7 @@ def _launch(recipe: Recipe, ranks: int, arguments: list[str], folder: Path) -> N
 
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the history of the run that is under way."""
+"""Waits so many seconds between two looks at the history of the run under way."""
 
 
 class SweepProgress:
@@ -175,13 +175,13 @@ class SweepProgress:
         self.bar.stop()
 
     def begin(self, run: SweepRun) -> None:
-        """The next run."""
+        """Begins to show the next run."""
         self.number += 1
         self.under_way = run
         self.bar.update(self.task, description=self._words(run), completed=self.done)
 
     def end(self, run: SweepRun, result: RunResult, *, again: bool) -> None:
-        """It is done; ``again``: it was done only now."""
+        """Reports that a run is done; ``again``: it was done only now."""
         self._finish(run)
         words = (
             f"validation loss {result.validation_loss:.4g} in epoch {result.best_epoch} of "
@@ -190,7 +190,7 @@ class SweepProgress:
         self._say(f"{self._words(run)}: {words}{'' if again else ', was done before'}")
 
     def fail(self, run: SweepRun, error: Exception) -> None:
-        """It failed, and others go on."""
+        """Reports that a run failed; others go on."""
         self._finish(run)
         self._say(f"{self._words(run)}: failed: {error}")
 
@@ -220,7 +220,7 @@ class SweepProgress:
 
 
 def _last_epoch(path: Path) -> tuple[int, str]:
-    """How many epochs a run has done, and its validation loss in words."""
+    """Counts the epochs that a run has done, with its validation loss in words."""
     try:
         head, *rows = path.read_text().rpartition("\n")[0].splitlines()
         row = dict(zip(head.split(","), rows[-1].split(","), strict=True))
@@ -237,27 +237,27 @@ DoRun = Callable[[SweepRun, int], RunResult]
 
 @dataclass
 class SweepState:
-    """What there is of a sweep: results, and why others failed, by run."""
+    """Holds what there is of a sweep: results, and why others failed, by run."""
 
     sweep: Sweep
     outcomes: dict[SweepRun, RunResult] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def rates(self) -> dict[str, float]:
-        """The best of those that could be tried."""
+        """Returns the best of the rates that could be tried."""
         return best_rates(self.sweep, self.outcomes, given_up=True)
 
     def rows(self) -> list[SweepRow]:
-        """The table so far."""
+        """Makes the table so far."""
         return rows_of(self.sweep, self.outcomes, self.rates())
 
     def write(self) -> None:
-        """The table's files."""
+        """Writes the table's files."""
         write_table(self.sweep, self.rows(), self.failures)
 
 
 def run_sweep(sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun = do_run) -> SweepState:
-    """Do what is left of a sweep; its table is written after every run.
+    """Does what is left of a sweep; its table is written after every run.
 
     A run that fails is named and the others go on; another start tries it again.
 
@@ -315,7 +315,7 @@ def _do_all(
 
 
 def _claim(sweep: Sweep) -> None:
-    """Write down what is swept, or compare it with what was.
+    """Writes down what is swept, or compares it with what was.
 
     Raises:
         RecipeError: it is another sweep; names the keys with both values.
@@ -342,7 +342,7 @@ def _claim(sweep: Sweep) -> None:
 
 
 def _at(values: object, key: str) -> object:
-    """What is at a dotted key; names of variants may have dots, too."""
+    """Looks up a dotted key; names of variants may have dots, too."""
     if not key:
         return values
     if not isinstance(values, Mapping):
@@ -354,7 +354,7 @@ def _at(values: object, key: str) -> object:
 
 
 def forecast_table(sweep: Sweep, machine: str | None) -> Table:
-    """One row a variant and stage, and their sum; nothing is run.
+    """Tables each variant and stage, and their sum; nothing is run.
 
     Times are those of the training steps, by the plan for a machine; validation, evaluation and
     start-up come on top. Where there is no prediction, the reason stands in its place.
@@ -363,9 +363,7 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
         RecipeError: a folder holds another run.
         MachineError: there is no such machine.
     """
-    table = Table(box=None, pad_edge=False)
-    for name in ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "all"):
-        table.add_column(name, justify="left" if name == "variant" else "right")
+    rows: list[TableRow] = []
     total = 0.0
     known = True
     device = planned_device(sweep.variants[0].recipe)
@@ -381,7 +379,7 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
             seconds = None if step is None else step * steps * epochs * (count - ready)
             total += seconds or 0.0
             known = known and seconds is not None
-            table.add_row(
+            cells = [
                 f"{variant.name}: {stage}",
                 str(count),
                 _values_text(variant.rates) if stage != "seeds" else "the best",
@@ -390,14 +388,16 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
                 str(ready) if stage != "seeds" else "",
                 words if step is None else time_text(step),
                 "" if seconds is None else time_text(seconds),
-            )
+            ]
+            rows.append(cells)
     words = f"training steps, predicted for {chosen.name}"
-    table.add_row(words, *[""] * 6, f"{'' if known else 'more than '}{time_text(total)}")
-    return table
+    rows.append([words, *[""] * 6, f"{'' if known else 'more than '}{time_text(total)}"])
+    head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "all")
+    return Table("", head, rows)
 
 
 def _predicted_step(variant: SweepVariant, machine: Machine) -> tuple[float | None, int, str]:
-    """Of a step [s], steps of an epoch, and why there is no prediction."""
+    """Predicts a step [s]; also the steps of an epoch, and why there is no prediction."""
     recipe = variant.recipe
     try:
         job = job_of(recipe)

@@ -28,7 +28,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
 
 SWEPT = ("optimizer.learning_rate", "seed", "output")
-"""Keys of a recipe that a sweep sets itself."""
+"""Lists the keys of a recipe that a sweep sets itself."""
 
 
 def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -42,7 +42,7 @@ Seeds = Annotated[tuple[NonNegativeInt, ...], AfterValidator(_different)]
 
 
 class VariantSection(Section):
-    """Keys of the recipe that differ, dotted, with their values.
+    """Holds the keys of the recipe that differ, dotted, with their values.
 
     ``rates`` and ``seeds`` take the place of the sweep's.
     """
@@ -54,19 +54,19 @@ class VariantSection(Section):
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The keys of the recipe."""
+        """Returns the keys of the recipe."""
         return dict(self.model_extra or {})
 
 
 class ChoiceSection(Section):
-    """How the learning rate of a variant is chosen: by the validation loss of shorter runs."""
+    """Says how the learning rate of a variant is chosen, by shorter runs' validation loss."""
 
     epochs: Annotated[float, Field(gt=0, le=1)] = 1 / 3  # share of the recipe's
     seeds: Seeds | None = None  # None: the variant's first
 
 
 class SweepFile(Section):
-    """One sweep."""
+    """Declares the keys of a sweep file."""
 
     recipe: Path  # relative to the sweep file
     variants: dict[str, VariantSection]
@@ -90,12 +90,12 @@ class SweepFile(Section):
 
 
 IRRELEVANT_SECTIONS = frozenset({"grid", "memory", "peak"})
-"""Sections on which the result of a run does not depend."""
+"""Lists the sections on which the result of a run does not depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """One training: of a variant, at a rate, with a seed; ``chooses``: to choose the rate."""
+    """Holds a variant's training at a rate, with a seed; ``chooses``: to choose the rate."""
 
     variant: str
     rate: float
@@ -105,19 +105,19 @@ class SweepRun:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Names the run in words."""
         of = f"{self.variant}, rate {self.rate:g}, seed {self.seed}"
         return f"{of} (choosing the rate)" if self.chooses else of
 
     @property
     def folder(self) -> Path:
-        """Of this run."""
+        """Returns the folder of this run."""
         return self.recipe.output
 
 
 @dataclass(frozen=True, slots=True)
 class SweepVariant:
-    """A variant: its recipe at no particular rate, and what is to be run of it."""
+    """Holds a variant: its recipe at no particular rate, and what is to be run of it."""
 
     name: str
     recipe: Recipe
@@ -127,20 +127,20 @@ class SweepVariant:
 
     @property
     def choosing_runs(self) -> int:
-        """How many it takes to choose the rate: none where there is one rate only."""
+        """Counts the runs that choose the rate: none where there is one rate only."""
         return len(self.rates) * len(self.choosing_seeds) if len(self.rates) > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Everything that is to be run, into ``output``; ``share`` of the epochs chooses a rate."""
+    """Holds all that is to be run, into ``output``; ``share`` of the epochs chooses a rate."""
 
     output: Path
     variants: tuple[SweepVariant, ...]
     share: float
 
     def choosing(self) -> list[SweepRun]:
-        """The runs that choose the rates, variant by variant."""
+        """Lists the runs that choose the rates, variant by variant."""
         return [
             self._run(variant, rate, seed, chooses=True)
             for variant in self.variants
@@ -150,7 +150,7 @@ class Sweep:
         ]
 
     def final(self, rates: Mapping[str, float]) -> list[SweepRun]:
-        """The runs at the chosen rates: the first seed of all variants first.
+        """Lists the runs at the chosen rates, the first seed of all variants first.
 
         So variants can be compared before all seeds are done. One without a rate has no runs.
         """
@@ -163,7 +163,7 @@ class Sweep:
         ]
 
     def settings(self) -> dict[str, Any]:
-        """What the results depend on, as plain values."""
+        """Lists what the results depend on, as plain values."""
         return {
             "choose": {"epochs": self.share},
             "variants": {
@@ -192,7 +192,7 @@ class Sweep:
 def load_sweep(
     path: str | Path, overrides: Sequence[str] = (), *, output: Path | None = None
 ) -> Sweep:
-    """The sweep in a YAML file; ``overrides`` are of the recipe, for all variants.
+    """Loads the sweep in a YAML file; ``overrides`` are of the recipe, for all variants.
 
     Raises:
         RecipeError: the file, the recipe, a variant or an override is wrong; says where.
@@ -209,7 +209,7 @@ def load_sweep(
 
 
 def shortened(recipe: Recipe, share: float) -> Recipe:
-    """The same training in a share of the epochs: its schedule is as much shorter.
+    """Shortens a training to a share of the epochs, and its schedule with it.
 
     So the rate has come down when it ends, as it will in the whole training. The test split is not
     looked at.
