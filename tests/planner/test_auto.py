@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from hyperslab.errors import LayoutError, MachineError, RecipeError
-from hyperslab.planner.auto import GridChooser, choose_grid, chosen_overrides
+from hyperslab.launch.restarts import chosen_overrides
+from hyperslab.planner.auto import GridChooser, choose_grid
 from hyperslab.planner.job import job_of
 from hyperslab.planner.search import make_plan, trace_one
 from hyperslab.recipe.load import load_recipe

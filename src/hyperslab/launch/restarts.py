@@ -22,8 +22,7 @@ from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, Stopped, reason
 from hyperslab.launch.failures import RankFailed, RankLost
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner.auto import GridChooser, chosen_overrides, planned_device
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import Recipe, planned_device
 
 
 @dataclass
@@ -74,6 +73,12 @@ class RestartPolicy:
 log = logging.getLogger("hyperslab")
 
 
+def chosen_overrides(recipe: Recipe) -> list[str]:
+    """Return the overrides that say what was chosen, for the ranks that are started."""
+    axes = ", ".join(f"{axis}: {extent}" for axis, extent in recipe.grid.model_dump().items())
+    return [f"grid={{{axes}}}", f"memory={recipe.memory}"]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingLaunch:
     """Starts ``hyperslab arguments...`` on ranks of this machine until the training has ended.
@@ -84,7 +89,7 @@ class TrainingLaunch:
 
     asked: Recipe
     arguments: Sequence[str]
-    choose: GridChooser
+    choose: Callable[[Recipe, int], Recipe]
 
     def until_done(self, recipe: Recipe, *, restarts: int, resume: bool) -> None:
         """Train on the grid of ``recipe``; after a failure so often again (see `RestartPolicy`).

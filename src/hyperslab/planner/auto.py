@@ -11,8 +11,6 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass
 
-import torch
-
 from hyperslab.errors import LayoutError
 from hyperslab.planner.cost import LayerCost
 from hyperslab.planner.grids import words_of
@@ -30,7 +28,7 @@ from hyperslab.planner.search import (
     trace_one,
 )
 from hyperslab.planner.summary import bytes_text, ranks_text, time_text
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
 
 USUAL_MACHINES = {"cpu": "laptop-2core", "cuda": "lassen-v100"}
@@ -87,12 +85,6 @@ def machine_for(name: str | None, device: str) -> Machine:
     return load_machine(name)
 
 
-def planned_device(recipe: Recipe) -> str:
-    """On which kind of device the recipe computes here."""
-    cuda = recipe.device == "cuda" or (recipe.device == "auto" and torch.cuda.is_available())
-    return "cuda" if cuda else "cpu"
-
-
 def _choice_words(plan: GridPlan, recipe: Recipe) -> str:
     best = plan.best
     assert best is not None
@@ -121,12 +113,6 @@ def _nothing_fits_words(plan: GridPlan, bounds: PlanBounds) -> str:
         f"({plan.limit.reason}); {words_of(smallest.grid)} needs least, "
         f"{bytes_text(smallest.memory.total)}\n    {remedy}"
     )
-
-
-def chosen_overrides(recipe: Recipe) -> list[str]:
-    """The overrides that say what was chosen, for the ranks that are started."""
-    axes = ", ".join(f"{axis}: {extent}" for axis, extent in recipe.grid.model_dump().items())
-    return [f"grid={{{axes}}}", f"memory={recipe.memory}"]
 
 
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
