@@ -64,9 +64,6 @@ LOADERS = {"torch": {"load"}, "torch.jit": {"load"}, "jit": {"load"}, "yaml": {"
 """Functions that do, unless they are told not to, by their modules."""
 
 ALLOWED = {
-    ("checkpoint/pickled.py", "torch.load"): "on request, with a warning",
-    ("checkpoint/pickled.py", "weights_only"): "True, which refuses code",
-    ("checkpoint/pickled.py", "torch.distributed.checkpoint"): "on request, with a warning",
     ("comm/agreement.py", "pickle"): "an exception of this process, to see if another one can",
     ("comm/agreement.py", "broadcast_object_list"): "from rank to rank, nothing of files",
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",

@@ -1,4 +1,4 @@
-"""Checkpoints with pickles are read on request only (tiers: no process; a few gloo ranks)."""
+"""Checkpoints with pickles are refused, their code never runs (tiers: no process; gloo ranks)."""
 
 from __future__ import annotations
 
@@ -16,35 +16,28 @@ from tests.checkpoint.test_save_load import network, same, tensors
 from tests.ranks import run_ranks
 
 
-def test_an_old_checkpoint_is_read_on_request(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, optimizer = network(3)
-    state = torch.get_rng_state()
-    save_pickled(tmp_path / "a", model, optimizer, random=state, step=3)
-    other, restored = network(1)
-    with pytest.raises(CheckpointError, match=r"run any code(.|\n)*checkpoint.trust_pickle=true"):
-        load(tmp_path / "a", other, restored)
-    with caplog.at_level("WARNING", "hyperslab"):
-        extra = load(tmp_path / "a", other, restored, trust_pickle=True)
-    assert "code that is in it is run" in caplog.text
-    assert same(tensors(other, restored), tensors(model, optimizer))
-    assert extra["step"] == 3
-    assert torch.equal(extra["random"], state)
+def test_an_old_checkpoint_is_refused_with_nothing_changed(tmp_path: Path) -> None:
+    save_pickled(tmp_path / "a", *network(3), step=3)
+    model, optimizer = network(1)
+    before = tensors(model, optimizer)
+    with pytest.raises(CheckpointError, match=r"kept pickles(.|\n)*run any code"):
+        load(tmp_path / "a", model, optimizer)
+    with pytest.raises(CheckpointError, match="kept pickles"):
+        read_extra(tmp_path / "a")
+    assert same(tensors(model, optimizer), before)
 
 
-def test_saved_again_it_has_none(tmp_path: Path) -> None:
+def test_a_new_one_takes_its_place(tmp_path: Path) -> None:
     model, optimizer = network(2)
     save_pickled(tmp_path / "a", model, optimizer)
-    other, restored = network(1)
-    load(tmp_path / "a", other, restored, trust_pickle=True)
-    save(tmp_path / "a", other, restored)
+    save(tmp_path / "a", model, optimizer)
     assert {file.name for file in (tmp_path / "a").iterdir()} == {
         "manifest.json",
         "model.safetensors",
         "optimizer.safetensors",
         "state.json",
     }
+    other, restored = network(1)
     load(tmp_path / "a", other, restored)
     assert same(tensors(other, restored), tensors(model, optimizer))
 
@@ -53,11 +46,10 @@ def save_old_on_ranks(path: Path) -> None:
     save_pickled(path, *network(2), seed=2)
 
 
-def test_one_that_ranks_wrote(tmp_path: Path) -> None:
+def test_one_that_ranks_wrote_is_refused(tmp_path: Path) -> None:
     run_ranks(2, save_old_on_ranks, tmp_path / "a")
-    model, optimizer = network(1)
-    assert load(tmp_path / "a", model, optimizer, trust_pickle=True) == {"seed": 2}
-    assert same(tensors(model, optimizer), tensors(*network(2)))
+    with pytest.raises(CheckpointError, match="kept pickles"):
+        load(tmp_path / "a", *network(1))
 
 
 ATTACKED = (".metadata", "__0_0.distcp", "extra.pt", "model.safetensors", "optimizer.safetensors")

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.cli import app
-from hyperslab.errors import HyperslabError, RecipeError
-from hyperslab.recipe.load import load_recipe
+from hyperslab.errors import HyperslabError
 from hyperslab.train.evaluate import evaluate
 from tests.checkpoint.old import attacking_pickle, write_sums
 from tests.train.universes import narrow_network, run, write_recipe, write_universes
@@ -79,25 +77,6 @@ def test_no_pickle_of_an_old_checkpoint_is_executed(trained: Path) -> None:
     check(trained, COMMANDS)
     write_sums(path, format=2)
     check(trained, COMMANDS)
-
-
-def test_a_recipe_cannot_ask_for_trust(trained: Path) -> None:
-    for name in (".metadata", "extra.pt", "__0_0.distcp"):
-        path = (folder_of(trained / "run") / "best").resolve()
-        (path / name).write_bytes(attacking_pickle(trained / "attacked"))
-    write_sums(path)
-    recipe = trained / "run" / "recipe.yaml"
-    values = yaml.safe_load(recipe.read_text())
-    assert "trust_pickle" not in values["checkpoint"]
-    for trust in (True, "true", 1, "yes"):
-        values["checkpoint"]["trust_pickle"] = trust
-        recipe.write_text(yaml.safe_dump(values))
-        check(trained, OF_CHECKPOINTS)
-    with pytest.raises(RecipeError, match="not taken from a file"):
-        load_recipe(recipe)
-    del values["checkpoint"]["trust_pickle"]
-    recipe.write_text(yaml.safe_dump(values))
-    assert load_recipe(recipe, ["checkpoint.trust_pickle=true"]).checkpoint.trust_pickle
 
 
 def check(home: Path, commands: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 from pydantic_core import PydanticUndefined
+from typer.core import TyperGroup
 
 from hyperslab.cli import app
 from hyperslab.recipe.load import _fields
@@ -96,8 +97,10 @@ def test_choices_and_comments_are_there(page: Any) -> None:
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     yield name, command
-    for inside in getattr(command, "commands", {}).values():
-        yield from commands(inside, f"{name} {inside.name}")
+    if isinstance(command, TyperGroup):
+        context = typer.Context(command)
+        for inside in command.list_commands(context):
+            yield from commands(command.get_command(context, inside), f"{name} {inside}")
 
 
 def test_every_command_and_option_is_there(page: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hyperslab.train.flops import FLOP_FORMULAS, FlopCount, StepFlops, measure_peak
+from hyperslab.train.flops import FlopCount, StepFlops, flop_formulas, measure_peak
 from tests.ranks import run_ranks
 from tests.train.universes import run, write_recipe
 
@@ -29,7 +29,7 @@ def test_what_has_no_formula_leaves_the_count_unknown(monkeypatch: pytest.Monkey
     def refuse(*shapes: object, out_val: object) -> int:
         raise AssertionError(shapes, out_val)
 
-    monkeypatch.setitem(FLOP_FORMULAS, torch.ops.aten.mm, refuse)
+    monkeypatch.setitem(flop_formulas(), torch.ops.aten.mm, refuse)
     a = torch.ones(2, 2)
     with FlopCount() as count:
         assert torch.equal(a @ a, 2 * a)

@@ -47,9 +47,6 @@ MANIFEST = "manifest.json"
 
 STATE_FILE = "state.json"
 
-EXTRA_PICKLED = "extra.pt"
-"""What earlier versions had in its place."""
-
 CHECKPOINT_FORMAT = 2
 """Of the files; 1, which no manifest says, was pickled."""
 
@@ -164,9 +161,8 @@ def _check_manifest(values: Any) -> ChecksumManifest:
             raise ValueError(f"{MANIFEST} names {name[:80]!r}, which is no file beside it")
         if not isinstance(value, str) or not SHA256_DIGITS.fullmatch(value):
             raise ValueError(f"{MANIFEST} has no checksum of {name}")
-    state = STATE_FILE if format == CHECKPOINT_FORMAT else EXTRA_PICKLED
-    if state not in sums:
-        raise ValueError(f"{MANIFEST} does not name {state}")
+    if format == CHECKPOINT_FORMAT and STATE_FILE not in sums:
+        raise ValueError(f"{MANIFEST} does not name {STATE_FILE}")
     return ChecksumManifest(sums, format)
 
 

@@ -114,7 +114,7 @@ class RunState:
             "samples": self.samples,
         }
 
-    def restore(self, path: Path, *, trust_pickle: bool = False) -> Position:
+    def restore(self, path: Path) -> Position:
         """Go back to a checkpoint, written on any grid, and say where that is.
 
         Raises:
@@ -122,7 +122,7 @@ class RunState:
             RecipeError: its mini-batches had another size, its training split was another one, so
                 its position means something else; or what was shown of the data was.
         """
-        state = load(path, self.model, self.optimizer, trust_pickle=trust_pickle)
+        state = load(path, self.model, self.optimizer)
         try:
             return self._restore(state, path)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

@@ -38,7 +38,6 @@ from hyperslab.checkpoint.files import (
     write_new,
     write_tensors,
 )
-from hyperslab.checkpoint.pickled import fill_from_pickled, read_pickled_extra, refuse_pickles
 from hyperslab.checkpoint.snapshot import (
     EXTRA_STEM,
     INDEX_FILE,
@@ -169,24 +168,17 @@ def load(
     path: str | Path,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    *,
-    trust_pickle: bool = False,
 ) -> dict[str, Any]:
     """Fill model and optimizer from a checkpoint; every rank calls it. Returns ``extra``.
 
-    No code that is in it is run. Only checkpoints of earlier versions may have some, and are
-    refused without ``trust_pickle``.
+    No code that is in it is run.
 
     Raises:
-        CheckpointError: a file is missing or not what was written, or the checkpoint is of
-            another network; on every rank, and before anything is changed.
+        CheckpointError: a file is missing or not what was written, the checkpoint is of another
+            network, or its files are pickles; on every rank, and before anything is changed.
     """
     path, manifest = _verify(path)
     failing = f"the checkpoint {path} does not fit this model"
-    if manifest.pickled:
-        extra = _pickled_extra(path, trust_pickle)
-        fill_from_pickled(path, model, optimizer, failing)
-        return extra
 
     def read() -> dict[str, Any]:
         state = read_state(path, manifest, optimizer=optimizer is not None)
@@ -197,15 +189,13 @@ def load(
     return collective_try(read)
 
 
-def read_extra(path: str | Path, *, trust_pickle: bool = False) -> dict[str, Any]:
+def read_extra(path: str | Path) -> dict[str, Any]:
     """What a checkpoint holds besides model and optimizer; every rank calls it.
 
     Raises:
         CheckpointError: a file of it is missing or not what was written; on every rank.
     """
     path, manifest = _verify(path)
-    if manifest.pickled:
-        return _pickled_extra(path, trust_pickle)
     return collective_try(lambda: read_extra_values(path, manifest))
 
 
@@ -265,16 +255,18 @@ def _verify(path: str | Path) -> tuple[Path, ChecksumManifest]:
 
     def verify() -> tuple[Path, ChecksumManifest]:
         found = standing(named)
-        return found, verify_checksums(found)
+        manifest = verify_checksums(found)
+        if manifest.pickled:
+            raise CheckpointError(
+                f"the checkpoint {found} is of an earlier version, which kept pickles: reading it "
+                "would run any code that is in it, and no version reads it any more\n"
+                "    train anew, or read it with torch.load yourself if you trust where it comes "
+                "from"
+            )
+        return found, manifest
 
     failing = f"cannot read the checkpoint {named}"
     return broadcast_from_main(verify, failing=failing, error=CheckpointError)
-
-
-def _pickled_extra(path: Path, trust_pickle: bool) -> dict[str, Any]:
-    if not trust_pickle:
-        raise refuse_pickles(path)
-    return read_pickled_extra(path)
 
 
 def _check_and_fill(

@@ -1,24 +1,18 @@
-"""Runs the command line `hyperslab COMMAND ...`, one file a command."""
+"""Runs the command line `hyperslab COMMAND ...`, one file a command.
+
+A command is imported when it runs: to list them all takes their names and their help lines alone.
+"""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
-from hyperslab.cli.calibrate import calibrate_command
-from hyperslab.cli.convert import convert_commands
-from hyperslab.cli.evaluate import evaluate_command
-from hyperslab.cli.inspect import inspect_command
-from hyperslab.cli.plan import plan_command
-from hyperslab.cli.predict import predict_command
-from hyperslab.cli.recipes import recipes_commands
-from hyperslab.cli.report import report_command
-from hyperslab.cli.scale import scale_command
-from hyperslab.cli.simulate import simulate_command
-from hyperslab.cli.sweep import sweep_command
 from hyperslab.cli.terminal import (
     DEBUG,
     begin_interrupts,
@@ -26,16 +20,100 @@ from hyperslab.cli.terminal import (
     clean_interrupts,
     leave_rank,
 )
-from hyperslab.cli.train import train_command
-from hyperslab.planner.machine.schema import current_versions
+from hyperslab.util.optional_libraries import current_versions
+
+COMMANDS = {
+    "simulate": (
+        "simulate_command",
+        "Make N-body universes in the public HDF5 layout; run it again to go on after a stop.",
+    ),
+    "inspect": (
+        "inspect_command",
+        "Say what a folder or a recipe's data hold, and what reading them on a grid costs.",
+    ),
+    "calibrate": (
+        "calibrate_command",
+        "Measure this machine: operators, memory, messages, sums, reads, and what work hides.",
+    ),
+    "plan": (
+        "plan_command",
+        "Rank the grids of so many ranks by the time of a step; nothing is run.",
+    ),
+    "train": (
+        "train_command",
+        "Train a network; also under torchrun and srun, where every rank runs this command.",
+    ),
+    "evaluate": (
+        "evaluate_command",
+        "Measure a network on the test split; also under torchrun and srun, on any grid.",
+    ),
+    "predict": (
+        "predict_command",
+        "Predict whole volumes, each cut over all ranks; also under torchrun and srun.",
+    ),
+    "report": (
+        "report_command",
+        "Write the figures and tables of a run as one page that needs nothing else.",
+    ),
+    "scale": (
+        "scale_command",
+        "Measure or predict how training scales: throughput, speed-up, efficiency.",
+    ),
+    "sweep": (
+        "sweep_command",
+        "Choose a learning rate for each variant, then train it with several seeds and compare.",
+    ),
+    "recipes": (
+        "recipes_commands",
+        "List the recipes that come along, or copy one.",
+    ),
+    "convert": (
+        "convert_commands",
+        "Convert a folder to another format, or liver CTs to HDF5.",
+    ),
+}
+"""The commands, each with what `hyperslab.cli.NAME` calls it and the first sentence of its help."""
 
 
 class Commands(TyperGroup):
-    """Typer has an end of its own for Ctrl-C, which depends on its version."""
+    """Loads a command by its name, and lists all of them without loading any.
+
+    Typer has an end of its own for Ctrl-C, which depends on its version.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, (_, help_line) in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=help_line))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed = TyperGroup(
+            name=self.name,
+            commands=dict(self.commands),
+            params=self.params,
+            help=self.help,
+            rich_markup_mode=self.rich_markup_mode,
+        )
+        listed.format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         with clean_interrupts():
             return super().invoke(ctx)
+
+
+def load_command(name: str) -> Any:
+    """Import a command, as the object that Typer makes of it."""
+    found = getattr(import_module(f"{__name__}.{name}"), COMMANDS[name][0])
+    if isinstance(found, typer.Typer):
+        group = get_group(found)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(found)
+    return get_command(alone)
 
 
 app = typer.Typer(
@@ -48,7 +126,7 @@ app = typer.Typer(
 
 
 def show_version(wanted: bool) -> None:
-    """Say it and end."""
+    """Print the versions of hyperslab, torch and Python, and end."""
     if wanted:
         versions = current_versions()
         typer.echo(
@@ -70,22 +148,8 @@ def options(
         os.environ[DEBUG] = "1"
 
 
-app.add_typer(recipes_commands, name="recipes")
-app.command("simulate")(simulate_command)
-app.command("inspect")(inspect_command)
-app.command("calibrate")(calibrate_command)
-app.command("plan")(plan_command)
-app.command("train")(train_command)
-app.command("evaluate")(evaluate_command)
-app.command("predict")(predict_command)
-app.command("report")(report_command)
-app.command("scale")(scale_command)
-app.command("sweep")(sweep_command)
-app.add_typer(convert_commands, name="convert")
-
-
 def main() -> None:
-    """The entry point of `hyperslab` and of `python -m hyperslab`."""
+    """Run the command of this process: the entry point of `hyperslab` and `python -m hyperslab`."""
     begin_interrupts()
     try:
         with clean_interrupts(), clean_errors():

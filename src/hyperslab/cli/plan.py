@@ -12,7 +12,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 
 from hyperslab.errors import RecipeError, reason
-from hyperslab.planner.auto import machine_for, planned_device
+from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import VolumeShape, job_of
 from hyperslab.planner.machine import Machine
 from hyperslab.planner.search import (
@@ -32,6 +32,7 @@ from hyperslab.planner.summary import (
     ranking_table,
 )
 from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import planned_device
 from hyperslab.util.atomic_files import write_text
 
 _WIDTH = 120

@@ -14,10 +14,10 @@ from hyperslab.cli.rank import exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError
-from hyperslab.planner.auto import machine_for, planned_device
+from hyperslab.planner.auto import machine_for
 from hyperslab.planner.search import process_bytes
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.schema import GridSection, Recipe
+from hyperslab.recipe.schema import GridSection, Recipe, planned_device
 from hyperslab.studies.scaling.study import (
     Predictor,
     RefusedPoint,

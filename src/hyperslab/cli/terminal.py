@@ -13,15 +13,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hyperslab.comm.launchers import finish_mpi
 from hyperslab.errors import HyperslabError, printable
 from hyperslab.util.startup import say_stopped
+
+if TYPE_CHECKING:  # slow to import, and not for every command
+    from rich.console import Console
+    from rich.progress import Progress
 
 DEBUG = "HYPERSLAB_DEBUG"
 """Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""
@@ -41,6 +42,8 @@ def clean_errors() -> Iterator[None]:
     except HyperslabError as error:
         if os.environ.get(DEBUG):
             raise
+        from rich.console import Console
+
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         console.print(f"error: {printable(str(error))}", style="red")
         raise SystemExit(1) from None
@@ -90,6 +93,8 @@ def leave_rank(end: BaseException) -> NoReturn:
         with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
     if code == 0:
+        from hyperslab.comm.launchers import finish_mpi  # torch
+
         finish_mpi()
     os._exit(code)
 
@@ -125,6 +130,15 @@ def say(text: str, *, err: bool = False) -> None:
 
 def progress(console: Console | None = None) -> Progress:
     """A bar on the terminal, by default on standard error; nothing where that goes to a file."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(

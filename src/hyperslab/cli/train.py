@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,11 +26,10 @@ from hyperslab.cli.rank import (
 from hyperslab.cli.terminal import PrintableFormatter
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
-from hyperslab.planner.auto import GridChooser, write_prediction
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profiler import ProfilePolicy
-from hyperslab.train.run import RECIPE, prepare_folder, train
+from hyperslab.train.run import RECIPE, GridChoice, prepare_folder, train
 
 log = logging.getLogger("hyperslab")
 
@@ -82,7 +82,7 @@ def train_command(
             "--restarts starts ranks again, but these were started by something else: omit it\n"
             "    torchrun has --max-restarts"
         )
-    choose = GridChooser(machine)
+    choose = partial(_choose_grid, machine)
     with telling_ranks():
         asked = load_recipe(recipe, words)
         if output is not None:
@@ -109,7 +109,14 @@ def train_command(
         training.until_done(config, restarts=restarts, resume=resume)
 
 
-def _settle(recipe: Recipe, ranks: int | None, choose: GridChooser) -> Recipe:
+def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
+    """Return the recipe with the plan's best grid; other trainings need not import the planner."""
+    from hyperslab.planner.auto import GridChooser
+
+    return GridChooser(machine)(recipe, ranks)
+
+
+def _settle(recipe: Recipe, ranks: int | None, choose: GridChoice) -> Recipe:
     """With the grid that is best for the ranks that are to be started here."""
     if ranks is None:
         raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
@@ -118,7 +125,7 @@ def _settle(recipe: Recipe, ranks: int | None, choose: GridChooser) -> Recipe:
 
 
 def train_as_rank(
-    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChooser
+    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChoice
 ) -> None:
     """Train as one rank; what goes wrong is also written down for the process that started it."""
     ended = _train(recipe, resume=resume, profile=profile, choose=choose)
@@ -128,7 +135,7 @@ def train_as_rank(
 
 @as_rank
 def _train(
-    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChooser
+    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChoice
 ) -> Stopped | None:
     """The signal that ended it, if one did."""
     is_main = become_rank()
@@ -150,6 +157,8 @@ def _train(
 
 def _predict(run: Path, machine: str | None) -> None:
     """Put a prediction beside the profile, if there can be one; the run is done anyway."""
+    from hyperslab.planner.auto import write_prediction
+
     try:
         write_prediction(load_recipe(run / RECIPE), machine)
     except HyperslabError as error:

@@ -11,8 +11,6 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass
 
-import torch
-
 from hyperslab.errors import LayoutError
 from hyperslab.planner.cost import LayerCost
 from hyperslab.planner.grids import words_of
@@ -30,7 +28,7 @@ from hyperslab.planner.search import (
     trace_one,
 )
 from hyperslab.planner.summary import bytes_text, ranks_text, time_text
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
 
 USUAL_MACHINES = {"cpu": "laptop-2core", "cuda": "lassen-v100"}
@@ -85,12 +83,6 @@ def machine_for(name: str | None, device: str) -> Machine:
         usual = USUAL_MACHINES[device]
         name = usual if usual in shipped_machines() else shipped_machines()[0]
     return load_machine(name)
-
-
-def planned_device(recipe: Recipe) -> str:
-    """Tells on which kind of device, "cpu" or "cuda", the recipe computes here."""
-    cuda = recipe.device == "cuda" or (recipe.device == "auto" and torch.cuda.is_available())
-    return "cuda" if cuda else "cpu"
 
 
 def _choice_words(plan: GridPlan, recipe: Recipe) -> str:

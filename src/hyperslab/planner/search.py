@@ -198,7 +198,7 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
             maps[extents] += seconds
     held = trace.parameters + trace.gradients + trace.optimizer_state
     axes = () if ranks == 1 else SPATIAL_AXES
-    cut = GridSection(**{axis: 2 for axis in axes if not refusal(_halved(axis), job)})
+    cut = GridSection.model_validate({a: 2 for a in axes if not refusal(_halved(a), job)})
     return RooflineEstimate(
         job=job,
         machine=machine,
@@ -213,7 +213,7 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
 
 
 def _halved(axis: str) -> GridSection:
-    return GridSection(**{axis: 2})
+    return GridSection.model_validate({axis: 2})
 
 
 def _halo_exchanges(

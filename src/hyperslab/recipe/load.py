@@ -289,13 +289,6 @@ def _refuse_trust(values: dict[str, Any], path: Path) -> None:
             f"{path}: trusted is not taken from a file\n"
             "    name the target on the command line: model.target=package.function"
         )
-    section = values.get("checkpoint")
-    if isinstance(section, dict) and section.get("trust_pickle", False) is not False:
-        raise RecipeError(
-            f"{path}: checkpoint.trust_pickle is not taken from a file\n"
-            "    if you trust the checkpoint give it on the command line: "
-            "checkpoint.trust_pickle=true"
-        )
 
 
 def _parse(text: str) -> tuple[str, Any]:

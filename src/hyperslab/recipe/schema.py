@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
+import torch
 from pydantic import (
     Discriminator,
     Field,
@@ -154,9 +155,6 @@ class CheckpointSection(Section):
     every_steps: PositiveInt | None = None  # besides, within epochs
     keep: PositiveInt = 2  # the newest ones
     background: bool = False  # write while the steps go on, from a copy in host memory
-    # of checkpoints of earlier versions, which hold pickles: reading one runs what code is in it;
-    # an override only, for a run's recipe comes from where its checkpoints come from
-    trust_pickle: bool = Field(default=False, exclude=True)
 
 
 RegressionLoss = Literal["mse", "l1"]
@@ -285,3 +283,9 @@ class Recipe(Section):
         """Of batch norm: of the whole grid's mini-batch, or of each replica's."""
         own: str = getattr(self.model, "statistics", "grid")
         return self.parallelize.batch_norm or own
+
+
+def planned_device(recipe: Recipe) -> str:
+    """Return the kind of device on which the recipe computes here, ``cuda`` or ``cpu``."""
+    cuda = recipe.device == "cuda" or (recipe.device == "auto" and torch.cuda.is_available())
+    return "cuda" if cuda else "cpu"

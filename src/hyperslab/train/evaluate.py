@@ -483,13 +483,13 @@ def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
 
-def data_card_of(checkpoint: Path, *, trust_pickle: bool = False) -> DataCard | None:
+def data_card_of(checkpoint: Path) -> DataCard | None:
     """What a checkpoint's network was trained on; None where it does not say so.
 
     Raises:
         CheckpointError: it is corrupt.
     """
-    extra = read_extra(checkpoint, trust_pickle=trust_pickle)
+    extra = read_extra(checkpoint)
     return DataCard.from_state(extra["about"]) if "about" in extra else None
 
 
@@ -663,7 +663,7 @@ def _measure_split(
         if windows is not None and not data.classes:
             raise DataError(WINDOWS_NEED_CLASSES)
         model = build_model(recipe, data_card(data), grid, given)
-        state = load(path, model, trust_pickle=recipe.checkpoint.trust_pickle)
+        state = load(path, model)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "
@@ -703,7 +703,7 @@ def _opened_as_trained(
 ) -> tuple[Recipe, Dataset]:
     """The split, and the recipe that opens it with the ranges of targets of the checkpoint."""
     data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
-    about = data_card_of(path, trust_pickle=recipe.checkpoint.trust_pickle)
+    about = data_card_of(path)
     ranged = with_trained_ranges(recipe, data, about)
     if ranged is not recipe:
         data = stack.enter_context(open_data(ranged, grid, split=split, shuffle=False, given=given))

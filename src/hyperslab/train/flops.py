@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -10,19 +11,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from hyperslab.comm.agreement import all_gather
 
 _aten = torch.ops.aten
-
-
-def _mkldnn_convolution_flops(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
-    return conv_flop_count(x, weight, out_val)
-
-
-def _transposed_convolution_flops(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
-    return conv_flop_count(x, weight, out_val, transposed=True)
 
 
 def _fft_flops(whole: Any, dims: Sequence[int], each: float) -> int:
@@ -43,14 +35,26 @@ def _fft_c2r_flops(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
     return _fft_flops(out_val, dims, 2.5)
 
 
-FLOP_FORMULAS: dict[Any, Callable[..., int]] = {
-    **flop_registry,
-    _aten._fft_c2c: _fft_c2c_flops,
-    _aten._fft_r2c: _fft_r2c_flops,
-    _aten._fft_c2r: _fft_c2r_flops,
-    _aten.mkldnn_convolution: _mkldnn_convolution_flops,
-    torch.ops.mkldnn._convolution_transpose_pointwise: _transposed_convolution_flops,
-}
+@functools.cache
+def flop_formulas() -> dict[Any, Callable[..., int]]:
+    """Return a formula for each operator that does work: torch's, and ours where it has none."""
+    # Torch's counter imports triton, for which only a run that counts should wait.
+    from torch.utils.flop_counter import conv_flop_count, flop_registry
+
+    def convolution(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
+        return conv_flop_count(x, weight, out_val)
+
+    def transposed_convolution(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
+        return conv_flop_count(x, weight, out_val, transposed=True)
+
+    return {
+        **flop_registry,
+        _aten._fft_c2c: _fft_c2c_flops,
+        _aten._fft_r2c: _fft_r2c_flops,
+        _aten._fft_c2r: _fft_c2r_flops,
+        _aten.mkldnn_convolution: convolution,
+        torch.ops.mkldnn._convolution_transpose_pointwise: transposed_convolution,
+    }
 
 
 class FlopCount(TorchDispatchMode):
@@ -79,7 +83,7 @@ class FlopCount(TorchDispatchMode):
 def _flops_of_call(operator: Any, args: Any, options: Any, result: Any) -> int | None:
     if not isinstance(operator, torch._ops.OpOverload):
         return None  # it runs operators of its own, out of sight
-    formula = FLOP_FORMULAS.get(operator.overloadpacket)
+    formula = flop_formulas().get(operator.overloadpacket)
     if formula is None:
         return 0
     taken, given, out = _shapes((args, options, result))

@@ -13,14 +13,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any
 
 from hyperslab.errors import DataError
 from hyperslab.train.loggers import check_loggers, open_loggers
 from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, write_csv
+
+if TYPE_CHECKING:  # the ranks that show nothing need not import it
+    from rich.console import Console
+    from rich.progress import Progress
 
 STEP_COLUMNS = (
     "step",
@@ -139,6 +140,8 @@ class Reporter:
         Raises:
             RecipeError: the library of a logger is not installed.
         """
+        from rich.console import Console
+
         check_loggers(loggers)
         self.steps = HistoryFile(run / "steps.csv", STEP_COLUMNS, before=step + 1)
         try:
@@ -199,6 +202,14 @@ class Reporter:
 
 
 def _progress_bar(console: Console, *, disable: bool) -> Progress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     return Progress(
         BarColumn(bar_width=10),  # all of it fits into 80 columns
         MofNCompleteColumn(),

@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch.utils.tensorboard import SummaryWriter
-
 from hyperslab.errors import RecipeError
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.optional_libraries import importing
@@ -161,6 +159,8 @@ class TensorboardLog:
     """Writes into ``run / "tensorboard"``; what is there of later steps is hidden."""
 
     def __init__(self, run: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def add(self, values: Mapping[str, float], step: int) -> None:

@@ -94,8 +94,7 @@ class TrainedNetwork:
             CheckpointError: the checkpoint is corrupt or of another network.
             DataError: it does not say what the network was trained on.
         """
-        trust = recipe.checkpoint.trust_pickle
-        extra = read_extra(checkpoint, trust_pickle=trust)
+        extra = read_extra(checkpoint)
         if "about" not in extra:
             raise DataError(
                 f"the checkpoint {checkpoint} does not say what its network was trained on; "
@@ -103,7 +102,7 @@ class TrainedNetwork:
             )
         about = DataCard.from_state(extra["about"])
         model = build_model(recipe, about, grid, given)
-        load(checkpoint, model, trust_pickle=trust)
+        load(checkpoint, model)
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
         return cls(recipe, about, model.eval(), grid, checkpoint, transform)
 

@@ -228,7 +228,7 @@ def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
     changes = broadcast_from_main(lambda: _changes(recipe))
     settings = settings_of_optimizer(state.optimizer)
-    at = state.restore(path, trust_pickle=recipe.checkpoint.trust_pickle)
+    at = state.restore(path)
     assert isinstance(state.schedule, RateSchedule)
     state.schedule.put_settings(settings)
     if changes:

@@ -1,10 +1,14 @@
-"""Guards imports of optional libraries and says which extra installs a missing one."""
+"""Guards imports of optional libraries, and reads the versions of installed ones."""
 
 from __future__ import annotations
 
+import platform
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from hyperslab.errors import HyperslabError
 
@@ -39,3 +43,20 @@ def importing(
         raise error(
             f"{what} needs another library ({missing}): {how_to_install(extra)}"
         ) from missing
+
+
+def current_versions() -> dict[str, str]:
+    """Read the versions that a measurement depends on: hyperslab's, torch's and Python's.
+
+    Torch is not imported for it, which takes seconds. Its own word is exact, with what it was
+    built for, which the metadata of its package may leave out.
+    """
+    try:
+        own = version("hyperslab")
+    except PackageNotFoundError:  # run from its sources
+        own = "unknown"
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    torch = runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"]
+    return {"hyperslab": own, "torch": str(torch), "python": platform.python_version()}

@@ -11,7 +11,7 @@ import yaml
 
 from hyperslab.errors import MachineError
 from hyperslab.planner.machine import load_machine, shipped_machines
-from hyperslab.planner.machine.schema import current_versions
+from hyperslab.util.optional_libraries import current_versions
 from tests.planner.machine.test_machine import machine
 
 

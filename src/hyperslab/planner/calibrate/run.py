@@ -35,10 +35,11 @@ from hyperslab.planner.grids import grids, refusal
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, Setting
 from hyperslab.planner.machine.links import Placement, ReadSpeed
-from hyperslab.planner.machine.schema import current_versions, same_minor
+from hyperslab.planner.machine.schema import same_minor
 from hyperslab.planner.trace import LocalOperator, positions, trace_step
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.load import load_recipe
+from hyperslab.util.optional_libraries import current_versions
 
 CPU_INFO = Path("/proc/cpuinfo")
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-import platform
 import reprlib
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date as Date
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import yaml
 from pydantic import (
     Field,
@@ -45,6 +42,7 @@ from hyperslab.planner.machine.links import (
 from hyperslab.planner.machine.operator_times import Setting
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import MOST_LONG_YAML_CHARACTERS, parse_long_yaml, read_text
+from hyperslab.util.optional_libraries import current_versions
 
 FORMAT = 1
 """Numbers the format of machine files; a later one may give keys another meaning."""
@@ -253,15 +251,6 @@ def save_machine(machine: Machine, path: Path) -> None:
     values = machine.model_dump(mode="json", exclude_none=True)
     text = yaml.dump(values, Dumper=_OneLine, sort_keys=False, width=10**6, allow_unicode=True)
     write_text(path, text)
-
-
-def current_versions() -> dict[str, str]:
-    """Lists the versions on which a measurement depends, here and now."""
-    try:
-        own = version("hyperslab")
-    except PackageNotFoundError:  # run from its sources
-        own = "unknown"
-    return {"hyperslab": own, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 class _OneLine(yaml.SafeDumper):

@@ -19,13 +19,12 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpec, Trace
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory, scratch_of
-from hyperslab.train.flops import FLOP_FORMULAS
+from hyperslab.train.flops import flop_formulas
 from hyperslab.train.profile import Stage
 
 
@@ -223,7 +222,7 @@ def flops_of(
     arguments = [_shapes_in_specs(value) for value in call.arguments]
     if packet is _aten.convolution_backward:
         return _convolution_backward_flops(arguments, _shapes_in_specs(result))
-    formula = FLOP_FORMULAS.get(packet)
+    formula = flop_formulas().get(packet)
     if formula is None:
         return ()
     options = {name: _shapes_in_specs(value) for name, value in call.options}
@@ -232,7 +231,7 @@ def flops_of(
 
 
 def _convolution_backward_flops(arguments: list[Any], result: Any) -> tuple[tuple[Pass, int], ...]:
-    formula = flop_registry[_aten.convolution_backward]
+    formula = flop_formulas()[_aten.convolution_backward]
     counts: list[tuple[Pass, int]] = []
     for which, name in enumerate(GRADIENT_PASSES):
         if arguments[10][which]:

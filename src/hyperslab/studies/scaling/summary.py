@@ -59,8 +59,10 @@ def table_of_study(study: Study) -> list[dict[str, Cell]]:
     return sorted(rows, key=lambda cells: int(cells["ranks"] or 0))
 
 
-SHORT_HEAD = ("ranks", "grid", "batch", "", "step\n[s]", "samples\n/s", "speed-\nup")
-SHORT_HEAD += ("effi-\nciency", "devi-\nation")
+SHORT_HEAD = (
+    *("ranks", "grid", "batch", "", "step\n[s]", "samples\n/s", "speed-\nup"),
+    *("effi-\nciency", "devi-\nation"),
+)
 
 
 def short_table(study: Study) -> rich.table.Table:

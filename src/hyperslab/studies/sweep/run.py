@@ -23,14 +23,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, printable, reason
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner.auto import machine_for, planned_device
+from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of
 from hyperslab.planner.machine import Machine
 from hyperslab.planner.search import MemoryLimit, PlanBounds, trace_one
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.compare import differences, settings_of
 from hyperslab.recipe.load import load_recipe, save_recipe
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.studies.sweep.results import (
     RunResult,
     SweepRow,
