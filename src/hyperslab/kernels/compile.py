@@ -318,19 +318,55 @@ def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
 
 
 def _in_parts(function: CompiledFunction, arguments: list[bytes]) -> int:
-    """One part here, the others in threads of their own: ctypes lets them run at once."""
+    """Run one part here and the others in threads of their own: ctypes lets them run at once.
+
+    Whatever is raised, no thread works on the tensors afterwards: their memory may be given back.
+    """
     results = [0] * len(arguments)
+    at_work = [threading.Lock() for _ in arguments]
+    closed = False
 
     def run(i: int) -> None:
-        results[i] = function(arguments[i])
+        with at_work[i]:
+            if not closed:
+                results[i] = function(arguments[i])
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(1, len(arguments))]
-    for thread in threads:
-        thread.start()
-    run(0)
-    for thread in threads:
-        thread.join()
+    def close() -> None:
+        nonlocal closed
+        # Not `join`: it refuses a thread whose `start` was interrupted, and that one may yet begin.
+        closed = True
+        for lock in at_work:
+            with lock:
+                pass
+
+    threads = []
+    here = [0]
+    try:
+        for i in range(1, len(arguments)):
+            thread = threading.Thread(target=run, args=(i,))
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads is reached
+                here.append(i)
+            else:
+                threads.append(thread)
+        for i in here:
+            results[i] = function(arguments[i])
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        _uninterrupted(close)
+        raise
     return max(results)
+
+
+def _uninterrupted(wait: Callable[[], None]) -> None:
+    """Wait to the end, however often the user interrupts."""
+    while True:
+        try:
+            return wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def address(x: torch.Tensor | None) -> int:
