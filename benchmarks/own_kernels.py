@@ -12,8 +12,8 @@ import torch
 from block_kernels import BlockConvolution, Kernel, Operands
 
 from hyperslab.kernels import direct_bf16
-from hyperslab.kernels.conv.problem import ConvOptions, problem_for
-from hyperslab.kernels.conv.variants import (
+from hyperslab.kernels.conv_problem import ConvOptions, problem_for
+from hyperslab.kernels.conv_variants import (
     fits_winograd,
     weight_by_samples,
     weight_by_winograd,

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.kernels.conv.aten_conv import CONVOLUTIONS
+from hyperslab.kernels.conv import CONVOLUTIONS
 from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.kernels.registry import choose_as_if_on, cudnn_takes_last
+from hyperslab.kernels.registry import choose, choose_as_if_on
 
 LAST = torch.channels_last_3d
 
@@ -57,6 +57,9 @@ def test_half_precision_is_convolved_channels_last(
 
 
 def test_the_rule() -> None:
+    def cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
+        return choose("conv", x, weight, "fixed") == "cudnn channels last"
+
     half = torch.zeros(1, 2, 3, 3, 3, dtype=torch.float16)
     assert not cudnn_takes_last(half, half)
     with choose_as_if_on("cuda"):

@@ -30,7 +30,7 @@ def _portable() -> Iterator[None]:
     except CannotCompile:
         pytest.skip("no compiler")
     with ExitStack() as stack:
-        for module in (epilogue, normalization, epilogue, reorder):
+        for module in (epilogue, normalization, reorder):
             stack.enter_context(patch.object(module, "library", lambda: functions))
         yield
 

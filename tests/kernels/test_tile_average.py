@@ -28,9 +28,9 @@ def test_equals_torch(kernel: list[int]) -> None:
 
 def test_autocast_gives_float32_as_torch_does() -> None:
     x = torch.randn(1, 2, 4, 4, 4).bfloat16().requires_grad_()
-    assert registry.average_version(x, [2] * 3, [2] * 3) == "torch"
+    assert registry.choose("avg_pool", x, [2] * 3, [2] * 3) == "torch"
     with torch.autocast("cpu", torch.bfloat16):
-        assert registry.average_version(x, [2] * 3, [2] * 3) == "tiles"
+        assert registry.choose("avg_pool", x, [2] * 3, [2] * 3) == "tiles"
         y, want = TileAverage.apply(x, [2] * 3), F.avg_pool3d(x, 2)
     assert y.dtype == want.dtype == torch.float32
     torch.testing.assert_close(y, want)
@@ -42,8 +42,10 @@ def test_autocast_gives_float32_as_torch_does() -> None:
 def test_leaves_other_windows_to_torch() -> None:
     x = torch.randn(1, 2, 4, 4, 5)
     assert (
-        registry.average_version(x, [2, 2, 2], [2, 2, 2]) == "torch"
+        registry.choose("avg_pool", x, [2, 2, 2], [2, 2, 2]) == "torch"
     )  # 5 is not a whole number of tiles
-    assert registry.average_version(x[..., :4].contiguous(), [2, 2, 2], [1, 2, 2]) == "torch"
-    assert registry.average_version(x[..., :4], [2, 2, 2], [2, 2, 2]) == "torch"  # not contiguous
-    assert registry.average_version(x[..., :4].contiguous(), [2, 2, 2], [2, 2, 2]) == "tiles"
+    assert registry.choose("avg_pool", x[..., :4].contiguous(), [2, 2, 2], [1, 2, 2]) == "torch"
+    assert (
+        registry.choose("avg_pool", x[..., :4], [2, 2, 2], [2, 2, 2]) == "torch"
+    )  # not contiguous
+    assert registry.choose("avg_pool", x[..., :4].contiguous(), [2, 2, 2], [2, 2, 2]) == "tiles"

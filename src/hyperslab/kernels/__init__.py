@@ -1,6 +1,27 @@
 """Computes operators on one block, without any rank: one module an operator.
 
-A module holds the plain reference, which tests compare the others with, and the versions that
-run. `registry` alone decides which one runs, by device, dtype and memory format. `compile`
-builds the sources of `csrc`; `conv` has the convolution, `cuda` the versions in Triton.
+A module declares its operators: schema, plain reference, and the versions that run. `registry`
+alone decides which one runs; ``python -m hyperslab.kernels`` prints its rule. `compile` builds the
+sources of `csrc`; `conv` has the convolution, `cuda` the versions in Triton.
 """
+
+from hyperslab.kernels import (
+    direct_bf16,
+    epilogue,
+    max_pool,
+    normalization,
+    reorder,
+    resample,
+    winograd,
+)
+
+# Importing these modules declares their operators to torch.
+__all__ = [
+    "direct_bf16",
+    "epilogue",
+    "max_pool",
+    "normalization",
+    "reorder",
+    "resample",
+    "winograd",
+]

@@ -10,14 +10,14 @@ import torch
 
 
 def reference(x: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
-    """The mean of every tile; autograd has its gradient."""
+    """Return the mean of every tile; autograd has its gradient."""
     for dim, k in zip(range(2, x.dim()), kernel, strict=True):
         x = x.unflatten(dim, (-1, k)).mean(dim + 1)
     return x
 
 
 class TileAverage(torch.autograd.Function):
-    """(B, C, *extents) -> (B, C, *extents / kernel), the mean of every tile.
+    """Averages tiles: (B, C, *extents) -> (B, C, *extents / kernel).
 
     Torch's own keeps its input for the backward pass, which needs no more than its shape. In
     float32 under autocast, as torch's.
@@ -46,7 +46,7 @@ class TileAverage(torch.autograd.Function):
 
 
 def _sum_neighbours(x: torch.Tensor, dim: int, k: int) -> torch.Tensor:
-    """Sums of ``k`` neighbours along one dim, in float32 at least."""
+    """Add up ``k`` neighbours along one dim, in float32 at least."""
     first, *others = (x[(slice(None),) * dim + (slice(i, None, k),)] for i in range(k))
     total = first.to(torch.promote_types(x.dtype, torch.float32))
     for other in others:

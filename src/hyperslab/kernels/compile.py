@@ -59,16 +59,16 @@ FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
 """Tried in this order: older compilers for ARM know the second only."""
 
 TIME_LIMIT = 120.0
-"""[s] Of one run of the compiler."""
+"""[s] One run of the compiler may take as long."""
 
 
 class CannotCompile(HyperslabError):
-    """There is no compiler, or it failed; says why."""
+    """Says why nothing can be compiled: there is no compiler, or it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler by its command, and what it says of its version."""
+    """Describes a compiler by its command and its version."""
 
     command: tuple[str, ...]
     version: str
@@ -90,7 +90,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """``$CC`` if it is set, else the first of `COMPILERS` that there is.
+    """Find ``$CC`` if it is set, else the first of `COMPILERS` that there is.
 
     Raises:
         CannotCompile: there is none, or it does not tell its version.
@@ -124,7 +124,7 @@ def _run_compiler(command: Sequence[str], limit: float) -> subprocess.CompletedP
 
 
 def processor() -> str:
-    """What the compiled code depends on: model and instructions of the processor."""
+    """Describe the processor by model and instructions: compiled code depends on them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -138,7 +138,7 @@ DIGEST = hashlib.sha256
 
 
 def cached_library() -> Path:
-    """The library of these sources for this compiler and processor, compiled if it is not there.
+    """Return the library for this compiler and processor, compiled if it is not there.
 
     Its last bytes are a digest of those before: what was cut or changed is compiled again. Several
     processes may do so at once, each under a name of its own.
@@ -158,7 +158,7 @@ def cached_library() -> Path:
 
 
 def _cache_home() -> Path:
-    """As the XDG base directory specification has it."""
+    """Return the cache folder of the XDG base directory specification."""
     asked = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache"
@@ -167,7 +167,7 @@ def _cache_home() -> Path:
 
 
 def _own_folder(folder: Path) -> Path:
-    """The folder, which nobody else may write to: what is in it is run."""
+    """Make a folder that nobody else may write to: its contents are run."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.stat()
     if state.st_uid != os.geteuid():
@@ -221,7 +221,7 @@ CompiledFunction = Callable[[bytes], int]
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Each function takes a packed structure and returns 0, or 1 where memory ran out.
+    """Holds the C functions, which take a packed structure and return 0, or 1 without memory.
 
     All but those of a normalisation's numbers do a part of the work: see `call`.
     Those that end in ``is_known`` take none, and return 1 where the processor has what is needed.
@@ -246,7 +246,7 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """The functions, compiled where need be; None, with a line in the log, where they cannot be."""
+    """Return the functions, compiled where need be; None, and a line in the log, without them."""
     if os.environ.get(SWITCH) == "0":
         log.info("%s=0: fused kernels run as torch's single operators", SWITCH)
         return None
@@ -257,8 +257,22 @@ def library() -> Library | None:
         return None
 
 
+@functools.cache
+def direct_is_known() -> bool:
+    """Say if this processor has the instructions of the direct kernels in bfloat16."""
+    functions = library()
+    return functions is not None and bool(functions.direct_is_known(b""))
+
+
+@functools.cache
+def winograd_is_known() -> bool:
+    """Say if this processor has the instructions of the Winograd kernel."""
+    functions = library()
+    return functions is not None and bool(functions.winograd_is_known(b""))
+
+
 def load_library(path: Path) -> Library:
-    """The functions of a compiled library.
+    """Load the functions of a compiled library.
 
     Raises:
         CannotCompile: it cannot be loaded.
@@ -291,7 +305,7 @@ def load_library(path: Path) -> Library:
 
 
 def parts_for(size: int) -> int:
-    """In how many parts to work on so many elements: torch's threads, where it is worth it."""
+    """Count the parts of the work on so many elements: torch's threads, if it pays."""
     if size < 2 * WORTH_A_THREAD:
         return 1
     return max(1, min(torch.get_num_threads(), size // WORTH_A_THREAD))
@@ -370,30 +384,30 @@ def _uninterrupted(wait: Callable[[], None]) -> None:
 
 
 def address(x: torch.Tensor | None) -> int:
-    """Of its first element; 0 for none."""
+    """Return the address of the first element; 0 for no tensor."""
     return 0 if x is None else x.data_ptr()
 
 
 def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """``x`` dense in this format: itself where it is."""
+    """Return ``x`` dense in this format: itself where it is."""
     if x.is_contiguous(memory_format=memory_format):
         return x
     return x.contiguous(memory_format=memory_format)
 
 
 def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
-    """In float32 and contiguous: themselves where they are."""
+    """Return the numbers in float32 and contiguous: themselves where they are."""
     return numbers if numbers is None else numbers.float().contiguous()
 
 
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As ``rows.h`` numbers them."""
+"""The numbers that ``rows.h`` gives them."""
 
 EPILOGUE_POINTERS = struct.Struct("@8q")
 """The tensors of ``chain`` in ``chain.h``."""
 
 EPILOGUE_NUMBERS = struct.Struct("@14qd")
-"""What follows them, but for the number of the part and that of all parts."""
+"""The numbers that follow, but for those of the part and of all parts."""
 
 STREAMED = 16 << 20
 """[B] Results from this size on do not stay in the caches until they are read."""
@@ -408,7 +422,7 @@ Geometry = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class EpiloguePlan:
-    """Of chains on blocks of one shape and memory order."""
+    """Keeps what C is told of epilogues on blocks of one shape and memory format."""
 
     memory_format: torch.memory_format
     strides: Sizes  # of the block in this format
@@ -420,7 +434,7 @@ class EpiloguePlan:
     numbers: bytes
 
     def check(self, g: torch.Tensor, marks: torch.Tensor) -> None:
-        """The C code reads as many gradients and marks as the block has.
+        """Check that there are as many gradients and marks as the C code reads.
 
         Raises:
             ValueError: these are not so many.
@@ -444,7 +458,7 @@ def epilogue_plan(
     norm: Sizes | None,
     through: Sizes | None = None,
 ) -> EpiloguePlan | None:
-    """The plan; None where the C code does not know the types or the number of dims.
+    """Plan an epilogue; None where the C code does not know the types or the number of dims.
 
     Args:
         shape: of the block.
@@ -484,14 +498,14 @@ def epilogue_plan(
 
 
 def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> Sizes:
-    """Those of a new tensor: torch takes three times as long where it works them out."""
+    """Return the strides of a new tensor: torch takes three times as long to work them out."""
     return torch.empty(tuple(shape), memory_format=memory_format, device="meta").stride()
 
 
 def _epilogue_geometry(
     shape: Sizes, channels_last: bool, rows: int, pool: Sizes, maximum: bool
 ) -> Geometry:
-    """Of a chain on a block of this shape; without pooling a block is one line.
+    """Describe an epilogue on a block of this shape; without pooling a block is one line.
 
     ``rows``: of the normalisation's numbers, 0 without one.
     """

@@ -26,10 +26,12 @@ from hyperslab.kernels.compile import (
     as_dense,
     call,
     dense_strides,
+    direct_is_known,
     library,
     parts_for,
 )
 from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.kernels.registry import KernelOperator, declare
 
 
 def direct_convolution(
@@ -39,7 +41,7 @@ def direct_convolution(
     padding: Sequence[int],
     adjoint: bool,
 ) -> torch.Tensor:
-    """See the schema."""
+    """Compute the operator by torch's single operators."""
     check_volumes(x, weight, bias, adjoint)
     wide = torch.promote_types(x.dtype, torch.float32)
     if adjoint:
@@ -66,7 +68,7 @@ def direct_convolution_gradient(
     padding: Sequence[int],
     with_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Compute the operator by torch's single operators."""
     check_gradient(x, g, kernel, padding)
     wide = torch.promote_types(x.dtype, torch.float32)
     ones = [1] * len(padding)
@@ -85,13 +87,13 @@ def direct_convolution_gradient(
     )
     dims = [0, *range(2, g.dim())]
     db = g.to(wide).sum(dims) if with_bias else g.new_empty(0, dtype=wide)
-    return dw.to(x.dtype), db.to(x.dtype)
+    return dw.to(x.dtype).contiguous(), db.to(x.dtype)
 
 
 def check_volumes(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adjoint: bool
 ) -> None:
-    """They fit each other.
+    """Check that the tensors fit each other.
 
     Raises:
         ValueError: they do not.
@@ -107,7 +109,7 @@ def check_volumes(
 def check_gradient(
     x: torch.Tensor, g: torch.Tensor, kernel: Sequence[int], padding: Sequence[int]
 ) -> None:
-    """The gradient is one of what the convolution makes.
+    """Check that the gradient has the shape of the convolution's result.
 
     Raises:
         ValueError: it is not.
@@ -124,14 +126,7 @@ DIRECT_POINTERS = struct.Struct("@5q")
 """The tensors of ``direct`` in ``direct.h``."""
 
 DIRECT_NUMBERS = struct.Struct("@17q")
-"""What follows them, but for the number of the part and that of all parts."""
-
-
-@functools.cache
-def direct_is_known() -> bool:
-    """Whether there are compiled kernels for this processor."""
-    functions = library()
-    return functions is not None and bool(functions.direct_is_known(b""))
+"""The numbers that follow, but for those of the part and of all parts."""
 
 
 def compiled_direct_convolution(
@@ -141,12 +136,12 @@ def compiled_direct_convolution(
     padding: Sequence[int],
     adjoint: bool,
 ) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     out = weight.shape[1 if adjoint else 0]
     numbers = _direct_numbers(x.shape, out, weight.shape[2:], tuple(padding), x.dtype, adjoint)
     if functions is None or numbers is None:
-        return direct_convolution(x, weight, bias, padding, adjoint)
+        return NotImplemented
     check_volumes(x, weight, bias, adjoint)
     last = CHANNELS_LAST[x.dim()]
     x = as_dense(x, last)
@@ -166,11 +161,11 @@ def compiled_direct_convolution_gradient(
     padding: Sequence[int],
     with_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
     if functions is None or numbers is None:
-        return direct_convolution_gradient(x, g, kernel, padding, with_bias)
+        return NotImplemented
     check_gradient(x, g, kernel, padding)
     last = CHANNELS_LAST[x.dim()]
     x = as_dense(x, last)
@@ -191,7 +186,7 @@ def compiled_direct_convolution_gradient(
 def _direct_numbers(
     shape: Sizes, out: int, kernel: Sizes, padding: Sizes, dtype: torch.dtype, adjoint: bool
 ) -> bytes | None:
-    """What the C code is told; None where it does not know the type or the number of dims."""
+    """Pack the numbers for C; None where it does not know the type or the number of dims."""
     if not direct_is_known() or dtype != torch.bfloat16 or len(shape) not in CHANNELS_LAST:
         return None
     results = _results(shape[2:], kernel, padding)
@@ -216,3 +211,30 @@ def _direct_numbers(
 def _results(extents: Sequence[int], kernel: Sequence[int], padding: Sequence[int]) -> Sizes:
     steps = zip(extents, kernel, padding, strict=True)
     return tuple(e + 2 * p - k + 1 for e, k, p in steps)
+
+
+declare(
+    KernelOperator(
+        # y, channels last, in x's dtype; summed in float32. Windows go in steps of one and begin
+        # at -padding. weight (out, C, *kernel); adjoint: (C, out, *kernel), turned round, which
+        # with a padding of kernel - 1 - p is the gradient of the input of a convolution with p.
+        "direct_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding, bool adjoint) "
+        "-> Tensor",
+        reference=direct_convolution,
+        cpu=compiled_direct_convolution,
+        source="direct.c",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # The gradients of weight (out, C, *kernel), contiguous, and of the bias (empty without
+        # `with_bias`). g: gradient of y.
+        "direct_convolution_gradient(Tensor x, Tensor g, int[] kernel, int[] padding, "
+        "bool with_bias) -> (Tensor, Tensor)",
+        reference=direct_convolution_gradient,
+        cpu=compiled_direct_convolution_gradient,
+        source="direct_gradient.c",
+    )
+)

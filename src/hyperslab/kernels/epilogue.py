@@ -6,7 +6,7 @@ An *epilogue* is normalisation, activation and pooling of one tensor, each optio
     a = activation(u)                by its slope below zero: 1 identity, 0 relu, else leaky relu
     y = mean or maximum of a         over tiles that cover the block without overlap
 
-Four operators, whose schemas are in `hyperslab.kernels.registry`::
+Four operators, declared at the end::
 
     torch.ops.hyperslab.channel_sums         what the moments of x are made of
     torch.ops.hyperslab.chain_forward        y, and marks: what its gradient needs
@@ -58,17 +58,18 @@ from hyperslab.kernels.memory_format import (
     shape_or_none,
     winner_bytes,
 )
+from hyperslab.kernels.registry import KernelOperator, declare
 
 
 def passes_gradient(u: torch.Tensor, slope: float) -> torch.Tensor:
-    """Where the activation hands a gradient on unscaled, as torch's relu and leaky relu do."""
+    """Mark where the activation hands a gradient on unscaled, as torch's relu and leaky relu do."""
     if slope == 1:
         return torch.ones_like(u, dtype=torch.bool)
     return ~(u <= 0) if slope == 0 else u > 0
 
 
 def in_memory_order(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """The elements in the order in which they lie in a tensor of this format."""
+    """Return the elements in the order in which they lie in a tensor of this format."""
     if memory_format == torch.contiguous_format:
         return x.reshape(-1)
     return x.movedim(1, -1).reshape(-1)
@@ -77,14 +78,14 @@ def in_memory_order(x: torch.Tensor, memory_format: torch.memory_format) -> torc
 def from_memory_order(
     elements: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """The adjoint of `in_memory_order`: a tensor of this shape and format."""
+    """Undo `in_memory_order`: a tensor of this shape and format."""
     if memory_format == torch.contiguous_format:
         return elements.view(*shape)
     return elements.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
 
 
 def bits_of(flags: torch.Tensor) -> torch.Tensor:
-    """Booleans, eight to a byte, the first one lowest."""
+    """Pack booleans, eight to a byte, the first one lowest."""
     padded = flags.new_zeros(-(-len(flags) // 8) * 8)
     padded[: len(flags)] = flags
     weights = 1 << torch.arange(8, dtype=torch.uint8, device=flags.device)
@@ -92,7 +93,7 @@ def bits_of(flags: torch.Tensor) -> torch.Tensor:
 
 
 def flags_of(bits: torch.Tensor, count: int) -> torch.Tensor:
-    """The adjoint of `bits_of`: ``count`` booleans."""
+    """Unpack ``count`` booleans: undo `bits_of`."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return (bits[:, None] >> places & 1).view(-1)[:count].bool()
 
@@ -100,7 +101,7 @@ def flags_of(bits: torch.Tensor, count: int) -> torch.Tensor:
 def bits_in(
     marks: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Whether each element passes the gradient, from marks that begin with bits."""
+    """Read which elements pass the gradient, from marks that begin with bits."""
     count = math.prod(shape)
     bits = marks[: bit_bytes(shape, 0, has_norm=False)]
     return from_memory_order(flags_of(bits, count), shape, memory_format)
@@ -112,25 +113,25 @@ def winners_in(
     pool: Sequence[int],
     memory_format: torch.memory_format,
 ) -> torch.Tensor:
-    """The winner of every tile of a block of this shape, from marks that end with winners."""
+    """Read the winner of every tile of a block of this shape, from marks that end with winners."""
     begin = len(marks) - winner_bytes(shape, pool, maximum=True)
     return from_memory_order(marks[begin:], pooled_shape(shape, pool), memory_format)
 
 
 def elements_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> list[torch.Tensor]:
-    """For each place in a tile, row by row, the elements of ``x`` there: views of it."""
+    """List views of ``x``: its elements at each place in a tile, row by row."""
     steps = [[slice(place, None, k) for place in range(k)] for k in pool]
     return [x[(slice(None), slice(None), *place)] for place in itertools.product(*steps)]
 
 
 def mean_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
-    """(N, C, *extents) -> (N, C, *extents / pool)."""
+    """Average tiles: (N, C, *extents) -> (N, C, *extents / pool)."""
     first, *others = elements_of_tiles(x, pool)
     return sum(others, first) / math.prod(pool)
 
 
 def maximum_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The maxima, and which element of its tile each is (uint8): as in torch the last NaN, else
+    """Return the maxima and their numbers in their tiles (uint8): as in torch the last NaN, else
     the first that is not less than any other.
     """
     best, *others = elements_of_tiles(x, pool)
@@ -143,7 +144,7 @@ def maximum_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> tuple[torch.Tensor
 
 
 def spread_mean(g: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
-    """Adjoint of `mean_of_tiles`."""
+    """Spread each gradient over its tile: the adjoint of `mean_of_tiles`."""
     g = g / math.prod(pool)
     for dim, k in enumerate(pool, start=2):
         g = g.repeat_interleave(k, dim)
@@ -151,7 +152,7 @@ def spread_mean(g: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
 
 
 def spread_maximum(g: torch.Tensor, winner: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
-    """Adjoint of `maximum_of_tiles`: each gradient goes to the winner."""
+    """Send each gradient to the winner: the adjoint of `maximum_of_tiles`."""
     shape = [*g.shape[:2], *(e * k for e, k in zip(g.shape[2:], pool, strict=True))]
     spread = g.new_zeros(shape)
     for number, part in enumerate(elements_of_tiles(spread, pool)):
@@ -160,7 +161,7 @@ def spread_maximum(g: torch.Tensor, winner: torch.Tensor, pool: Sequence[int]) -
 
 
 def channel_sums_reference(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """(3, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
+    """Sum up (3, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
     wide = x.double()
     if groups == 0:
         slices = wide.transpose(0, 1).flatten(1)
@@ -185,7 +186,7 @@ def chain_forward_reference(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, differentiable, and the marks: see the schema."""
+    """Return the result, differentiable, and the marks: see the schema."""
     check_norm(x.shape, shape_or_none(norm))
     winner_bytes(x.shape, pool, maximum)
     memory_format = memory_format_by_strides(x)
@@ -213,14 +214,14 @@ def chain_forward_into_reference(
     mark: bool,
     y: torch.Tensor,
 ) -> torch.Tensor:
-    """The marks; the result is written into ``y``."""
+    """Write the result into ``y``, and return the marks."""
     result, marks = torch.ops.hyperslab.chain_forward(x, norm, slope, pool, maximum, mark, y.dtype)
     y.copy_(result)
     return marks
 
 
 def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-    """``u`` of the chain, in the type in which it is computed."""
+    """Compute ``u`` of the epilogue, in the type in which it is computed."""
     u = x.to(compute_dtype(x))
     if norm is None:
         return u
@@ -229,7 +230,7 @@ def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
 
 
 def activated(u: torch.Tensor, slope: float) -> torch.Tensor:
-    """``a`` of the chain."""
+    """Compute ``a`` of the epilogue."""
     if slope == 1:
         return u
     return torch.relu(u) if slope == 0 else torch.where(u > 0, u, u * slope)
@@ -247,7 +248,7 @@ def chain_backward_reference(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """``scale * du + b * (x - mean) + c``: see the schema."""
+    """Compute ``scale * du + b * (x - mean) + c``: see the schema."""
     check_norm(shape, shape_or_none(norm), shape_or_none(through))
     memory_format = memory_format_by_strides(g if x is None else x)
     if slope == 1:
@@ -278,7 +279,7 @@ def gradient_of_u(
     maximum: bool,
     shape: Sequence[int],
 ) -> torch.Tensor:
-    """``du`` of the chain; ``passing``: where the activation hands it on, None: everywhere."""
+    """Compute ``du``; ``passing``: where the activation hands it on, None: everywhere."""
     if list(g.shape) != pooled_shape(shape, pool):
         raise ValueError(
             f"a gradient of shape {list(g.shape)} for a result of {pooled_shape(shape, pool)}"
@@ -302,7 +303,7 @@ def chain_backward_sums_reference(
     pool: Sequence[int],
     maximum: bool,
 ) -> torch.Tensor:
-    """(2, 1 or N, C) as ``norm`` in float64: see the schema."""
+    """Sum up (2, 1 or N, C), like ``norm``, in float64: see the schema."""
     check_norm(x.shape, norm.shape)
     passing = None if slope == 1 else passes_gradient(normalized(x, norm), slope)
     du = gradient_of_u(
@@ -322,11 +323,11 @@ def compiled_chain_forward(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     plan = _forward_plan(x, norm, slope, pool, maximum, dtype)
     if functions is None or plan is None:
-        return chain_forward_reference(x, norm, slope, pool, maximum, mark, dtype)
+        return NotImplemented
     y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
     return y, _run_forward(functions, plan, x, norm, mark, y)
 
@@ -340,12 +341,12 @@ def compiled_chain_forward_into(
     mark: bool,
     y: torch.Tensor,
 ) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     plan = _forward_plan(x, norm, slope, pool, maximum, y.dtype)
     dense = plan is not None and (y.shape, y.stride()) == (plan.result, plan.result_strides)
     if functions is None or plan is None or not dense:
-        return chain_forward_into_reference(x, norm, slope, pool, maximum, mark, y)
+        return NotImplemented
     return _run_forward(functions, plan, x, norm, mark, y)
 
 
@@ -376,7 +377,7 @@ def _run_forward(
     mark: bool,
     y: torch.Tensor,
 ) -> torch.Tensor:
-    """Fill ``y``, which is dense; the marks."""
+    """Fill ``y``, which is dense, and return the marks."""
     x = as_dense(x, plan.memory_format)
     norm = as_dense_float32(norm)
     bits = plan.bits if mark else 0
@@ -409,7 +410,7 @@ def compiled_chain_backward(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     told = g if x is None else x
     plan = epilogue_plan(
@@ -424,9 +425,7 @@ def compiled_chain_backward(
     )
     reads = norm is not None and (slope != 1 or through is not None)
     if functions is None or plan is None or (reads and x is None):
-        return chain_backward_reference(
-            g, marks, x, norm, through, slope, pool, maximum, shape, dtype
-        )
+        return NotImplemented
     plan.check(g, marks)
     g = as_dense(g, plan.memory_format)
     if x is not None:
@@ -449,10 +448,10 @@ def compiled_chain_backward(
 
 
 def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None or x.dtype not in TYPE_CODES or not x.numel():
-        return channel_sums_reference(x, groups)
+        return NotImplemented
     memory_format = memory_format_by_strides(x)
     x = as_dense(x, memory_format)
     last = memory_format != torch.contiguous_format
@@ -467,7 +466,7 @@ def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 @functools.lru_cache(PLANS_KEPT)
 def _moments_plan(shape: Sizes, dtype: torch.dtype, groups: int, last: bool) -> tuple[int, bytes]:
-    """How many sums, and what the C code is told. In channels last groups are of channels' sums."""
+    """Count the sums, and pack the numbers for C. In channels last groups add up channels' sums."""
     samples, channels = shape[:2]
     if last:
         rows = samples if groups else 1
@@ -491,7 +490,7 @@ def compiled_chain_backward_sums(
     pool: Sequence[int],
     maximum: bool,
 ) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     plan = epilogue_plan(
         x.shape,
@@ -503,7 +502,7 @@ def compiled_chain_backward_sums(
         norm.shape,
     )
     if functions is None or plan is None:
-        return chain_backward_sums_reference(g, marks, x, norm, slope, pool, maximum)
+        return NotImplemented
     plan.check(g, marks)
     g = as_dense(g, plan.memory_format)
     x = as_dense(x, plan.memory_format)
@@ -523,8 +522,78 @@ def compiled_chain_backward_sums(
 def _compiled_sums(
     functions: Library, shape: Sizes, size: int, numbers: bytes, pointers: tuple[int, ...]
 ) -> torch.Tensor:
-    """Of this shape in float64; each part of the work has sums of its own."""
+    """Run the sums in float64; each part of the work has its own."""
     parts = parts_for(size)
     sums = torch.zeros((parts, *shape), dtype=torch.float64)
     call(functions.sums, EPILOGUE_POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)
     return sums[0] if parts == 1 else sums.sum(0)
+
+
+declare(
+    KernelOperator(
+        # (3, K) in float64, of which parts and ranks each have their own, to be added up: the sum
+        # of x, its square by the number of values, and the sum of squares around their mean.
+        # groups 0: K = C, over batch and space; else K = N * groups, over space and the channels of
+        # a group.
+        "channel_sums(Tensor x, int groups) -> Tensor",
+        reference=channel_sums_reference,
+        cpu=compiled_channel_sums,
+        source="sums.c",
+        cuda="epilogue:triton_channel_sums",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # y in `dtype` and in x's memory format, and its marks (uint8; empty without `mark`).
+        # norm: (3, 1 or N, C), mean, scale and shift. Computed in float32, of float64 in float64.
+        "chain_forward(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, bool mark, "
+        "ScalarType dtype) -> (Tensor, Tensor)",
+        reference=chain_forward_reference,
+        cpu=compiled_chain_forward,
+        source="forward.c",
+        cuda="epilogue:triton_chain_forward",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # The same into `y`, of the result's shape and memory format; the marks.
+        "chain_forward_into(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, "
+        "bool mark, Tensor(a!) y) -> Tensor",
+        reference=chain_forward_into_reference,
+        cpu=compiled_chain_forward_into,
+        source="forward.c",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # (2, 1 or N, C) as norm, in float64: sums of du and of du * (x - mean). g: gradient of y.
+        # marks: winners or nothing.
+        "chain_backward_sums(Tensor g, Tensor marks, Tensor x, Tensor norm, float slope, "
+        "int[] pool, bool maximum) -> Tensor",
+        reference=chain_backward_sums_reference,
+        cpu=compiled_chain_backward_sums,
+        source="sums.c",
+        cuda="epilogue:triton_chain_backward_sums",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # scale * du + b * (x - mean) + c, of x's `shape`, in `dtype` and x's memory format; without
+        # x in g's, which must then be that of the forward pass, by its strides. through: (2, 1 or
+        # N, C), b and c; without it scale * du, and without norm du.
+        "chain_backward(Tensor g, Tensor marks, Tensor? x, Tensor? norm, Tensor? through, "
+        "float slope, int[] pool, bool maximum, int[] shape, ScalarType dtype) -> Tensor",
+        reference=chain_backward_reference,
+        cpu=compiled_chain_backward,
+        source="backward.c",
+        cuda="epilogue:triton_chain_backward",
+    )
+)

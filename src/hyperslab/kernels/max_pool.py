@@ -27,9 +27,7 @@ from hyperslab.kernels.compile import (
     library,
 )
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides
-
-MOST_TAPS = 256
-"""A winner is one byte."""
+from hyperslab.kernels.registry import MOST_TAPS, KernelOperator, declare
 
 
 def window_maximum(
@@ -41,7 +39,7 @@ def window_maximum(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema: a pass over the result for every tap."""
+    """Compute the operator by torch's single operators: a pass over the result for every tap."""
     check_windows(kernel)
     memory_format = memory_format_by_strides(x)
     margins: list[int] = []
@@ -74,7 +72,7 @@ def window_maximum_backward(
     channels_last: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """See the schema; can be differentiated."""
+    """Compute the operator by torch's single operators; can be differentiated."""
     flat = torch.zeros((), dtype=torch.int64, device=g.device)
     taps = winners.to(torch.int64)
     rest = math.prod(kernel)
@@ -90,7 +88,7 @@ def window_maximum_backward(
 
 
 def check_windows(kernel: Sequence[int]) -> None:
-    """A byte can name every tap.
+    """Check that a byte can name every tap.
 
     Raises:
         ValueError: it cannot.
@@ -110,7 +108,7 @@ def _first_taps(
     extents: Sequence[int],
     device: torch.device,
 ) -> torch.Tensor:
-    """The first tap of every window that lies in the block: (*extents)."""
+    """Number the first tap of every window that lies in the block: (*extents)."""
     first = torch.zeros((), dtype=torch.int64, device=device)
     for k, s, p, o in zip(kernel, stride, padding, extents, strict=True):
         taps = (p - torch.arange(o, device=device) * s).clamp(min=0)
@@ -122,7 +120,7 @@ WINDOW_POINTERS = struct.Struct("@3q")
 """The tensors of ``windows`` in ``windows.c``."""
 
 WINDOW_NUMBERS = struct.Struct("@19q")
-"""What follows them, but for the number of the part and that of all parts."""
+"""The numbers that follow, but for those of the part and of all parts."""
 
 
 def compiled_window_maximum(
@@ -134,14 +132,14 @@ def compiled_window_maximum(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format
     numbers = _window_numbers(x.shape, tuple(extents), windows, (x.dtype, dtype), last)
     if functions is None or numbers is None:
-        return window_maximum(x, *windows, extents, mark, dtype)
+        return NotImplemented
     x = as_dense(x, memory_format)
     result = (*x.shape[:2], *extents)
     strides = dense_strides(result, memory_format)
@@ -165,14 +163,14 @@ def compiled_window_maximum_backward(
     channels_last: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     numbers = _window_numbers(
         tuple(shape), tuple(g.shape[2:]), windows, (g.dtype, dtype), channels_last
     )
     if functions is None or numbers is None:
-        return window_maximum_backward(g, winners, *windows, shape, channels_last, dtype)
+        return NotImplemented
     if winners.shape != g.shape or winners.dtype != torch.uint8:
         raise ValueError(f"winners {tuple(winners.shape)} for a gradient {tuple(g.shape)}")
     memory_format = CHANNELS_LAST[g.dim()] if channels_last else torch.contiguous_format
@@ -192,7 +190,7 @@ def _window_numbers(
     types: tuple[torch.dtype, torch.dtype],
     channels_last: bool,
 ) -> bytes | None:
-    """What the C code is told; None where it does not know the types or the number of dims.
+    """Pack the numbers for C; None where it does not know the types or the number of dims.
 
     Raises:
         ValueError: a byte cannot name every tap.
@@ -218,3 +216,30 @@ def _window_numbers(
         *padding,
     ]
     return WINDOW_NUMBERS.pack(*(TYPE_CODES[dtype] for dtype in types), *blocks, *spatial)
+
+
+declare(
+    KernelOperator(
+        # y (N, C, *extents) in `dtype` and in x's memory format, and its winners (uint8, as y;
+        # empty without `mark`). Window o begins at o * stride - padding; what lies beyond the
+        # block is left out. Every window meets the block.
+        "window_maximum(Tensor x, int[] kernel, int[] stride, int[] padding, int[] extents, "
+        "bool mark, ScalarType dtype) -> (Tensor, Tensor)",
+        reference=window_maximum,
+        cpu=compiled_window_maximum,
+        source="windows.c",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # dx of x's `shape`, in `dtype` and in the memory format that is told; summed in float32,
+        # of float64 in float64. g: gradient of y.
+        "window_maximum_backward(Tensor g, Tensor winners, int[] kernel, int[] stride, "
+        "int[] padding, int[] shape, bool channels_last, ScalarType dtype) -> Tensor",
+        reference=window_maximum_backward,
+        cpu=compiled_window_maximum_backward,
+        source="windows.c",
+    )
+)

@@ -14,7 +14,7 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 
 
 def reference(x: torch.Tensor) -> Moments:
-    """In one expression, of float64."""
+    """Compute mean and variance in one expression, in float64."""
     slices = x.transpose(0, 1).flatten(1).double()
     mean = slices.mean(1)
     var = (slices - mean[:, None]).square().mean(1)
@@ -22,8 +22,8 @@ def reference(x: torch.Tensor) -> Moments:
 
 
 def local_moments(x: torch.Tensor) -> Moments:
-    """Mean and biased variance of every slice of dim 1; of half precision in float32."""
-    return _cached(x) if registry.moments_version(x) == "cached" else _torch(x)
+    """Return mean and biased variance of every slice of dim 1; half precision in float32."""
+    return _cached(x) if registry.choose("moments", x) == "cached" else _torch(x)
 
 
 def _torch(x: torch.Tensor) -> Moments:
@@ -32,7 +32,7 @@ def _torch(x: torch.Tensor) -> Moments:
 
 
 def _cached(x: torch.Tensor) -> Moments:
-    """In two passes, a few slices at a time, which stay in the processor's cache."""
+    """Take two passes, a few slices at a time, which stay in the processor's cache."""
     dims = _other_dims(x)
     step = max(1, CACHED * x.shape[1] // max(1, x.numel()))
     means = []

@@ -20,9 +20,10 @@ import struct
 import torch
 
 from hyperslab.kernels.compile import address, as_dense_float32, library
+from hyperslab.kernels.registry import KernelOperator, declare
 
 LEFT_BY_ROUNDING = 2.0**-48
-"""Of E[m²]: what numbers of single precision in the last bit differ by."""
+"""Times E[m²]: numbers of single precision differ by that in the last bit."""
 
 
 def normalisation(
@@ -34,7 +35,7 @@ def normalisation(
     channels: int,
     pool: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Norm and moments of the sums (3, R * C / pool) of all ranks: see the schema."""
+    """Return norm and moments from the sums (3, R * C / pool) of all ranks: see the schema."""
     parts = (sums / count).repeat_interleave(pool, 1).view(3, -1, channels)
     mean, square, around = parts.unbind()
     between = square - mean * mean
@@ -52,7 +53,7 @@ def normalisation(
 def parameter_gradients(
     sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(2, C) of weight and bias, and (2, R * C / pool) for all ranks to add up: see the schema."""
+    """Return (2, C) for weight and bias, and (2, R * C / pool) for all ranks to add up."""
     mean, _, invstd, scale = moments.unbind()
     du, product = sums.unbind()
     xhat = (product - du * (mean - norm[0])) * invstd
@@ -64,7 +65,7 @@ def parameter_gradients(
 def through_statistics(
     shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
 ) -> torch.Tensor:
-    """(2, R, C), the ``b`` and ``c`` of the block's gradient: see the schema.
+    """Return (2, R, C), the ``b`` and ``c`` of the block's gradient: see the schema.
 
     With v = scale * du, of a mean over ranks: dx = v - mean of v - xhat * mean of v * xhat.
     """
@@ -89,10 +90,10 @@ def compiled_normalisation(
     channels: int,
     pool: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None:
-        return normalisation(sums, weight, bias, count, eps, channels, pool)
+        return NotImplemented
     rows = sums.shape[1] * pool // channels
     sums = sums.contiguous()
     weight = as_dense_float32(weight)
@@ -119,10 +120,10 @@ def compiled_normalisation(
 def compiled_parameter_gradients(
     sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None:
-        return parameter_gradients(sums, norm, moments, pool)
+        return NotImplemented
     _, rows, channels = sums.shape
     sums = sums.contiguous()
     parameters = torch.empty((2, channels), dtype=torch.float32)
@@ -145,10 +146,10 @@ def compiled_parameter_gradients(
 def compiled_through_statistics(
     shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
 ) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None:
-        return through_statistics(shared, norm, moments, count, pool)
+        return NotImplemented
     _, rows, channels = norm.shape
     shared = shared.contiguous()
     through = torch.empty((2, rows, channels), dtype=torch.float32)
@@ -165,3 +166,44 @@ def compiled_through_statistics(
         )
     )
     return through
+
+
+declare(
+    KernelOperator(
+        # norm (3, R, C) in float32 and moments (4, R, C) of sums (3, R * C / pool) over `count`
+        # values; weight, bias: (C) in float32.
+        "normalisation(Tensor sums, Tensor? weight, Tensor? bias, int count, float eps, "
+        "int channels, int pool) -> (Tensor, Tensor)",
+        reference=normalisation,
+        cpu=compiled_normalisation,
+        source="statistics.c",
+        cuda="normalization:triton_normalisation",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # Gradients of weight and bias (2, C) in float32, and (2, R * C / pool) in float64, of
+        # which the next one takes the sum over all ranks; from the sums of a backward pass.
+        "parameter_gradients(Tensor sums, Tensor norm, Tensor moments, int pool) "
+        "-> (Tensor, Tensor)",
+        reference=parameter_gradients,
+        cpu=compiled_parameter_gradients,
+        source="statistics.c",
+        cuda="normalization:triton_parameter_gradients",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # What `chain_backward` takes: (2, R, C) in float32.
+        "through_statistics(Tensor shared, Tensor norm, Tensor moments, int count, int pool) "
+        "-> Tensor",
+        reference=through_statistics,
+        cpu=compiled_through_statistics,
+        source="statistics.c",
+        cuda="normalization:triton_through_statistics",
+    )
+)

@@ -1,484 +1,119 @@
-"""Declares the operators to torch and chooses the version of a kernel by device, dtype and format.
+"""Declares the operators to torch, and alone chooses which implementation of each one runs.
 
-An operator is declared once, as a `KernelOperator`: its schema, its plain reference, its form
-on the meta device (so that a step can be traced) and its compiled version for the CPU.
-Registration goes to the dispatcher by `torch.library.Library`: plain functions, without the
-checks that `torch.library.custom_op` makes at every call. On a CUDA device Triton's version
-runs, where Triton is installed (PyTorch for CUDA brings it); it is imported at the first call.
+The choice is a rule from device, instruction set, dtype, shapes and memory format: the same in
+every run and on every machine, but for what its instruction set lacks. `RULES` is that rule, as a
+table of cases from which the first that holds is taken::
 
-In reading order: forms on the meta device, declarations, Triton's versions, and the rules that
-choose between torch's own operators and ours. Importing this module registers all operators.
+    python -m hyperslab.kernels    prints it
+
+Its thresholds come from ``benchmarks/kernel_rule.py``, which times every implementation and shows
+where the rule takes a slower one. `force` has tests run the others.
+
+An operator is declared in its own module, once, as a `KernelOperator`: its schema, its plain
+reference, and its versions for CPU and CUDA, all with one signature. They are plain functions of
+the dispatcher, without the checks that `torch.library.custom_op` makes at every call.
+
+In reading order: declarations; what the choice depends on; the rules; the choice; the table.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 
-from hyperslab.kernels import (
-    direct_bf16,
-    epilogue,
-    max_pool,
-    normalization,
-    reorder,
-    resample,
-    winograd,
-)
-from hyperslab.kernels import reorder as transposition
-from hyperslab.kernels.compile import library
-from hyperslab.kernels.max_pool import MOST_TAPS
-from hyperslab.kernels.memory_format import (
-    CHANNELS_LAST,
-    bit_bytes,
-    memory_format_by_strides,
-    pooled_shape,
-    winner_bytes,
-)
-from hyperslab.kernels.reorder import wanted_format
+from hyperslab.kernels.compile import direct_is_known, library, winograd_is_known
+from hyperslab.kernels.conv_problem import HEAVY_WEIGHT, PROBLEMS, Kernels, Problem, Task
+from hyperslab.kernels.conv_variants import CONV_VARIANTS, takes_im2col
+from hyperslab.kernels.memory_format import CHANNELS_LAST
 
-
-def channel_sums_form(x: torch.Tensor, groups: int) -> torch.Tensor:
-    slices = x.shape[0] * groups if groups else x.shape[1]
-    return x.new_empty((3, slices), dtype=torch.float64)
-
-
-def chain_forward_form(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    mark: bool,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    nbytes = bit_bytes(x.shape, slope, norm is not None) + winner_bytes(x.shape, pool, maximum)
-    y = torch.empty(
-        pooled_shape(x.shape, pool),
-        dtype=dtype,
-        device=x.device,
-        memory_format=memory_format_by_strides(x),
-    )
-    return y, x.new_empty(nbytes if mark else 0, dtype=torch.uint8)
-
-
-def chain_forward_into_form(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    mark: bool,
-    y: torch.Tensor,
-) -> torch.Tensor:
-    return chain_forward_form(x, norm, slope, pool, maximum, mark, y.dtype)[1]
-
-
-def chain_backward_sums_form(
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-) -> torch.Tensor:
-    return x.new_empty((2, *norm.shape[1:]), dtype=torch.float64)
-
-
-def chain_backward_form(
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    through: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    memory_format = memory_format_by_strides(g if x is None else x)
-    return torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
-
-
-def normalisation_form(
-    sums: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    count: int,
-    eps: float,
-    channels: int,
-    pool: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = sums.shape[1] * pool // channels
-    norm = sums.new_empty((3, rows, channels), dtype=torch.float32)
-    return norm, sums.new_empty((4, rows, channels))
-
-
-def parameter_gradients_form(
-    sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _, rows, channels = sums.shape
-    parameters = sums.new_empty((2, channels), dtype=torch.float32)
-    return parameters, sums.new_empty((2, rows * channels // pool))
-
-
-def through_statistics_form(
-    shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
-) -> torch.Tensor:
-    return norm.new_empty((2, *norm.shape[1:]))
-
-
-def reorder_into_form(x: torch.Tensor, y: torch.Tensor) -> None:
-    return
-
-
-def reorder_form(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(x, dtype=dtype, memory_format=wanted_format(x, channels_last))
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of blocks that the Triton kernels take; for others the reference runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelOperator:
-    """One of them, by its schema.
+    """Declares one operator: its schema, and its implementations, which take the same arguments.
 
-    ``form`` gives shapes and strides on the meta device, ``compiled`` runs on the CPU, and
-    ``reference`` everywhere else; ``on_gpu``: there is a version for GPUs.
+    ``cpu`` calls C and returns `NotImplemented` for operands that the C code does not take;
+    ``cuda`` names a Triton version, which is imported at its first call. The ``reference`` runs
+    everywhere else. On the meta device it gives shapes and strides, too; ``meta`` does where the
+    reference reads values.
     """
 
     schema: str
     reference: Callable[..., Any]
-    form: Callable[..., Any]
-    compiled: Callable[..., Any]
-    on_gpu: bool = True
+    cpu: Callable[..., Any]
+    source: str  # of `cpu`, in csrc
+    cuda: str | None = None  # "module:function" in `hyperslab.kernels.cuda`
+    meta: Callable[..., Any] | None = None
 
     @property
     def name(self) -> str:
         return self.schema.partition("(")[0]
 
+    def on_cpu(self, *arguments: Any) -> Any:
+        """Run the C version where there is one for these operands, else the reference."""
+        if _forced.get().get(self.name) != "reference" and library() is not None:
+            result = self.cpu(*arguments)
+            if result is not NotImplemented:
+                return result
+        return self.reference(*arguments)
 
-FUSED_OPERATORS = (
-    KernelOperator(
-        # (3, K) in float64, of which parts and ranks each have their own, to be added up: the sum
-        # of x, its square by the number of values, and the sum of squares around their mean.
-        # groups 0: K = C, over batch and space; else K = N * groups, over space and the channels of
-        # a group.
-        "channel_sums(Tensor x, int groups) -> Tensor",
-        epilogue.channel_sums_reference,
-        channel_sums_form,
-        epilogue.compiled_channel_sums,
-    ),
-    KernelOperator(
-        # y in `dtype` and in x's memory format, and its marks (uint8; empty without `mark`).
-        # norm: (3, 1 or N, C), mean, scale and shift. Computed in float32, of float64 in float64.
-        "chain_forward(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, bool mark, "
-        "ScalarType dtype) -> (Tensor, Tensor)",
-        epilogue.chain_forward_reference,
-        chain_forward_form,
-        epilogue.compiled_chain_forward,
-    ),
-    KernelOperator(
-        # The same into `y`, of the result's shape and memory format; the marks.
-        "chain_forward_into(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, "
-        "bool mark, Tensor(a!) y) -> Tensor",
-        epilogue.chain_forward_into_reference,
-        chain_forward_into_form,
-        epilogue.compiled_chain_forward_into,
-        on_gpu=False,
-    ),
-    KernelOperator(
-        # (2, 1 or N, C) as norm, in float64: sums of du and of du * (x - mean). g: gradient of y.
-        # marks: winners or nothing.
-        "chain_backward_sums(Tensor g, Tensor marks, Tensor x, Tensor norm, float slope, "
-        "int[] pool, bool maximum) -> Tensor",
-        epilogue.chain_backward_sums_reference,
-        chain_backward_sums_form,
-        epilogue.compiled_chain_backward_sums,
-    ),
-    KernelOperator(
-        # scale * du + b * (x - mean) + c, of x's `shape`, in `dtype` and x's memory format; without
-        # x in g's, which must then be that of the forward pass, by its strides. through: (2, 1 or
-        # N, C), b and c; without it scale * du, and without norm du.
-        "chain_backward(Tensor g, Tensor marks, Tensor? x, Tensor? norm, Tensor? through, "
-        "float slope, int[] pool, bool maximum, int[] shape, ScalarType dtype) -> Tensor",
-        epilogue.chain_backward_reference,
-        chain_backward_form,
-        epilogue.compiled_chain_backward,
-    ),
-    KernelOperator(
-        # norm (3, R, C) in float32 and moments (4, R, C) of sums (3, R * C / pool) over `count`
-        # values; weight, bias: (C) in float32.
-        "normalisation(Tensor sums, Tensor? weight, Tensor? bias, int count, float eps, "
-        "int channels, int pool) -> (Tensor, Tensor)",
-        normalization.normalisation,
-        normalisation_form,
-        normalization.compiled_normalisation,
-    ),
-    KernelOperator(
-        # Gradients of weight and bias (2, C) in float32, and (2, R * C / pool) in float64, of
-        # which the next one takes the sum over all ranks; from the sums of a backward pass.
-        "parameter_gradients(Tensor sums, Tensor norm, Tensor moments, int pool) "
-        "-> (Tensor, Tensor)",
-        normalization.parameter_gradients,
-        parameter_gradients_form,
-        normalization.compiled_parameter_gradients,
-    ),
-    KernelOperator(
-        # What `chain_backward` takes: (2, R, C) in float32.
-        "through_statistics(Tensor shared, Tensor norm, Tensor moments, int count, int pool) "
-        "-> Tensor",
-        normalization.through_statistics,
-        through_statistics_form,
-        normalization.compiled_through_statistics,
-    ),
-    KernelOperator(
-        "reorder(Tensor x, bool channels_last, ScalarType dtype) -> Tensor",
-        reorder.reorder_reference,
-        reorder_form,
-        transposition.compiled_reorder,
-    ),
-    KernelOperator(
-        # The values of x in the type and memory format of `y`.
-        "reorder_into(Tensor x, Tensor(a!) y) -> ()",
-        reorder.reorder_into_reference,
-        reorder_into_form,
-        transposition.compiled_reorder_into,
-        on_gpu=False,
-    ),
-)
+    def on_cuda(self, block: torch.Tensor, *rest: Any) -> Any:
+        """Run the Triton version where it knows the dtypes, else the reference."""
+        others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
+        types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
+        known = {block.dtype, *types} <= {*TRITON_DTYPES, torch.uint8}
+        if not known or _forced.get().get(self.name) == "reference":
+            return self.reference(block, *rest)
+        with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
+            return self.triton(block, *rest)
 
-
-def register_operators(
-    operators: Sequence[KernelOperator], kind: Literal["DEF", "FRAGMENT"] = "FRAGMENT"
-) -> torch.library.Library:
-    """Make operators known to torch for as long as the returned library lives."""
-    library = torch.library.Library("hyperslab", kind)
-    for operator in operators:
-        library.define(operator.schema)
-        library.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
-        library.impl(operator.name, operator.form, "Meta")
-        library.impl(operator.name, operator.compiled, "CPU")
-    return library
-
-
-FUSED_LIBRARY = register_operators(FUSED_OPERATORS, "DEF")
-"""Keeps the registration alive; others add versions for their device by another ``Library``."""
-
-
-TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of blocks that the kernels take; of others the reference runs."""
+    @property
+    def triton(self) -> Callable[..., Any]:
+        """Return the Triton version."""
+        assert self.cuda is not None, f"{self.name} has no Triton version"
+        return _triton_version(self.cuda)
 
 
 @cache
-def triton_versions() -> dict[str, Callable[..., Any]]:
-    """By the operator's name."""
-    from hyperslab.kernels.cuda import epilogue, normalization, reorder
-
-    return {
-        "channel_sums": epilogue.triton_channel_sums,
-        "chain_forward": epilogue.triton_chain_forward,
-        "chain_backward_sums": epilogue.triton_chain_backward_sums,
-        "chain_backward": epilogue.triton_chain_backward,
-        "normalisation": normalization.triton_normalisation,
-        "parameter_gradients": normalization.triton_parameter_gradients,
-        "through_statistics": normalization.triton_through_statistics,
-        "reorder": reorder.triton_reorder,
-    }
+def _triton_version(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found = importlib.import_module(f"hyperslab.kernels.cuda.{module}")
+    version: Callable[..., Any] = getattr(found, function)
+    return version
 
 
-def _triton_version(operator: KernelOperator) -> Callable[..., Any]:
-    def run(block: torch.Tensor, *rest: Any) -> Any:
-        others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
-        types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
-        if not {block.dtype, *types} <= {*TRITON_DTYPES, torch.uint8}:
-            return operator.reference(block, *rest)
-        with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
-            return triton_versions()[operator.name](block, *rest)
+OPERATORS: dict[str, KernelOperator] = {}
+"""All operators by name: importing `hyperslab.kernels` declares them."""
 
-    return run
+_LIBRARY = torch.library.Library("hyperslab", "DEF")
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def _register_triton() -> torch.library.Library | None:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    library = torch.library.Library("hyperslab", "IMPL")
-    for operator in (operator for operator in FUSED_OPERATORS if operator.on_gpu):
-        library.impl(operator.name, _triton_version(operator), "CUDA")
-    return library
-
-
-CUDA_LIBRARY = _register_triton()
-"""Keeps the registration alive; None without Triton."""
-
-
-def resample_form(
-    x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    shape = (*x.shape[:2], *extents)
-    return torch.empty(
-        shape, dtype=dtype, device=x.device, memory_format=memory_format_by_strides(x)
-    )
-
-
-RESAMPLE = KernelOperator(
-    # y (N, C, *extents) in `dtype` and in x's memory format; summed in float32, of float64 in
-    # float64. maps: begin, source (int64) and weight (float32) of a `SparseMap` for each dim.
-    "resample(Tensor x, Tensor[] maps, int[] extents, ScalarType dtype) -> Tensor",
-    resample.resample_by_dims,
-    resample_form,
-    resample.compiled_resample,
-)
-
-
-RESAMPLE_LIBRARY = register_operators((RESAMPLE,))
-"""Keeps the registration alive."""
-
-
-def window_maximum_form(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    extents: Sequence[int],
-    mark: bool,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (*x.shape[:2], *extents)
-    y = torch.empty(shape, dtype=dtype, device=x.device, memory_format=memory_format_by_strides(x))
-    return y, torch.empty_like(y, dtype=torch.uint8) if mark else y.new_empty(0, dtype=torch.uint8)
-
-
-def window_maximum_backward_form(
-    g: torch.Tensor,
-    winners: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    shape: Sequence[int],
-    channels_last: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    memory_format = CHANNELS_LAST[len(shape)] if channels_last else torch.contiguous_format
-    return torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
-
-
-WINDOW_OPERATORS = (
-    KernelOperator(
-        # y (N, C, *extents) in `dtype` and in x's memory format, and its winners (uint8, as y;
-        # empty without `mark`). Window o begins at o * stride - padding; what lies beyond the
-        # block is left out. Every window meets the block.
-        "window_maximum(Tensor x, int[] kernel, int[] stride, int[] padding, int[] extents, "
-        "bool mark, ScalarType dtype) -> (Tensor, Tensor)",
-        max_pool.window_maximum,
-        window_maximum_form,
-        max_pool.compiled_window_maximum,
-    ),
-    KernelOperator(
-        # dx of x's `shape`, in `dtype` and in the memory format that is told; summed in float32,
-        # of float64 in float64. g: gradient of y.
-        "window_maximum_backward(Tensor g, Tensor winners, int[] kernel, int[] stride, "
-        "int[] padding, int[] shape, bool channels_last, ScalarType dtype) -> Tensor",
-        max_pool.window_maximum_backward,
-        window_maximum_backward_form,
-        max_pool.compiled_window_maximum_backward,
-    ),
-)
-
-
-WINDOW_LIBRARY = register_operators(WINDOW_OPERATORS)
-"""Keeps the registration alive."""
-
-
-def direct_convolution_form(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    adjoint: bool,
-) -> torch.Tensor:
-    steps = zip(x.shape[2:], weight.shape[2:], padding, strict=True)
-    extents = (e + 2 * p - k + 1 for e, k, p in steps)
-    shape = (x.shape[0], weight.shape[1 if adjoint else 0], *extents)
-    return x.new_empty(shape).contiguous(memory_format=CHANNELS_LAST[x.dim()])
-
-
-def direct_convolution_gradient_form(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    kernel: Sequence[int],
-    padding: Sequence[int],
-    with_bias: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dw = x.new_empty((g.shape[1], x.shape[1], *kernel))
-    return dw, g.new_empty(g.shape[1] if with_bias else 0)
-
-
-DIRECT_OPERATORS = (
-    KernelOperator(
-        # y, channels last, in x's dtype; summed in float32. Windows go in steps of one and begin
-        # at -padding. weight (out, C, *kernel); adjoint: (C, out, *kernel), turned round, which
-        # with a padding of kernel - 1 - p is the gradient of the input of a convolution with p.
-        "direct_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding, bool adjoint) "
-        "-> Tensor",
-        direct_bf16.direct_convolution,
-        direct_convolution_form,
-        direct_bf16.compiled_direct_convolution,
-    ),
-    KernelOperator(
-        # The gradients of weight (out, C, *kernel), contiguous, and of the bias (empty without
-        # `with_bias`). g: gradient of y.
-        "direct_convolution_gradient(Tensor x, Tensor g, int[] kernel, int[] padding, "
-        "bool with_bias) -> (Tensor, Tensor)",
-        direct_bf16.direct_convolution_gradient,
-        direct_convolution_gradient_form,
-        direct_bf16.compiled_direct_convolution_gradient,
-    ),
-)
-
-
-DIRECT_LIBRARY = register_operators(DIRECT_OPERATORS)
-"""Keeps the registration alive."""
-
-
-def winograd_gradient_form(
-    x: torch.Tensor, g: torch.Tensor, padding: Sequence[int], with_bias: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dw = x.new_empty((g.shape[1], x.shape[1], *winograd.WINOGRAD_KERNEL))
-    return dw, g.new_empty(g.shape[1] if with_bias else 0)
-
-
-WINOGRAD_OPERATORS = (
-    KernelOperator(
-        # The gradients of weight (out, C, 3, 3, 3), contiguous, and of the bias (empty without
-        # `with_bias`), in x's dtype; summed in float32. Windows go in steps of one and begin at
-        # -padding. g: gradient of the result.
-        "winograd_gradient(Tensor x, Tensor g, int[] padding, bool with_bias) -> (Tensor, Tensor)",
-        winograd.winograd_gradient,
-        winograd_gradient_form,
-        winograd.compiled_winograd_gradient,
-    ),
-)
-
-WINOGRAD_LIBRARY = register_operators(WINOGRAD_OPERATORS)
-"""Keeps the registration alive."""
-
-
-IM2COL = 20480  # below this batch * channels * rows torch 2.13 takes im2col in float32
-
-AverageVersion = Literal["torch", "tiles"]
-MaximumVersion = Literal["torch", "windows"]
-MomentsVersion = Literal["torch", "cached"]
-ResampleVersion = Literal["torch", "sparse"]
+def declare(operator: KernelOperator) -> KernelOperator:
+    """Make an operator known to torch, as ``torch.ops.hyperslab.NAME``."""
+    _LIBRARY.define(operator.schema)
+    _LIBRARY.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
+    _LIBRARY.impl(operator.name, operator.meta or operator.reference, "Meta")
+    _LIBRARY.impl(operator.name, operator.on_cpu, "CPU")
+    if operator.cuda is not None and _HAS_TRITON:
+        _LIBRARY.impl(operator.name, operator.on_cuda, "CUDA")
+    OPERATORS[operator.name] = operator
+    return operator
 
 
 _as_if: ContextVar[str | None] = ContextVar("as_if", default=None)
+_forced: ContextVar[Mapping[str, str]] = ContextVar("forced", default={})  # noqa: B039 - never written
 
 
 @contextmanager
@@ -491,66 +126,402 @@ def choose_as_if_on(kind: str) -> Iterator[None]:
         _as_if.reset(token)
 
 
+@contextmanager
+def force(implementations: Mapping[str, str]) -> Iterator[None]:
+    """Run these implementations, by operator, wherever they support the operands.
+
+    For tests and benchmarks. ``{"conv weight": "winograd"}`` forces a pass of a convolution,
+    ``{"chain_forward": "reference"}`` an operator that is declared with its reference.
+    """
+    known = {operator: {case.implementation for case in cases} for operator, cases in RULES.items()}
+    for operator, implementation in implementations.items():
+        if implementation not in known.get(operator, {"reference"}):
+            raise ValueError(f"{operator} has no implementation {implementation!r}")
+    token = _forced.set({**_forced.get(), **implementations})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
 def device_kind(x: torch.Tensor) -> str:
-    """The kind of device for which versions are chosen: ``x``'s, but for `choose_as_if_on`."""
+    """Return the kind of device to choose for: ``x``'s, but for `choose_as_if_on`."""
     return _as_if.get() or x.device.type
 
 
-def maximum_version(x: torch.Tensor, kernel: Sequence[int], dilation: int) -> MaximumVersion:
-    """``"windows"`` on the CPU: in contiguous memory torch's own takes 2.6 times as long (2.13).
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Holds one line of the rule: an implementation, when it is taken, and why.
 
-    It also keeps a byte an element where torch keeps eight, and the input.
+    ``when`` decides if it is the best one, ``supports`` if it computes the operands at all.
     """
-    known = x.dtype in (torch.float32, torch.bfloat16, torch.float16) and x.dim() == 5
-    plain = dilation == 1 and math.prod(kernel) <= MOST_TAPS
-    return "windows" if device_kind(x) == "cpu" and known and plain and library() else "torch"
+
+    implementation: str
+    file: str
+    words: str
+    why: str
+    when: Callable[..., bool] = lambda *_: True
+    supports: Callable[..., bool] = lambda *_: True
 
 
-def resample_version(x: torch.Tensor) -> ResampleVersion:
-    """``"sparse"`` on the CPU: torch's own takes several times as long, in float32 only (2.13)."""
-    known = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return "sparse" if device_kind(x) == "cpu" and known and library() else "torch"
-
-
-def cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a convolution of ``x`` computes in channels last because it is on a GPU.
-
-    cuDNN's kernels for half precision are written for that; contiguous operands are turned for
-    every pass. In float32, TF32 or not, there are kernels for both: it is left to torch.
-    """
+def _convolves_on_cpu(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
+    # Nothing in here may differ between the ranks of a grid: they exchange blocks in this format.
     return (
-        device_kind(x) == "cuda"
+        kernels != "torch"
+        and x.dtype == weight.dtype
+        and x.dim() in CHANNELS_LAST
+        and device_kind(x) == "cpu"
+        and weight.device == x.device
+        and torch._C._get_mkldnn_enabled()
+        and onednn_supports(x.dtype)
+    )
+
+
+def _cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
+    return (
+        kernels != "torch"
+        and device_kind(x) == "cuda"
         and x.dim() in CHANNELS_LAST
         and x.dtype == weight.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
     )
 
 
-def is_traced() -> bool:
-    """Whether a device is only chosen for, see `choose_as_if_on`."""
-    return _as_if.get() is not None
+@cache
+def onednn_supports(dtype: torch.dtype) -> bool:
+    """Say if oneDNN convolves in this type on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
-def average_version(
-    x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]
-) -> AverageVersion:
-    """``"tiles"`` where windows tile the block and the result has torch's dtype.
+COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of blocks that the C code takes."""
 
-    On the CPU torch's own takes three times as long (2.13).
-    """
-    kind = device_kind(x)
+MOST_TAPS = 256
+"""Taps of a window of which one byte names the largest."""
+
+
+def _maximum_by_windows(x: torch.Tensor, kernel: Sequence[int], dilation: int) -> bool:
+    known = x.dtype in COMPILED_DTYPES and x.dim() == 5
+    plain = dilation == 1 and math.prod(kernel) <= MOST_TAPS
+    return device_kind(x) == "cpu" and known and plain and library() is not None
+
+
+def _average_by_tiles(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> bool:
     autocast = torch.is_autocast_enabled(x.device.type)
     widened = x.dtype == torch.bfloat16 and x.dim() == 5 and autocast  # avg_pool3d only
-    tiled = (
-        kind == "cpu"
+    return (
+        device_kind(x) == "cpu"
         and (x.dtype in (torch.float32, torch.float64) or widened)
         and x.is_contiguous()
         and list(kernel) == list(stride)
         and all(extent % k == 0 for extent, k in zip(x.shape[2:], kernel, strict=True))
     )
-    return "tiles" if tiled else "torch"
 
 
-def moments_version(x: torch.Tensor) -> MomentsVersion:
-    """``"cached"`` on the CPU, where `torch.var_mean` takes eight times as long."""
-    return "cached" if device_kind(x) == "cpu" else "torch"
+def _resamples_sparse(x: torch.Tensor) -> bool:
+    return device_kind(x) == "cpu" and x.dtype in COMPILED_DTYPES and library() is not None
+
+
+def _on_cpu(x: torch.Tensor) -> bool:
+    return device_kind(x) == "cpu"
+
+
+FEW_CHANNELS = 16
+"""Channels of both volumes up to which the direct kernels in bfloat16 are faster than oneDNN."""
+
+WORTH_COLUMNS = 1 << 22
+"""Products from which on a copy of the input counts less than what it saves."""
+
+COPIED = 1 << 22
+"""Elements of both volumes up to which an implementation may copy them."""
+
+MANY_TAPS = 5
+"""Taps of the last dim from which on they are worth a place as channels."""
+
+SMALL_SAMPLE = 4**3
+"""Voxels of a sample's result up to which oneDNN's weight gradient is slower than a product."""
+
+MANY_CHANNELS = 64
+"""Channels from which on that is so."""
+
+WEIGHT_TO_VOLUMES = {torch.float32: 6.0, torch.bfloat16: 1.0}
+"""Elements of the weight for one of both volumes up to which Winograd's sums pay."""
+
+
+def _few_channels(problem: Problem) -> bool:
+    # Of very few by sixteen the kernel does as much for nothing as oneDNN.
+    fewer, more = sorted((problem.x[1], problem.y[1]))
+    half = FEW_CHANNELS // 2
+    return more <= half or (fewer >= half and more <= FEW_CHANNELS)
+
+
+def _few_channels_in_windows(problem: Problem) -> bool:
+    return _few_channels(problem) and math.prod(problem.kernel) > 1
+
+
+def _fewest_channels(problem: Problem) -> bool:
+    # Of one channel torch's is faster, of 16 by 16 Winograd's.
+    pairs = problem.x[1] * problem.y[1]
+    return _few_channels(problem) and problem.x[1] > 1 and pairs < FEW_CHANNELS**2
+
+
+def _narrow(problem: Problem) -> bool:
+    # In float32 oneDNN has kernels of its own for one channel.
+    wide = problem.kernel[-1] >= MANY_TAPS and problem.products >= WORTH_COLUMNS
+    return problem.dtype == torch.bfloat16 and wide
+
+
+def _heavy(problem: Problem) -> bool:
+    return problem.heavy
+
+
+def _heavy_with_stride(problem: Problem) -> bool:
+    strided = max(problem.options.stride) > 1
+    return problem.heavy and strided and problem.dtype == torch.float32
+
+
+def _windows(problem: Problem) -> bool:
+    return math.prod(problem.kernel) > 1
+
+
+def _small_tiles(problem: Problem) -> bool:
+    # Of large volumes a step may fit by less than the copies that the product takes.
+    return _windows(problem) and math.prod(problem.x) + math.prod(problem.y) <= COPIED
+
+
+def _flips(problem: Problem) -> bool:
+    # Where the extents differ the flipped kernel multiplies more numbers.
+    even = problem.x[2:] == problem.y[2:] or takes_im2col(problem)
+    return problem.dtype == torch.float32 and even and _windows(problem)
+
+
+def _small_samples(problem: Problem) -> bool:
+    small = problem.x[0] > 1 and math.prod(problem.y[2:]) <= SMALL_SAMPLE
+    return small and min(problem.x[1], problem.y[1]) >= MANY_CHANNELS
+
+
+def _light(problem: Problem) -> bool:
+    return problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype]
+
+
+def _weight_counts(problem: Problem) -> bool:
+    return problem.weight_to_volumes > 1 and _windows(problem)
+
+
+def _small_or_pointwise(problem: Problem) -> bool:
+    return takes_im2col(problem) or not _windows(problem)
+
+
+def _conv_case(
+    task: Task,
+    implementation: str,
+    words: str,
+    why: str,
+    when: Callable[[Problem], bool] = lambda _: True,
+) -> Case:
+    """Make a case of a pass, which its implementation must support."""
+    variant = CONV_VARIANTS[task][implementation]
+    return Case(implementation, variant.file, words, why, when, variant.legal)
+
+
+FEW = f"bfloat16, at most {FEW_CHANNELS} channels, no stride, AVX-512 with bfloat16"
+FEW_REASON = "oneDNN works on 16 channels, however few there are"
+HEAVY = f"weight > {HEAVY_WEIGHT} volumes"
+HEAVY_REASON = "the order of the weight counts, and parameters are contiguous"
+HEAVY_STRIDED = f"float32, stride, {HEAVY}"
+HEAVY_STRIDED_REASON = "torch's im2col leaves out what oneDNN computes beside it"
+
+RULES: dict[str, tuple[Case, ...]] = {
+    "conv": (
+        Case(
+            "channels last",
+            "conv.py",
+            "CPU, float32 or bfloat16, 2 or 3 dims, oneDNN",
+            "faster in all three passes, and operands need no copy",
+            _convolves_on_cpu,
+        ),
+        Case(
+            "cudnn channels last",
+            "conv.py",
+            "CUDA, half precision",
+            "cuDNN's kernels are written for it; contiguous operands are turned for every pass",
+            _cudnn_takes_last,
+        ),
+        Case("torch", "conv.py", "else", "torch knows best"),
+    ),
+    "max_pool": (
+        Case(
+            "windows",
+            "max_pool.py, csrc/windows.c",
+            f"CPU, 3 dims, at most {MOST_TAPS} taps, no dilation",
+            "torch's takes 2.6 times as long (2.13), keeps the input and 8 bytes an element for 1",
+            supports=_maximum_by_windows,
+        ),
+        Case("torch", "", "else", "it runs everywhere"),
+    ),
+    "avg_pool": (
+        Case(
+            "tiles",
+            "avg_pool.py",
+            "CPU, windows tile a contiguous block",
+            "torch's takes three times as long (2.13) and keeps the input",
+            supports=_average_by_tiles,
+        ),
+        Case("torch", "", "else", "it runs everywhere"),
+    ),
+    "interpolate": (
+        Case(
+            "sparse",
+            "resample.py, csrc/resample.c",
+            "CPU, float32 or half precision",
+            "torch's takes several times as long, in float32 only (2.13)",
+            supports=_resamples_sparse,
+        ),
+        Case("torch", "", "else", "it runs everywhere"),
+    ),
+    "moments": (
+        Case(
+            "cached",
+            "moments.py",
+            "CPU",
+            "`torch.var_mean` takes eight times as long (2.13)",
+            when=_on_cpu,
+        ),
+        Case("torch", "moments.py", "else", "one kernel in place of three"),
+    ),
+    "conv forward": (
+        _conv_case("forward", "registers", FEW, FEW_REASON, _few_channels),
+        _conv_case(
+            "forward",
+            "columns",
+            f"bfloat16, one channel, {MANY_TAPS} taps or more in the last dim",
+            "oneDNN's kernels for bfloat16 do the work of many channels for one",
+            _narrow,
+        ),
+        _conv_case("forward", "torch", HEAVY_STRIDED, HEAVY_STRIDED_REASON, _heavy_with_stride),
+        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, _heavy),
+        _conv_case("forward", "onednn", "else", "it runs at the processor's peak"),
+    ),
+    "conv input": (
+        _conv_case("input", "registers", FEW, FEW_REASON, _few_channels_in_windows),
+        _conv_case("input", "torch", HEAVY_STRIDED, HEAVY_STRIDED_REASON, _heavy_with_stride),
+        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, _heavy),
+        _conv_case(
+            "input",
+            "matrix",
+            f"windows of several voxels tile the volume; {COPIED:,} elements or fewer",
+            "one product of matrices, and nothing is added up",
+            _small_tiles,
+        ),
+        _conv_case(
+            "input",
+            "flipped",
+            "float32, no stride, extents unchanged or small",
+            "oneDNN's forward pass is faster than its backward one",
+            _flips,
+        ),
+        _conv_case("input", "onednn", "no groups, no dilation", "faster than torch's im2col"),
+        Case("torch", "conv_variants.py", "else", "it computes everything"),
+    ),
+    "conv weight": (
+        _conv_case("weight", "registers", FEW, FEW_REASON, _fewest_channels),
+        _conv_case(
+            "weight",
+            "im2col",
+            f"several samples of at most {SMALL_SAMPLE} voxels, {MANY_CHANNELS} channels or more",
+            "few sums of many numbers, for which oneDNN's kernel is not made",
+            _small_samples,
+        ),
+        _conv_case(
+            "weight",
+            "winograd",
+            "3 x 3 x 3, no stride, 8 channels or more, AVX2 or AVX-512, weight not large",
+            "64 products for 216",
+            _light,
+        ),
+        _conv_case(
+            "weight",
+            "matrix",
+            "windows tile the volume: of one voxel, or small in float32",
+            "one product of matrices, where torch takes im2col",
+            _small_or_pointwise,
+        ),
+        _conv_case("weight", "torch", HEAVY_STRIDED, HEAVY_STRIDED_REASON, _heavy_with_stride),
+        _conv_case("weight", "contiguous", "weight > volumes", HEAVY_REASON, _weight_counts),
+        _conv_case(
+            "weight",
+            "halves",
+            "float32, one small sample, even number of planes",
+            "torch takes im2col, but oneDNN for a batch",
+            takes_im2col,
+        ),
+        _conv_case(
+            "weight",
+            "contiguous",
+            "float32, one small sample",
+            "torch takes im2col, but oneDNN for its own tensors",
+            takes_im2col,
+        ),
+        Case("torch", "conv_variants.py", "else", "torch takes oneDNN"),
+    ),
+}
+"""The rule by operator: the first case that holds is taken."""
+
+
+def choose(operator: str, *facts: Any) -> str:
+    """Return the implementation that runs, by name: the rule's, or one that `force` asks for."""
+    cases = RULES[operator]
+    forced = _forced.get().get(operator)
+    if forced is not None:
+        for case in cases:
+            if case.implementation == forced and case.supports(*facts):
+                return forced
+    return next(
+        case.implementation for case in cases if case.supports(*facts) and case.when(*facts)
+    )
+
+
+def conv_variant(problem: Problem) -> str:
+    """Return the implementation of a pass by name."""
+    operator = f"conv {problem.task}"
+    return choose(operator, problem) if operator in _forced.get() else _variant_by_rule(problem)
+
+
+@lru_cache(PROBLEMS)
+def _variant_by_rule(problem: Problem) -> str:
+    return choose(f"conv {problem.task}", problem)
+
+
+def table() -> list[tuple[str, str, str, str, str]]:
+    """List the rule: operator, case, implementation, its file, and why."""
+    rows = [
+        (operator, case.words, case.implementation, case.file, case.why)
+        for operator, cases in RULES.items()
+        for case in cases
+    ]
+    for name, one in OPERATORS.items():
+        file = f"{one.cpu.__module__.rpartition('.')[2]}.py"
+        words = "CPU, dtypes and dims that the C code takes"
+        rows.append((name, words, "C", f"csrc/{one.source}", "one pass over memory"))
+        if one.cuda is not None:
+            module = one.cuda.partition(":")[0]
+            words = "CUDA, float32 and half precision"
+            rows.append((name, words, "Triton", f"cuda/{module}.py", "one pass over memory"))
+        rows.append((name, "else", "reference", file, "it runs everywhere"))
+    return rows
+
+
+def missing_instructions() -> list[str]:
+    """Name what this machine's rule leaves out, for want of a compiler or of instructions."""
+    if library() is None:
+        return ["C: no compiler, or HYPERSLAB_COMPILE=0"]
+    known = {
+        "registers: AVX-512 with bfloat16": direct_is_known(),
+        "winograd: AVX2 or AVX-512": winograd_is_known(),
+        "bfloat16 in oneDNN: AVX-512": onednn_supports(torch.bfloat16),
+    }
+    return [name for name, there in known.items() if not there]

@@ -12,21 +12,22 @@ import torch
 
 from hyperslab.kernels.compile import STREAMED, TYPE_CODES, Library, call, dense_strides, library
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides
+from hyperslab.kernels.registry import KernelOperator, declare
 
 
 def reorder_reference(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
-    """A new tensor of the same values in that format and type."""
+    """Make a new tensor of the same values in that format and type."""
     memory_format = wanted_format(x, channels_last)
     return torch.empty_like(x, dtype=dtype, memory_format=memory_format).copy_(x)
 
 
 def reorder_into_reference(x: torch.Tensor, y: torch.Tensor) -> None:
-    """The values of ``x`` in the format and type of ``y``."""
+    """Copy the values of ``x`` to ``y``, in its format and type."""
     y.copy_(x)
 
 
 def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
-    """Torch's name for it.
+    """Return torch's name of the format.
 
     Raises:
         ValueError: torch has channels last for tensors of 4 or 5 dims only.
@@ -45,29 +46,29 @@ REORDERING = struct.Struct("@9q")
 
 
 def compiled_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     wanted = wanted_format(x, channels_last)
     if functions is None or not _kernel_applies(x, wanted, dtype):
-        return reorder_reference(x, channels_last, dtype)
+        return NotImplemented
     y = torch.empty_strided(x.shape, dense_strides(x.shape, wanted), dtype=dtype)
     _run_reorder(functions, x, y, channels_last)
     return y
 
 
 def compiled_reorder_into(x: torch.Tensor, y: torch.Tensor) -> None:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     wanted = memory_format_by_strides(y)
     dense = x.shape == y.shape and y.is_contiguous(memory_format=wanted)
     if functions is None or not dense or not _kernel_applies(x, wanted, y.dtype):
-        reorder_into_reference(x, y)
-    else:
-        _run_reorder(functions, x, y, wanted is not torch.contiguous_format)
+        return NotImplemented
+    _run_reorder(functions, x, y, wanted is not torch.contiguous_format)
+    return None
 
 
 def _kernel_applies(x: torch.Tensor, wanted: torch.memory_format, dtype: torch.dtype) -> bool:
-    """Whether it is for the kernel: another format, and types that it knows."""
+    """Ask for another format, and for types that the kernel knows."""
     given = memory_format_by_strides(x)
     turned = given != wanted and x.is_contiguous(memory_format=given) and x.numel() > 0
     return turned and x.dtype in TYPE_CODES and dtype in TYPE_CODES
@@ -87,3 +88,25 @@ def _run_reorder(functions: Library, x: torch.Tensor, y: torch.Tensor, channels_
         y.nbytes >= STREAMED,
     )
     call(functions.reorder, REORDERING.pack(*values), x.numel())
+
+
+declare(
+    KernelOperator(
+        "reorder(Tensor x, bool channels_last, ScalarType dtype) -> Tensor",
+        reference=reorder_reference,
+        cpu=compiled_reorder,
+        source="reorder.c",
+        cuda="reorder:triton_reorder",
+    )
+)
+
+
+declare(
+    KernelOperator(
+        # The values of x in the type and memory format of `y`.
+        "reorder_into(Tensor x, Tensor(a!) y) -> ()",
+        reference=reorder_into_reference,
+        cpu=compiled_reorder_into,
+        source="reorder.c",
+    )
+)

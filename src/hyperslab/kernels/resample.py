@@ -26,11 +26,12 @@ from hyperslab.kernels.compile import (
     library,
 )
 from hyperslab.kernels.memory_format import memory_format_by_strides
+from hyperslab.kernels.registry import KernelOperator, declare
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseMap:
-    """Result ``o`` is the sum of ``weight[e] * x[source[e]]`` over its entries ``e``.
+    """Lists the entries ``e`` of each result ``o``, the sum of ``weight[e] * x[source[e]]``.
 
     They are ``begin[o]`` to ``begin[o + 1]``: ``begin`` has one number more than there are results.
     ``extent``: how many elements there are.
@@ -43,7 +44,7 @@ class SparseMap:
 
     @staticmethod
     def of_taps(index: torch.Tensor, weight: torch.Tensor, extent: int) -> SparseMap:
-        """From the elements and their weights for each result: (taps, results)."""
+        """Make a map of the elements and their weights for each result: (taps, results)."""
         taps, results = index.shape
         begin = torch.arange(results + 1) * taps
         # Dense: of a single result the transposed view keeps its stride.
@@ -52,16 +53,16 @@ class SparseMap:
 
     @property
     def results(self) -> int:
-        """How many there are."""
+        """Count the results."""
         return len(self.begin) - 1
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """As the operator takes them."""
+        """List the tensors that the operator takes."""
         return [self.begin, self.source, self.weight]
 
     def adjoint(self) -> SparseMap:
-        """From the gradients of the results to those of the elements."""
+        """Return the map from the gradients of the results to those of the elements."""
         order = torch.argsort(self.source, stable=True)
         result = torch.arange(self.results).repeat_interleave(self.begin.diff())
         counts = torch.bincount(self.source, minlength=self.extent)
@@ -72,7 +73,7 @@ class SparseMap:
 def resample_by_dims(
     x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """See the schema: one dim after the other, each element to the results that it is a part of."""
+    """Apply one map after the other, each element to the results that it is a part of."""
     check_maps(x, maps, extents)
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     for dim, extent in enumerate(extents, start=2):
@@ -88,7 +89,7 @@ def resample_by_dims(
 
 
 def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int]) -> None:
-    """There is one of three tensors for every spatial dim, with so many results.
+    """Check that there is a map of three tensors for every spatial dim, with so many results.
 
     Raises:
         ValueError: there is not.
@@ -98,24 +99,34 @@ def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[
         raise ValueError(f"maps with {begins} results for a block {tuple(x.shape)} and {extents}")
 
 
+def resample_form(
+    x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Give the shape and strides; the reference reads how many entries a result has."""
+    shape = (*x.shape[:2], *extents)
+    return torch.empty(
+        shape, dtype=dtype, device=x.device, memory_format=memory_format_by_strides(x)
+    )
+
+
 RESAMPLE_POINTERS = struct.Struct("@11q")
 """The tensors of ``resampling`` in ``resample.c``."""
 
 RESAMPLE_NUMBERS = struct.Struct("@11q")
-"""What follows them, but for the number of the part and that of all parts."""
+"""The numbers that follow, but for those of the part and of all parts."""
 
 
 def compiled_resample(
     x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format
     results = tuple(extents)
     numbers = _resample_numbers(x.shape, results, (x.dtype, dtype), last)
     if functions is None or numbers is None:
-        return resample_by_dims(x, maps, extents, dtype)
+        return NotImplemented
     check_maps(x, maps, extents)
     x = as_dense(x, memory_format)
     shape = (*x.shape[:2], *results)
@@ -134,7 +145,7 @@ _IDENTITY = [torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1)]
 def _resample_numbers(
     shape: Sizes, results: Sizes, types: tuple[torch.dtype, torch.dtype], channels_last: bool
 ) -> bytes | None:
-    """What the C code is told; None where it does not know the types or the number of dims."""
+    """Pack the numbers for C; None where it does not know the types or the number of dims."""
     known = all(dtype in TYPE_CODES for dtype in types)
     if not known or not 3 <= len(shape) <= 5 or not math.prod(shape) * math.prod(results):
         return None
@@ -151,3 +162,16 @@ def _resample_numbers(
         *results,
         size >= STREAMED,
     )
+
+
+declare(
+    KernelOperator(
+        # y (N, C, *extents) in `dtype` and in x's memory format; summed in float32, of float64 in
+        # float64. maps: begin, source (int64) and weight (float32) of a `SparseMap` for each dim.
+        "resample(Tensor x, Tensor[] maps, int[] extents, ScalarType dtype) -> Tensor",
+        reference=resample_by_dims,
+        cpu=compiled_resample,
+        source="resample.c",
+        meta=resample_form,
+    )
+)

@@ -23,17 +23,17 @@ from hyperslab.kernels.compile import (
     call,
     library,
     parts_for,
+    winograd_is_known,
 )
+from hyperslab.kernels.conv_problem import WINOGRAD_DTYPES, WINOGRAD_KERNEL
 from hyperslab.kernels.direct_bf16 import check_gradient, direct_convolution_gradient
-
-WINOGRAD_KERNEL = (3, 3, 3)
-"""The windows' extents."""
+from hyperslab.kernels.registry import KernelOperator, declare
 
 
 def winograd_gradient(
     x: torch.Tensor, g: torch.Tensor, padding: Sequence[int], with_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Compute the operator by torch's single operators."""
     return direct_convolution_gradient(x, g, WINOGRAD_KERNEL, padding, with_bias)
 
 
@@ -41,26 +41,17 @@ WINOGRAD_POINTERS = struct.Struct("@4q")
 """The tensors of ``winograd`` in ``winograd.h``."""
 
 WINOGRAD_NUMBERS = struct.Struct("@13q")
-"""What follows them, but for the number of the part and that of all parts."""
-
-WINOGRAD_DTYPES = (torch.float32, torch.bfloat16)
-
-
-@functools.cache
-def winograd_is_known() -> bool:
-    """Whether there is a compiled kernel for this processor."""
-    functions = library()
-    return functions is not None and bool(functions.winograd_is_known(b""))
+"""The numbers that follow, but for those of the part and of all parts."""
 
 
 def compiled_winograd_gradient(
     x: torch.Tensor, g: torch.Tensor, padding: Sequence[int], with_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the schema."""
+    """Run the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     numbers = _winograd_numbers(x.shape, g.shape, tuple(padding), x.dtype)
     if functions is None or numbers is None:
-        return winograd_gradient(x, g, padding, with_bias)
+        return NotImplemented
     check_gradient(x, g, WINOGRAD_KERNEL, padding)
     x = as_dense(x, torch.channels_last_3d)
     g = as_dense(g, torch.channels_last_3d)
@@ -76,7 +67,7 @@ def compiled_winograd_gradient(
 
 @functools.lru_cache(PLANS_KEPT)
 def _winograd_numbers(x: Sizes, g: Sizes, padding: Sizes, dtype: torch.dtype) -> bytes | None:
-    """What the C code is told; None where it does not know the type or the number of dims."""
+    """Pack the numbers for C; None where it does not know the type or the number of dims."""
     if (
         not winograd_is_known()
         or dtype not in WINOGRAD_DTYPES
@@ -86,3 +77,16 @@ def _winograd_numbers(x: Sizes, g: Sizes, padding: Sizes, dtype: torch.dtype) ->
     if min(*x, *g) < 1 or min(padding) < 0:
         return None
     return WINOGRAD_NUMBERS.pack(TYPE_CODES[dtype], x[0], x[1], g[1], *x[2:], *g[2:], *padding)
+
+
+declare(
+    KernelOperator(
+        # The gradients of weight (out, C, 3, 3, 3), contiguous, and of the bias (empty without
+        # `with_bias`), in x's dtype; summed in float32. Windows go in steps of one and begin at
+        # -padding. g: gradient of the result.
+        "winograd_gradient(Tensor x, Tensor g, int[] padding, bool with_bias) -> (Tensor, Tensor)",
+        reference=winograd_gradient,
+        cpu=compiled_winograd_gradient,
+        source="winograd.c",
+    )
+)

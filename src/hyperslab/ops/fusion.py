@@ -22,7 +22,6 @@ from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.kernels import registry  # noqa: F401 - registers the operators
 from hyperslab.kernels.memory_format import (
     HaloPaddedBuffer,
     as_float32,

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from hyperslab.comm import Grid, average_gradients, log_once, shared_channels
 from hyperslab.errors import LayoutError
-from hyperslab.kernels.conv.problem import KERNELS, Kernels
+from hyperslab.kernels.conv_problem import KERNELS, Kernels
 from hyperslab.parallel.averaging import share_gradients
 from hyperslab.parallel.consistency import (
     ORDINARY,
@@ -155,10 +155,10 @@ def parallelize(
             whole from there on; the log says where.
         batch_norm: statistics over the whole ``"grid"``, which is the serial result, or per
             ``"replica"`` as in Oyama et al. 2020 (the running statistics are the replicas' mean).
-        kernels: how kernels of convolutions are chosen on the CPU: large ones by measurement at
-            their first use, kept in the user's cache folder (``"measure"``), by a fixed rule, so
-            that repetitions are bit-equal on another machine, too (``"fixed"``), or as torch
-            chooses (``"torch"``). The results differ by rounding.
+        kernels: how kernels of convolutions are chosen on the CPU: by a rule from types and
+            shapes, the same on every machine with the same instruction set (``"fixed"``, and
+            ``"measure"``, a word of before measuring went), or as torch chooses (``"torch"``).
+            The results differ by rounding. ``python -m hyperslab.kernels`` prints the rule.
         find_unused_parameters: pass True to freeze some parameters later, between steps. (Those
             that take no part in a step's loss need no word: they get no gradient, as serially.)
         ordinary_inputs: what becomes of an ordinary tensor that enters the module in training on

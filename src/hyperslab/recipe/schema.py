@@ -198,7 +198,8 @@ class Recipe(Section):
     stop_at: StopSection | None = None  # before, where the validation is as good as this
     mlperf: MlperfSection | None = None  # write MLPerf's log
     precision: Literal["float32", "bf16"] = "float32"  # bf16: torch's autocast
-    # of convolutions on the CPU: the fastest here, by a fixed rule (bit-equal anywhere), or torch's
+    # of convolutions on the CPU: by a rule from types and shapes ("measure", a word of before
+    # measuring went, means the same), or as torch chooses
     kernels: Literal["measure", "fixed", "torch"] = "measure"
     memory: Literal["keep", "recompute"] = "keep"  # activations, until the backward pass
     # cuda: one rank per device, over NCCL; cuda-shared: several may have one, over gloo, to test

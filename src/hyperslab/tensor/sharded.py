@@ -56,7 +56,7 @@ class Policy:
     """Choices that travel with a tensor through a network.
 
     ``batch_norm``: statistics over the whole ``"grid"`` (the serial result) or per ``"replica"``.
-    ``kernels``: those of convolutions by measurement, by a fixed rule, or as torch chooses.
+    ``kernels``: those of convolutions by a rule (``"measure"``, ``"fixed"``), or as torch chooses.
     ``scope``: while it is open ranks share the filters of large layers that are not cut, instead
     of repeating each other's work. Then all ranks must call such a layer, as inside a parallelised
     module; elsewhere a tensor that is not cut needs no message.

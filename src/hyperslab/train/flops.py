@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from hyperslab.comm.agreement import all_gather
+from hyperslab.kernels import direct_bf16, winograd  # noqa: F401 - declare their operators
 
 _aten = torch.ops.aten
 
@@ -35,6 +36,13 @@ def _fft_c2r_flops(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
     return _fft_flops(out_val, dims, 2.5)
 
 
+WEIGHT_GRADIENTS = (
+    torch.ops.hyperslab.direct_convolution_gradient,
+    torch.ops.hyperslab.winograd_gradient,
+)
+"""The library's own operators that compute the gradient of a convolution's weight."""
+
+
 @functools.cache
 def flop_formulas() -> dict[Any, Callable[..., int]]:
     """Return a formula for each operator that does work: torch's, and ours where it has none."""
@@ -47,6 +55,10 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
     def transposed_convolution(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
         return conv_flop_count(x, weight, out_val, transposed=True)
 
+    def weight_gradient(x: Any, gradient: Any, *_: Any, out_val: Any) -> int:
+        # By Winograd's filtering, too, those of a plain convolution: they are what was asked for.
+        return conv_flop_count(x, out_val[0], gradient)
+
     return {
         **flop_registry,
         _aten._fft_c2c: _fft_c2c_flops,
@@ -54,6 +66,8 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
         _aten._fft_c2r: _fft_c2r_flops,
         _aten.mkldnn_convolution: convolution,
         torch.ops.mkldnn._convolution_transpose_pointwise: transposed_convolution,
+        torch.ops.hyperslab.direct_convolution: convolution,
+        **dict.fromkeys(WEIGHT_GRADIENTS, weight_gradient),
     }
 
 

@@ -282,7 +282,8 @@ def row_of(event: ProfiledRange) -> TimelineRow | None:
     if event.on_device:
         return _row_of_kernel(event)
     if event.is_operator and not any(e.is_operator for e in _above(event)):
-        return "convolutions" if "conv" in event.name else "operators"
+        convolves = any(word in event.name for word in ("conv", "winograd"))
+        return "convolutions" if convolves else "operators"
     return None
 
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.kernels.conv.aten_conv import conv_reference
-from hyperslab.kernels.conv.passes import conv_backward, conv_forward, differentiable_conv
-from hyperslab.kernels.conv.problem import ConvOptions
+from hyperslab.kernels.conv import conv_backward, conv_forward, conv_reference, differentiable_conv
+from hyperslab.kernels.conv_problem import ConvOptions
 
 
 def by_torch(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int):

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperslab.kernels.conv import variants as matrix
-from hyperslab.kernels.conv.aten_conv import conv_reference, guarded
-from hyperslab.kernels.conv.problem import ConvOptions, Problem, in_channels_last, problem_for
-from hyperslab.kernels.conv.variants import CONV_VARIANTS, variant_by_rule
+from hyperslab.kernels import conv_variants as matrix
+from hyperslab.kernels.conv import conv_reference, dispatch
+from hyperslab.kernels.conv_problem import ConvOptions, Problem, in_channels_last, problem_for
+from hyperslab.kernels.conv_variants import CONV_VARIANTS
+from hyperslab.kernels.registry import conv_variant, force
 
 
 @st.composite
@@ -63,16 +64,14 @@ def test_every_variant_equals_the_reference(problem: Problem) -> None:
 
 def check(problem: Problem, expected: object, *operands: object) -> None:
     variants = CONV_VARIANTS[problem.task]
-    assert variants[variant_by_rule(problem)].legal(problem)
+    assert variants[conv_variant(problem)].legal(problem)
     for name, variant in variants.items():
         if not variant.legal(problem):
             continue
 
-        def run(other: Problem, *given: object, name: str = name) -> object:
-            legal = variants[name].legal(other)
-            return variants[name if legal else variant_by_rule(other)].run(*given, other)
-
-        found = guarded(run, problem, *operands)
+        with force({f"conv {problem.task}": name}):
+            assert conv_variant(problem) == name
+            found = dispatch(problem, *operands)
         pairs = (
             zip(found, expected, strict=True) if problem.task == "weight" else [(found, expected)]
         )

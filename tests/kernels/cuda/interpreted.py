@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST
-from hyperslab.kernels.registry import FUSED_OPERATORS
+from hyperslab.kernels.registry import OPERATORS
 from tests.gpus import SAMPLES_ON
 
-REFERENCES = {one.name: one.reference for one in FUSED_OPERATORS if one.on_gpu}
+REFERENCES = {one.name: one.reference for one in OPERATORS.values() if one.cuda}
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative L2
 TYPES = list(TOLERANCE)
 
@@ -51,7 +50,7 @@ def formats(shape: Sequence[int]) -> list[torch.memory_format]:
 def check(name: str, *arguments: Any) -> list[torch.Tensor]:
     """The kernel's results are the reference's, which are returned."""
     expected = REFERENCES[name](*arguments)
-    found = registry.triton_versions()[name](*arguments)
+    found = OPERATORS[name].triton(*arguments)
     if isinstance(expected, torch.Tensor):
         expected, found = [expected], [found]
     for a, b in zip(found, expected, strict=True):
@@ -110,7 +109,8 @@ def check_chains() -> None:
 def check_channel_sums(x: torch.Tensor, groups: int) -> None:
     """Parts may be others than the reference's: the sums of x and of x * x are the same."""
     found, expected = (
-        versions["channel_sums"](x, groups) for versions in (registry.triton_versions(), REFERENCES)
+        version(x, groups)
+        for version in (OPERATORS["channel_sums"].triton, REFERENCES["channel_sums"])
     )
     assert found.shape == expected.shape
     assert torch.allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
@@ -128,7 +128,7 @@ def check_far_from_zero() -> None:
     """Nothing is lost of the variance of channels whose mean is far larger than its root."""
     x = torch.randn(2, 3, 5, 7, 9) + 1e4
     for form in formats(x.shape):
-        sums = registry.triton_versions()["channel_sums"](x.contiguous(memory_format=form), 0)
+        sums = OPERATORS["channel_sums"].triton(x.contiguous(memory_format=form), 0)
         check("normalisation", sums, None, None, x.numel() // 3, 1e-5, 3, 1)
         _, moments = REFERENCES["normalisation"](sums, None, None, x.numel() // 3, 1e-5, 3, 1)
         exact = x.double().transpose(0, 1).flatten(1).var(1, correction=0)

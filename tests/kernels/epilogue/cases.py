@@ -10,7 +10,6 @@ import torch
 from hypothesis import strategies as st
 
 from hyperslab.kernels import epilogue, normalization, reorder
-from hyperslab.kernels import reorder as transposition
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -98,7 +97,7 @@ def check_chain(case: Case) -> None:
     norm = case.numbers(3)
     chain: tuple[Any, ...] = (case.slope, case.pool, case.maximum)
     want, marks = epilogue.chain_forward_reference(x, norm, *chain, True, case.result)
-    y, got_marks = epilogue.compiled_chain_forward(x, norm, *chain, True, case.result)
+    y, got_marks = torch.ops.hyperslab.chain_forward(x, norm, *chain, True, case.result)
     assert torch.equal(got_marks, marks)
     averages = bool(case.pool) and not case.maximum
     (assert_near if averages else assert_equal)(y, want)
@@ -112,13 +111,13 @@ def check_chain(case: Case) -> None:
     for through in (case.numbers(2), None):
         arguments = (g, marks, wants_x, norm, through, *chain, case.shape, case.dtype)
         want_dx = epilogue.chain_backward_reference(*arguments)
-        got_dx = epilogue.compiled_chain_backward(*arguments)
+        got_dx = torch.ops.hyperslab.chain_backward(*arguments)
         assert_near(got_dx, want_dx)
     if norm is not None:
         finite = case.ordered(x.nan_to_num(0, 2, -2))
         g = case.ordered(g.nan_to_num(0, 2, -2))
         want_sums = epilogue.chain_backward_sums_reference(g, marks, finite, norm, *chain)
-        got_sums = epilogue.compiled_chain_backward_sums(g, marks, finite, norm, *chain)
+        got_sums = torch.ops.hyperslab.chain_backward_sums(g, marks, finite, norm, *chain)
         size = max(1.0, float(want_sums.abs().max()))
         torch.testing.assert_close(got_sums, want_sums, rtol=1e-6, atol=1e-6 * size)
 
@@ -134,7 +133,7 @@ def check_channel_sums(case: Case) -> None:
     divisors = [g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0]
     for groups in (0, divisors[case.seed % len(divisors)]):
         want = epilogue.channel_sums_reference(x, groups)
-        got = epilogue.compiled_channel_sums(x, groups)
+        got = torch.ops.hyperslab.channel_sums(x, groups)
         torch.testing.assert_close(
             of_one_part(got), of_one_part(want), rtol=1e-12, atol=1e-12, equal_nan=True
         )
@@ -151,14 +150,14 @@ def check_numbers(rows: int, groups: int, pool: int, seed: int) -> None:
     weight, bias = torch.randn(2, channels, generator=generator).unbind()
     for affine in ((weight, bias), (weight, None), (None, bias), (None, None)):
         arguments = (made, *affine, 20, 1e-5, channels, pool)
-        found = normalization.compiled_normalisation(*arguments)
+        found = torch.ops.hyperslab.normalisation(*arguments)
         torch.testing.assert_close(found, normalization.normalisation(*arguments))
         given = torch.randn(2, rows, channels, generator=generator, dtype=torch.float64)
-        gradients = normalization.compiled_parameter_gradients(given, *found, pool)
+        gradients = torch.ops.hyperslab.parameter_gradients(given, *found, pool)
         want = normalization.parameter_gradients(given, *found, pool)
         torch.testing.assert_close(gradients, want, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(
-            normalization.compiled_through_statistics(gradients[1], *found, 20, pool),
+            torch.ops.hyperslab.through_statistics(gradients[1], *found, 20, pool),
             normalization.through_statistics(gradients[1], *found, 20, pool),
         )
 
@@ -167,13 +166,13 @@ def check_reorder(case: Case) -> None:
     x = case.filled(case.shape, case.dtype)
     if x.dim() > 3:
         assert_equal(
-            transposition.compiled_reorder(x, not case.channels_last, case.result),
+            torch.ops.hyperslab.reorder(x, not case.channels_last, case.result),
             reorder.reorder_reference(x, not case.channels_last, case.result),
         )
     into = torch.empty_like(x, dtype=case.result).fill_(torch.nan)
     torch.ops.hyperslab.reorder_into(x, into)
     assert_equal(into, x.to(case.result))
-    got = transposition.compiled_reorder(x, case.channels_last, case.result)
+    got = torch.ops.hyperslab.reorder(x, case.channels_last, case.result)
     into = torch.empty_like(got).fill_(torch.nan)
     torch.ops.hyperslab.reorder_into(x, into)
     assert_equal(into, got)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from hyperslab.kernels import compile as library
 from hyperslab.kernels import epilogue, normalization, reorder
-from hyperslab.kernels import reorder as transposition
 from tests.kernels.epilogue.cases import (
     DTYPES,
     Case,
@@ -83,13 +82,13 @@ def test_large_blocks_on_threads(
         for pool in (case.pool, []):
             chain: tuple[Any, ...] = (0.01, pool, maximum)
             want, marks = epilogue.chain_forward_reference(x, None, *chain, True, x.dtype)
-            y, got_marks = epilogue.compiled_chain_forward(x, None, *chain, True, x.dtype)
+            y, got_marks = torch.ops.hyperslab.chain_forward(x, None, *chain, True, x.dtype)
             assert torch.equal(got_marks, marks)
             assert_near(y, want)
             none = (None,) * 3
             arguments = (y, marks, *none, *chain, shape, x.dtype)
             assert_near(
-                epilogue.compiled_chain_backward(*arguments),
+                torch.ops.hyperslab.chain_backward(*arguments),
                 epilogue.chain_backward_reference(*arguments),
             )
             finite = case.ordered(x.nan_to_num(0, 2, -2))
@@ -97,15 +96,15 @@ def test_large_blocks_on_threads(
             g = case.ordered(torch.randn(y.shape))
             arguments = (g, winners, finite, norm, *chain)
             torch.testing.assert_close(
-                epilogue.compiled_chain_backward_sums(*arguments),
+                torch.ops.hyperslab.chain_backward_sums(*arguments),
                 epilogue.chain_backward_sums_reference(*arguments),
                 rtol=1e-6,
                 atol=1e-3,
             )
-        got = transposition.compiled_reorder(x, not channels_last, torch.bfloat16)
+        got = torch.ops.hyperslab.reorder(x, not channels_last, torch.bfloat16)
         assert_equal(got, reorder.reorder_reference(x, not channels_last, torch.bfloat16))
         torch.testing.assert_close(
-            of_one_part(epilogue.compiled_channel_sums(finite, 0)),
+            of_one_part(torch.ops.hyperslab.channel_sums(finite, 0)),
             of_one_part(epilogue.channel_sums_reference(finite, 0)),
         )
     finally:
@@ -117,7 +116,7 @@ def test_sums_do_not_cancel() -> None:
     x = torch.randn(1, 2, 8, 16, 16) * 1e-3 + 1000
     for t in (x, x.contiguous(memory_format=torch.channels_last_3d)):
         count = 8 * 16 * 16
-        made = epilogue.compiled_channel_sums(t, 0)
+        made = torch.ops.hyperslab.channel_sums(t, 0)
         _, moments = normalization.normalisation(made, None, None, count, 1e-5, 2, 1)
         variance = t.double().var((0, 2, 3, 4), correction=0)
         torch.testing.assert_close(moments[1, 0], variance, rtol=1e-9, atol=0)
@@ -132,7 +131,7 @@ def test_every_number_of_half_precision() -> None:
             for result in DTYPES:
                 for count in (len(x), 7):
                     part = x[:count].view(1, 1, count)
-                    y, _ = epilogue.compiled_chain_forward(
+                    y, _ = torch.ops.hyperslab.chain_forward(
                         part, None, 1.0, [], False, False, result
                     )
                     torch.testing.assert_close(
@@ -144,6 +143,6 @@ def test_refuses_marks_of_another_block() -> None:
     g = torch.ones(1, 2, 4)
     marks = torch.zeros(0, dtype=torch.uint8)
     with pytest.raises(ValueError, match="0 bytes of marks"):
-        epilogue.compiled_chain_backward(
+        torch.ops.hyperslab.chain_backward(
             g, marks, None, None, None, 0.0, [], False, (1, 2, 4), g.dtype
         )

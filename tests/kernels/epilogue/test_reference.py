@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import hyperslab
 from hyperslab.kernels import epilogue, normalization, reorder
-from hyperslab.kernels.registry import FUSED_OPERATORS
+from hyperslab.kernels.registry import OPERATORS
 
 assert hyperslab.__name__  # importing it registers the operators
 
@@ -184,7 +184,7 @@ def test_refuses(pool: list[int], maximum: bool, norm: torch.Tensor | None, word
         torch.ops.hyperslab.chain_forward(x, norm, 0.0, pool, maximum, True, x.dtype)
 
 
-@pytest.mark.parametrize("operator", FUSED_OPERATORS, ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 def test_is_registered(operator) -> None:  # type: ignore[no-untyped-def]
     assert str(getattr(torch.ops.hyperslab, operator.name).default._schema).endswith(
         operator.schema

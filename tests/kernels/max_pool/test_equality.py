@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperslab.kernels import compile as library
-from hyperslab.kernels import max_pool, registry
+from hyperslab.kernels import max_pool
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -104,14 +104,14 @@ def test_compiled_is_the_reference(case: Case, special: bool) -> None:
     x = case.filled(case.shape, special=special)
     given_ = (x, *case.windows, case.extents, True, case.result)
     expected, of_expected = max_pool.window_maximum(*given_)
-    y, winners = max_pool.compiled_window_maximum(*given_)
+    y, winners = torch.ops.hyperslab.window_maximum(*given_)
     torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(winners, of_expected)
     assert y.stride() == expected.stride()
     assert memory_format_of(y) == memory_format_of(x) or 1 in y.shape
     g = case.filled(tuple(y.shape), special=False).to(case.result)
     options = (winners, *case.windows, case.shape, case.channels_last, case.dtype)
-    dx = max_pool.compiled_window_maximum_backward(g, *options)
+    dx = torch.ops.hyperslab.window_maximum_backward(g, *options)
     wide = max_pool.window_maximum_backward(g.double(), *options[:-1], torch.float64)
     eps = torch.finfo(case.dtype).eps
     torch.testing.assert_close(dx.double(), wide, rtol=2 * eps, atol=1e-6)
@@ -149,11 +149,11 @@ def test_forms_on_the_meta_device(channels_last: bool) -> None:
 def test_what_a_byte_cannot_name_is_refused() -> None:
     x = torch.randn(1, 1, 8, 8, 8)
     windows = ((7, 7, 7), (1, 1, 1), (0, 0, 0), (2, 2, 2))
-    for run in (max_pool.window_maximum, max_pool.compiled_window_maximum):
+    for run in (max_pool.window_maximum, torch.ops.hyperslab.window_maximum):
         with pytest.raises(ValueError, match="more than 256 taps"):
             run(x, *windows, True, torch.float32)
     with pytest.raises(ValueError, match="winners"):
-        max_pool.compiled_window_maximum_backward(
+        torch.ops.hyperslab.window_maximum_backward(
             torch.randn(1, 1, 3, 3, 3),
             torch.zeros(1, 1, 2, 3, 3, dtype=torch.uint8),
             *((2, 2, 2), (1, 1, 1), (0, 0, 0)),
@@ -161,4 +161,3 @@ def test_what_a_byte_cannot_name_is_refused() -> None:
             False,
             torch.float32,
         )
-    assert len(registry.WINDOW_OPERATORS) == 2

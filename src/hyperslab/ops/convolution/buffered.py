@@ -25,15 +25,15 @@ from hyperslab.comm.exchange import (
     start_adjoint,
 )
 from hyperslab.geometry import Box, Window
-from hyperslab.kernels.conv.aten_conv import Gradients
-from hyperslab.kernels.conv.passes import (
+from hyperslab.kernels.conv import (
+    Gradients,
     Passes,
     RecomputedInput,
     SavedInput,
     conv_backward,
     conv_forward,
 )
-from hyperslab.kernels.conv.problem import ConvOptions, Kernels
+from hyperslab.kernels.conv_problem import ConvOptions, Kernels
 from hyperslab.kernels.memory_format import HaloPaddedBuffer
 
 

@@ -13,15 +13,15 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Crop, Partition, TransposedWindow, Window
 from hyperslab.kernels import registry
-from hyperslab.kernels.conv.aten_conv import Gradients
-from hyperslab.kernels.conv.passes import (
+from hyperslab.kernels.conv import (
+    Gradients,
     LocalConv,
     conv_input,
     differentiable_conv,
     transposed_backward,
     transposed_forward,
 )
-from hyperslab.kernels.conv.problem import ConvOptions, Kernels, torch_uses_im2col
+from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
 from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
 from hyperslab.ops.convolution.buffered import BufferConv, ConvSpec
 from hyperslab.ops.convolution.overlapped import Slab, SlabConv, aligned, slabs_of, thin

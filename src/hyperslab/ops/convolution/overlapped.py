@@ -15,8 +15,8 @@ import torch
 
 from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, start_adjoint
 from hyperslab.geometry import Box
-from hyperslab.kernels.conv.passes import RecomputedInput, SavedInput, conv_backward, conv_forward
-from hyperslab.kernels.conv.problem import Kernels
+from hyperslab.kernels.conv import RecomputedInput, SavedInput, conv_backward, conv_forward
+from hyperslab.kernels.conv_problem import Kernels
 from hyperslab.ops.convolution.buffered import ConvSpec, backward_with_graph
 
 

@@ -21,7 +21,6 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Interval, Window
 from hyperslab.kernels import registry
-from hyperslab.kernels import registry as _windows  # noqa: F401 - registers the operators
 from hyperslab.kernels.avg_pool import TileAverage
 from hyperslab.kernels.max_pool import window_maximum_backward
 from hyperslab.kernels.memory_format import memory_format_of
@@ -219,7 +218,7 @@ def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
     if chain is not None:
         return epilogue_result(chain, p.x, p.partition)
     dilation = [w.dilation for w in windows]
-    if registry.maximum_version(p.block, p.kernel, max(dilation)) == "windows":
+    if registry.choose("max_pool", p.block, p.kernel, max(dilation)) == "windows":
         shapes = (p.kernel, p.stride, p.padding, p.out.shape[2:])
         grid = WindowGrid(*map(tuple, shapes))
         dtype = result_type(p.name, p.block.dtype, p.block.device)
@@ -290,7 +289,7 @@ def avg_pool(
 
 def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
     plain = divisor is None and not any(p.padding)
-    if plain and registry.average_version(p.block, p.kernel, p.stride) == "tiles":
+    if plain and registry.choose("avg_pool", p.block, p.kernel, p.stride) == "tiles":
         return TileAverage.apply(p.block, p.kernel)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(

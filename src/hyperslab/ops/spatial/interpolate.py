@@ -254,7 +254,7 @@ class BlockKind:
     def of(x: torch.Tensor) -> BlockKind:
         wide = torch.promote_types(x.dtype, torch.float32)
         last = memory_format_of(x) is not torch.contiguous_format
-        at_once = registry.resample_version(x) == "sparse"
+        at_once = registry.choose("interpolate", x) == "sparse"
         return BlockKind(wide, x.device, min(x.shape[1], 8), last, at_once)
 
 

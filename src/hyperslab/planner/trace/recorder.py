@@ -24,7 +24,7 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpec, Trace
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory, scratch_of
-from hyperslab.train.flops import flop_formulas
+from hyperslab.train.flops import WEIGHT_GRADIENTS, flop_formulas
 from hyperslab.train.profile import Stage
 
 
@@ -227,6 +227,8 @@ def flops_of(
         return ()
     options = {name: _shapes_in_specs(value) for name, value in call.options}
     count = int(formula(*arguments, **options, out_val=_shapes_in_specs(result)))
+    if packet in WEIGHT_GRADIENTS:
+        return (("backward-filter", count),)
     return (("forward" if stage == "forward" else "backward-data", count),)
 
 

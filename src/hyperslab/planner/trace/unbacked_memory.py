@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import torch
 
 from hyperslab.errors import HyperslabError
-from hyperslab.kernels.registry import IM2COL
+from hyperslab.kernels.conv_problem import IM2COL
 from hyperslab.planner.trace.records import Call, TensorSpec
 
 ALIGNMENT = 64

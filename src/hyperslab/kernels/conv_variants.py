@@ -1,4 +1,4 @@
-"""Implements each pass of a convolution in several ways, and chooses one by shape and dtype alone.
+"""Implements each pass of a convolution in several ways, of which `registry` chooses one.
 
 A `ConvVariant` is one implementation of a convolution pass and the problems it supports. In
 reading order: the taps of the last dim as channels (oneDNN's kernels for bfloat16 work on
@@ -24,9 +24,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.kernels import direct_bf16, registry, winograd
-from hyperslab.kernels.conv.problem import (
+from hyperslab.kernels.compile import direct_is_known, winograd_is_known
+from hyperslab.kernels.conv_problem import (
+    IM2COL,
     PROBLEMS,
+    WINOGRAD_DTYPES,
+    WINOGRAD_KERNEL,
     Problem,
     Task,
     in_channels_last,
@@ -37,11 +40,11 @@ from hyperslab.kernels.conv.problem import (
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 
 MOST_IM2COL_BYTES = 64 << 20
-"""[B] Of im2col, which is as many times a sample's volume as the kernel has taps, at most."""
+"""[B] Columns of im2col: as many times a sample's volume as the kernel has taps, at most."""
 
 
 def torch_memory_is_small(problem: Problem) -> bool:
-    """Whether what torch chooses needs no more than `MOST_IM2COL_BYTES` beside the volumes.
+    """Say if torch's choice needs no more than `MOST_IM2COL_BYTES` beside the volumes.
 
     Torch chooses im2col by few of the extents; of a block it may where it does not of the whole.
     """
@@ -54,35 +57,37 @@ def torch_memory_is_small(problem: Problem) -> bool:
 
 
 def _always(_: Problem) -> bool:
-    """For every problem."""
+    """Support every problem."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class ConvVariant:
-    """``run`` takes blocks in channels last, the problem last, and gives such blocks.
+    """Describes one implementation of a convolution pass and the problems it supports.
 
-    ``copies``: it takes the memory of another copy of a block while it runs.
+    ``run`` takes blocks in channels last, the problem last, and gives such blocks.
+
+    ``file`` is where it is written.
     """
 
     run: Callable[..., Any]
     legal: Callable[[Problem], bool] = _always
-    copies: bool = False
+    file: str = "conv_variants.py"
 
 
 ConvVariants = Mapping[str, ConvVariant]
-"""By their names, all of one pass."""
+"""All implementations of one pass, by name."""
 
 
 def has_columns(problem: Problem) -> bool:
-    """One channel, several taps, and nothing that oneDNN gets wrong: see `guards`."""
+    """Ask for one channel, several taps, and nothing that oneDNN gets wrong: see `guarded`."""
     lone = problem.x[1] == problem.options.groups == 1
     return lone and problem.kernel[-1] > 1 and not in_columns(problem).outreaches
 
 
 @functools.lru_cache(PROBLEMS)
 def in_columns(problem: Problem) -> Problem:
-    """The same pass with columns for channels."""
+    """Return the same pass with columns for channels."""
     options = problem.options
     taps = problem.kernel[-1]
     return problem_for(
@@ -96,7 +101,7 @@ def in_columns(problem: Problem) -> Problem:
 
 
 def columns_of(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """(N, 1, ..., W) as (N, taps, ..., outputs), channels last: the tap's part of each window."""
+    """Turn (N, 1, ..., W) into (N, taps, ..., outputs), channels last."""
     padding = problem.padding[-1]
     step = problem.options.dilation[-1]
     span = step * (problem.kernel[-1] - 1) + 1
@@ -106,21 +111,16 @@ def columns_of(x: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def weight_in_columns(weight: torch.Tensor) -> torch.Tensor:
-    """(out, 1, ..., taps) as (out, taps, ..., 1)."""
+    """Turn (out, 1, ..., taps) into (out, taps, ..., 1)."""
     return weight.movedim(-1, 1).movedim(2, -1).contiguous()
 
 
-def weight_of_columns(weight: torch.Tensor) -> torch.Tensor:
-    """The inverse of `weight_in_columns`."""
-    return weight.movedim(1, -1).movedim(-2, 1).contiguous()
-
-
 MOST_WINDOWS = 8 << 20
-"""[B] Of windows that are there at a time: a voxel is in as many as the kernel has taps."""
+"""[B] Windows that are there at a time: a voxel is in as many as the kernel has taps."""
 
 
 def windows_tile(problem: Problem) -> bool:
-    """Whether the windows cover the volume without overlap."""
+    """Say if the windows cover the volume without overlap."""
     options = problem.options
     return (
         options.groups == 1
@@ -132,7 +132,7 @@ def windows_tile(problem: Problem) -> bool:
 
 
 def windows_are_small(problem: Problem) -> bool:
-    """Whether windows overlap, and those of a sample take no more than `MOST_WINDOWS`."""
+    """Say if windows overlap, and those of a sample take no more than `MOST_WINDOWS`."""
     if problem.options.groups > 1 or math.prod(problem.kernel) == 1:
         return False
     return not windows_tile(problem) and _samples_at_once(problem) > 0
@@ -143,20 +143,10 @@ def _samples_at_once(problem: Problem) -> int:
     return MOST_WINDOWS // (of_a_sample * problem.dtype.itemsize)
 
 
-def forward_by_matrix(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
-) -> torch.Tensor:
-    """The convolution."""
-    rows = _window_rows(x, problem)
-    matrix = _weight_matrix(weight).t()
-    y = rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)
-    return in_channels_last(y.view(_voxels_last(problem.y)).movedim(-1, 1))
-
-
 def input_by_matrix(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """From what the convolution makes back to its input."""
+    """Compute the input's gradient as a product of matrices."""
     windows = _voxel_rows(g) @ _weight_matrix(weight)
     extents = problem.y[2:]
     n = len(extents)
@@ -170,7 +160,7 @@ def input_by_matrix(
 def weight_by_matrix(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of weight and bias."""
+    """Compute the gradients of weight and bias."""
     rows = _voxel_rows(g)
     matrix = rows.t() @ _window_rows(x, problem)
     dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
@@ -180,7 +170,7 @@ def weight_by_matrix(
 def weight_by_samples(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of weight and bias, from some samples at a time; their sum in float32."""
+    """Compute the gradients from some samples at a time; their sum in float32."""
     size = _samples_at_once(problem)
     dw = None
     for some, of_some in zip(x.split(size), g.split(size), strict=True):
@@ -192,12 +182,12 @@ def weight_by_samples(
 
 
 def _voxel_rows(x: torch.Tensor) -> torch.Tensor:
-    """One row a voxel, one column a channel."""
+    """Make one row a voxel, one column a channel."""
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """One row a window."""
+    """Make one row a window."""
     if any(problem.padding):
         x = F.pad(x, [p for p in reversed(problem.padding) for _ in range(2)])
     windows = x.movedim(1, -1)
@@ -211,7 +201,7 @@ def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def _weight_matrix(weight: torch.Tensor) -> torch.Tensor:
-    """One row an output channel, its columns as those of `_window_rows`."""
+    """Make one row an output channel, with the columns of `_window_rows`."""
     return weight.movedim(1, -1).reshape(weight.shape[0], -1)
 
 
@@ -227,7 +217,7 @@ DIRECT_CACHE_BYTES = 32 << 20
 
 
 def fits_direct_bf16(problem: Problem) -> bool:
-    """In steps of one voxel, on a processor that has the instructions."""
+    """Ask for steps of one voxel, and a processor that has the instructions."""
     options = problem.options
     volumes = (problem.x, problem.y)
     return (
@@ -238,28 +228,28 @@ def fits_direct_bf16(problem: Problem) -> bool:
         and min(_direct_padding(problem)) >= 0
         and problem.kernel[0] * max(_plane_bytes(volume) for volume in volumes)
         <= DIRECT_CACHE_BYTES
-        and direct_bf16.direct_is_known()
+        and direct_is_known()
     )
 
 
 def forward_by_direct_bf16(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """The convolution."""
+    """Convolve by the kernel for few channels."""
     return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.padding, False)
 
 
 def input_by_direct_bf16(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """The input's gradient: a convolution by the kernel turned round."""
+    """Compute the input's gradient: a convolution by the kernel turned round."""
     return torch.ops.hyperslab.direct_convolution(g, weight, bias, _direct_padding(problem), True)
 
 
 def weight_by_direct_bf16(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of weight and bias."""
+    """Compute the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.direct_convolution_gradient(
         x, g, problem.kernel, problem.padding, with_bias
     )
@@ -271,36 +261,36 @@ def _direct_padding(problem: Problem) -> list[int]:
 
 
 def _plane_bytes(volume: tuple[int, ...]) -> int:
-    """[B] Of a plane, but for a margin."""
+    """Return the bytes of a plane, but for a margin."""
     return 2 * volume[1] * math.prod(volume[-2:])
 
 
 LEAST_WINOGRAD_CHANNELS = 8
-"""Of either volume: the kernel works on eight or sixteen at a time."""
+"""Channels of either volume: the kernel works on eight or sixteen at a time."""
 
 WINOGRAD_CACHE_BYTES = 32 << 20
-"""[B] Of 64 kinds of products and 27 taps, which each thread keeps; channels not filled up."""
+"""[B] Products of 64 kinds and 27 taps that each thread keeps; channels not filled up."""
 
 
 def fits_winograd(problem: Problem) -> bool:
-    """In steps of one voxel, on a processor that has the instructions."""
+    """Ask for steps of one voxel, and a processor that has the instructions."""
     options = problem.options
     channels = problem.x[1], problem.y[1]
     return (
-        problem.dtype in winograd.WINOGRAD_DTYPES
+        problem.dtype in WINOGRAD_DTYPES
         and options.groups == 1
         and set(options.stride) == set(options.dilation) == {1}
-        and problem.kernel == winograd.WINOGRAD_KERNEL
+        and problem.kernel == WINOGRAD_KERNEL
         and min(channels) >= LEAST_WINOGRAD_CHANNELS
         and 4 * (64 + 27) * channels[0] * channels[1] <= WINOGRAD_CACHE_BYTES
-        and winograd.winograd_is_known()
+        and winograd_is_known()
     )
 
 
 def weight_by_winograd(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of weight and bias."""
+    """Compute the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.padding, with_bias)
     return dw, db if with_bias else None
 
@@ -308,7 +298,7 @@ def weight_by_winograd(
 def forward_by_torch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Torch chooses: im2col for small blocks in float32."""
+    """Leave the choice to torch: im2col for small blocks in float32."""
     options = problem.options
     y = torch.ops.aten.convolution(
         x,
@@ -327,7 +317,7 @@ def forward_by_torch(
 def forward_by_onednn(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """OneDNN, whatever torch would choose."""
+    """Call oneDNN by name, whatever torch would choose."""
     options = problem.options
     y = torch.ops.aten.mkldnn_convolution(
         x, weight, bias, problem.padding, options.stride, options.dilation, options.groups
@@ -338,33 +328,36 @@ def forward_by_onednn(
 def forward_contiguous(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """OneDNN in contiguous memory."""
+    """Call oneDNN in contiguous memory."""
     return forward_by_onednn(in_contiguous(x), weight.contiguous(), bias, problem)
 
 
 def forward_in_columns(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """OneDNN, the taps of the last dim as channels."""
+    """Call oneDNN with the taps of the last dim as channels."""
     whole = columns_of(x, problem)
     turned = weight_in_columns(weight)
     return forward_by_onednn(whole, turned, bias, in_columns(problem))
 
 
+DIRECT_FILES = "direct_bf16.py, csrc/direct.c"
+
 FORWARD_VARIANTS: ConvVariants = {
     "onednn": ConvVariant(forward_by_onednn),
-    "contiguous": ConvVariant(forward_contiguous, copies=True),
-    "columns": ConvVariant(forward_in_columns, has_columns, copies=True),
+    "contiguous": ConvVariant(forward_contiguous),
+    "columns": ConvVariant(forward_in_columns, has_columns),
     "torch": ConvVariant(forward_by_torch, torch_memory_is_small),
-    "matrix": ConvVariant(forward_by_matrix, windows_tile, copies=True),
-    "registers": ConvVariant(forward_by_direct_bf16, fits_direct_bf16),
+    "registers": ConvVariant(
+        forward_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct.c"
+    ),
 }
 
 
 def input_by_torch(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Torch chooses: im2col for small blocks in float32."""
+    """Leave the choice to torch: im2col for small blocks in float32."""
     options = problem.options
     x = torch.ops.aten.convolution(
         g,
@@ -383,7 +376,7 @@ def input_by_torch(
 def input_by_onednn(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """OneDNN, whatever torch would choose."""
+    """Call oneDNN by name, whatever torch would choose."""
     options = problem.options
     x = torch.ops.mkldnn._convolution_transpose_pointwise(
         g,
@@ -404,12 +397,12 @@ def input_by_onednn(
 def input_contiguous(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """OneDNN in contiguous memory."""
+    """Call oneDNN in contiguous memory."""
     return input_by_onednn(in_contiguous(g), weight.contiguous(), bias, problem)
 
 
 def onednn_has_input_pass(problem: Problem) -> bool:
-    """OneDNN has it without groups and dilation, and without rows that no window reaches."""
+    """Ask for no groups, no dilation and no rows beyond the windows: oneDNN has none of these."""
     options = problem.options
     reached = all(r < s for r, s in zip(problem.left_over, options.stride, strict=True))
     return options.groups == 1 and set(options.dilation) == {1} and reached
@@ -418,7 +411,7 @@ def onednn_has_input_pass(problem: Problem) -> bool:
 def input_by_flipped_kernel(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """A convolution of ``g`` with the kernel turned round: the forward pass is the faster one."""
+    """Convolve ``g`` with the kernel turned round: the forward pass is the faster one."""
     options = problem.options
     dims = tuple(range(2, g.dim()))
     groups = weight.unflatten(0, (options.groups, -1))
@@ -436,7 +429,7 @@ def input_by_flipped_kernel(
 
 
 def can_flip(problem: Problem) -> bool:
-    """Without stride, and with no more padding than the kernel reaches."""
+    """Ask for no stride, and for no more padding than the kernel reaches."""
     smaller = all(k <= e for k, e in zip(problem.kernel, problem.y[2:], strict=True))
     safe = problem.dtype != torch.bfloat16 or smaller  # see `outreaches`
     return safe and set(problem.options.stride) == {1} and min(_flipped_padding(problem)) >= 0
@@ -450,10 +443,12 @@ def _flipped_padding(problem: Problem) -> list[int]:
 INPUT_VARIANTS: ConvVariants = {
     "flipped": ConvVariant(input_by_flipped_kernel, can_flip),
     "onednn": ConvVariant(input_by_onednn, onednn_has_input_pass),
-    "contiguous": ConvVariant(input_contiguous, onednn_has_input_pass, copies=True),
+    "contiguous": ConvVariant(input_contiguous, onednn_has_input_pass),
     "torch": ConvVariant(input_by_torch, torch_memory_is_small),
-    "matrix": ConvVariant(input_by_matrix, windows_tile, copies=True),
-    "registers": ConvVariant(input_by_direct_bf16, fits_direct_bf16),
+    "matrix": ConvVariant(input_by_matrix, windows_tile),
+    "registers": ConvVariant(
+        input_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct.c"
+    ),
 }
 
 
@@ -464,14 +459,14 @@ WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 def weight_by_torch(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """Torch chooses: im2col for small blocks in float32."""
+    """Leave the choice to torch: im2col for small blocks in float32."""
     return _by_aten(x, g, weight, problem, with_bias, problem.padding)
 
 
 def weight_contiguous(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """OneDNN in contiguous memory."""
+    """Call oneDNN in contiguous memory."""
     x = in_contiguous(x)
     if x.dtype == torch.float32:
         x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
@@ -481,7 +476,7 @@ def weight_contiguous(
 def weight_in_halves(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """The two halves of the volume, with what windows share, as a batch: torch takes oneDNN.
+    """Make a batch of the two halves of the volume, with what windows share: torch takes oneDNN.
 
     It is the one way to oneDNN's kernel for channels last: what ``to_mkldnn`` makes is contiguous.
     """
@@ -499,7 +494,7 @@ def weight_in_halves(
 
 
 def has_halves(problem: Problem) -> bool:
-    """One sample and an even number of outputs, each half of which reads something."""
+    """Ask for one sample and an even number of outputs, each half of which reads something."""
     if problem.x[0] != 1 or problem.y[2] % 2:
         return False
     span, starts = _halves(problem)
@@ -507,7 +502,7 @@ def has_halves(problem: Problem) -> bool:
 
 
 def _halves(problem: Problem) -> tuple[int, tuple[int, int]]:
-    """How many planes each half of the outputs reads, and from which on."""
+    """Count the planes that each half of the outputs reads, and name the first."""
     stride = problem.options.stride[0]
     half = problem.y[2] // 2
     span = (half - 1) * stride + problem.options.dilation[0] * (problem.kernel[0] - 1) + 1
@@ -515,23 +510,13 @@ def _halves(problem: Problem) -> tuple[int, tuple[int, int]]:
 
 
 def takes_im2col(problem: Problem) -> bool:
-    """Whether torch computes by im2col what oneDNN would do in a tenth of the time."""
+    """Say if torch computes by im2col what oneDNN would do in a tenth of the time."""
     return (
         problem.dtype == torch.float32
         and problem.options.groups == 1
         and problem.x[0] == 1
-        and torch.Size(problem.x[:4]).numel() <= registry.IM2COL
+        and torch.Size(problem.x[:4]).numel() <= IM2COL
     )
-
-
-def weight_by_columns(
-    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
-) -> WeightAndBias:
-    """Torch chooses, the taps of the last dim as channels."""
-    whole = columns_of(x, problem)
-    turned = weight_in_columns(weight)
-    dw, db = weight_by_torch(whole, g, turned, with_bias, in_columns(problem))
-    return weight_of_columns(dw), db
 
 
 def _by_aten(
@@ -561,63 +546,15 @@ def _by_aten(
 
 WEIGHT_VARIANTS: ConvVariants = {
     "torch": ConvVariant(weight_by_torch, torch_memory_is_small),
-    "columns": ConvVariant(weight_by_columns, has_columns, copies=True),
-    "halves": ConvVariant(weight_in_halves, has_halves, copies=True),
-    "contiguous": ConvVariant(weight_contiguous, copies=True),
-    "matrix": ConvVariant(weight_by_matrix, windows_tile, copies=True),
+    "halves": ConvVariant(weight_in_halves, has_halves),
+    "contiguous": ConvVariant(weight_contiguous),
+    "matrix": ConvVariant(weight_by_matrix, windows_tile),
     "im2col": ConvVariant(weight_by_samples, windows_are_small),
-    "registers": ConvVariant(weight_by_direct_bf16, fits_direct_bf16),
-    "winograd": ConvVariant(weight_by_winograd, fits_winograd),
+    "registers": ConvVariant(
+        weight_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct_gradient.c"
+    ),
+    "winograd": ConvVariant(weight_by_winograd, fits_winograd, "winograd.py, csrc/winograd.c"),
 }
-
-
-def variant_by_rule(problem: Problem) -> str:
-    """The name of a variant that is legal.
-
-    Where the weight is much larger than the volumes: oneDNN in contiguous memory. Otherwise oneDNN
-    in channels last, which in float32 takes another way round for each gradient, see the variants.
-    """
-    return _RULES[problem.task](problem)
-
-
-WORTH_COLUMNS = 1 << 22
-"""Products from which on a copy of the input counts less than what it saves."""
-
-
-def _forward_rule(problem: Problem) -> str:
-    if _takes_columns(problem):
-        return "columns"
-    return "contiguous" if problem.heavy else "onednn"
-
-
-def _takes_columns(problem: Problem) -> bool:
-    """In float32 oneDNN has kernels of its own for one channel."""
-    narrow = problem.dtype == torch.bfloat16 and problem.products >= WORTH_COLUMNS
-    return narrow and has_columns(problem)
-
-
-def _input_rule(problem: Problem) -> str:
-    if problem.heavy and onednn_has_input_pass(problem):
-        return "contiguous"
-    even = problem.x[2:] == problem.y[2:]  # else it multiplies more
-    if problem.dtype == torch.float32 and even and can_flip(problem):
-        return "flipped"
-    return "onednn" if onednn_has_input_pass(problem) else "torch"
-
-
-def _weight_rule(problem: Problem) -> str:
-    if _takes_columns(problem):
-        return "columns"
-    if problem.heavy:
-        return "contiguous"
-    if not takes_im2col(problem):
-        return "torch"
-    if windows_tile(problem) and set(problem.kernel) == {1}:
-        return "matrix"
-    return "halves" if has_halves(problem) else "contiguous"
-
-
-_RULES = {"forward": _forward_rule, "input": _input_rule, "weight": _weight_rule}
 
 
 CONV_VARIANTS: dict[Task, ConvVariants] = {

@@ -15,11 +15,13 @@ from typing import Literal
 
 import torch
 
-from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
 
 Kernels = Literal["measure", "fixed", "torch"]
-"""How kernels are chosen: by measurement, by a rule from the shapes alone, or as torch does."""
+"""How kernels are chosen: by the rule of `registry`, or as torch does.
+
+``"measure"`` is a word of before measuring went; it means the same as ``"fixed"``.
+"""
 
 KERNELS: tuple[Kernels, ...] = ("measure", "fixed", "torch")
 
@@ -27,13 +29,20 @@ Task = Literal["forward", "input", "weight"]
 """The convolution, the gradient of its input, that of its weight."""
 
 
-HEAVY = 8  # times as large as both volumes: a weight whose order in memory counts more than theirs
+HEAVY_WEIGHT = 8  # times both volumes: a weight whose order in memory counts more than theirs
 PROBLEMS = 4096
+
+IM2COL = 20480  # up to this batch * channels * rows torch 2.13 takes im2col in float32
+
+WINOGRAD_KERNEL = (3, 3, 3)
+"""Extents of the windows that Winograd's filtering is for."""
+
+WINOGRAD_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvOptions:
-    """What a convolution takes besides its tensors and its padding."""
+    """Holds what a convolution takes besides its tensors and its padding."""
 
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -41,7 +50,7 @@ class ConvOptions:
 
 
 def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether a kernel is larger than the volume in some dim, in bfloat16: see `guards`."""
+    """Say if a kernel is larger than the volume in some dim, in bfloat16: see `guarded`."""
     if dtype != torch.bfloat16:
         return False
     return any(k > e for k, e in zip(weight[2:], x[2:], strict=True))
@@ -49,7 +58,7 @@ def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.
 
 @dataclass(frozen=True)
 class Problem:
-    """One pass of a convolution of one shape: what the choice of its kernel depends on.
+    """Describes one pass of a convolution of one shape: the choice of its kernel depends on it.
 
     ``x``: the shape of its input (N, C, *extents); ``weight``: (out, C / groups, *kernel). A
     transposed convolution is the ``"input"`` pass of the convolution whose gradient it is, and its
@@ -75,7 +84,7 @@ class Problem:
 
     @cached_property
     def y(self) -> tuple[int, ...]:
-        """The shape of what the convolution makes."""
+        """Return the shape of the convolution's result."""
         steps = zip(
             self.x[2:],
             self.kernel,
@@ -89,7 +98,7 @@ class Problem:
 
     @cached_property
     def left_over(self) -> tuple[int, ...]:
-        """Rows at the end of ``x`` that no window reaches: a transposed one's output padding."""
+        """Count the rows of ``x`` beyond all windows: a transposed one's output padding."""
         steps = zip(
             self.x[2:],
             self.y[2:],
@@ -103,12 +112,12 @@ class Problem:
 
     @cached_property
     def products(self) -> int:
-        """Multiplications of two numbers."""
+        """Count the multiplications of two numbers."""
         return self.y[0] * math.prod(self.y[2:]) * math.prod(self.weight)
 
     @cached_property
     def outreaches(self) -> bool:
-        """Whether padding must be part of ``x``, see `guards`.
+        """Say if padding must be part of ``x``, see `guarded`.
 
         Where a window reads nothing but padding. Where the kernel is larger than the volume in
         bfloat16; for the weight's gradient in any type, and also where it is as large.
@@ -124,31 +133,33 @@ class Problem:
 
     @cached_property
     def has_lone_column(self) -> bool:
-        """Whether one output in the last dim is made of one channel by a step of several voxels."""
+        """Say if one output in the last dim is made of one channel by a step of several voxels."""
         one = self.y[-1] == 1 and self.weight[1] == 1
         return self.task == "forward" and one and self.options.stride[-1] > 1
 
     @cached_property
-    def heavy(self) -> bool:
-        """Whether the weight is much larger than the volumes.
+    def weight_to_volumes(self) -> float:
+        """Count the elements of the weight for one of both volumes."""
+        return math.prod(self.weight) / (math.prod(self.x) + math.prod(self.y))
 
-        Then it is the weight whose order in memory counts, and parameters are contiguous.
-        """
-        return math.prod(self.weight) > HEAVY * (math.prod(self.x) + math.prod(self.y))
+    @property
+    def heavy(self) -> bool:
+        """Say if it is the weight whose order in memory counts; parameters are contiguous."""
+        return self.weight_to_volumes > HEAVY_WEIGHT
 
     def of(self, task: Task) -> Problem:
-        """Another pass of the same convolution."""
+        """Return another pass of the same convolution."""
         return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
 
     def padded(self) -> Problem:
-        """The same pass where the padding is part of ``x``."""
+        """Return the same pass with the padding as a part of ``x``."""
         pairs = zip(self.x[2:], self.padding, strict=True)
         x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
         zero = (0,) * len(self.padding)
         return problem_for(self.task, x, self.weight, self.dtype, self.options, zero)
 
     def in_steps_of_one(self) -> Problem:
-        """With no stride in the last dim: where there was one output it is the first one now."""
+        """Return the pass without stride in the last dim: its one output is the first one now."""
         options = replace(self.options, stride=(*self.options.stride[:-1], 1))
         return problem_for(self.task, self.x, self.weight, self.dtype, options, self.padding)
 
@@ -157,29 +168,8 @@ problem_for = functools.lru_cache(PROBLEMS)(Problem)
 """One object for each problem, with what was worked out for it."""
 
 
-assert registry  # registers the operator reorder
-
-
-def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
-    """Whether a convolution of ``x`` computes, and returns its result, in channels last.
-
-    On the CPU wherever oneDNN computes it: in channels last it is faster in all three passes,
-    conversions of the first layer's few channels included, and needs no copy of its operands. It
-    depends on nothing in which ranks of one grid could differ.
-    """
-    return (
-        kernels != "torch"
-        and x.dtype == weight.dtype
-        and x.dim() in CHANNELS_LAST
-        and registry.device_kind(x) == "cpu"
-        and weight.device == x.device
-        and torch._C._get_mkldnn_enabled()
-        and onednn_supports(x.dtype)
-    )
-
-
 def torch_uses_im2col(x: Sequence[int], weight: Sequence[int], options: ConvOptions) -> bool:
-    """Whether torch (2.13) convolves a volume of float32 on the CPU without oneDNN.
+    """Say if torch (2.13) convolves a volume of float32 on the CPU without oneDNN.
 
     By the shapes of the whole input and of the weight, transposed or not. The result is then
     contiguous, whatever its operands are.
@@ -190,42 +180,25 @@ def torch_uses_im2col(x: Sequence[int], weight: Sequence[int], options: ConvOpti
     steps = {*options.stride, *options.dilation}
     lines = weight[-1] == weight[-2] == 1 and steps == {1} and batch < 16
     narrow = min(weight[-2:]) <= 3 and options.groups == 1
-    small = batch <= 1 and math.prod(x[:4]) <= registry.IM2COL
+    small = batch <= 1 and math.prod(x[:4]) <= IM2COL
     return (narrow and small) or (lines and torch.get_num_threads() == 1)
 
 
-@functools.cache
-def onednn_supports(dtype: torch.dtype) -> bool:
-    """Whether oneDNN convolves in this type on this processor."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
-
-
 def in_channels_last(x: torch.Tensor) -> torch.Tensor:
-    """``x`` channels last, with the strides that say so also where an extent is one."""
+    """Return ``x`` channels last, with the strides that say so also where an extent is one."""
     last = CHANNELS_LAST[x.dim()]
     if x.is_contiguous(memory_format=last):
         return dense(x, last)
     return torch.ops.hyperslab.reorder(x, True, x.dtype)
 
 
-def in_preferred_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-    """``x`` in the format in which the device's own convolution computes; differentiable."""
-    if kernels == "torch" or not registry.cudnn_takes_last(x, weight):
-        return x
-    return x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
-
-
 def in_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """``x`` contiguous."""
+    """Return ``x`` contiguous."""
     return x if x.is_contiguous() else torch.ops.hyperslab.reorder(x, False, x.dtype)
 
 
 def no_view(x: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor of its own, which autograd lets a user change in place.
+    """Return the same memory as a tensor of its own, which autograd lets a user change in place.
 
     What a `torch.autograd.Function` returns must be one.
     """

@@ -1,59 +1,249 @@
-"""Runs the passes of a convolution of one block, plain or transposed, without and with a graph.
+"""Convolves one block, forward and backward, plain or transposed, without and with a graph.
 
-In reading order: `dispatch` runs a pass by the variant that is chosen for it; the convolution
-and its gradients; the transposed convolution, which is the same passes in another order (see
-the package); what is saved of an input for the backward pass (`RecomputedInput`: it is computed
-again); and `LocalConv`, the convolution with its graph, for blocks that are not cut.
+[Note: passes] A convolution has three passes, and a transposed one the same three, in another
+order::
+
+                            convolution    transposed convolution
+    forward                 "forward"      "input"
+    gradient of its input   "input"        "forward"
+    gradient of its weight  "weight"       "weight", the two volumes changing places
+
+Each pass has several implementations (`conv_variants`), of which the `registry` chooses one by a
+`Problem` (`conv_problem`): ``python -m hyperslab.kernels`` prints the rule.
+
+In reading order: the plain reference that tests compare with; torch's own convolution, for all
+that is not computed in channels last on the CPU; `guarded`, the way round what oneDNN (3.12) gets
+wrong; `dispatch`; the convolution and its gradients; the transposed convolution; what is saved of
+an input for the backward pass; and `LocalConv`, the convolution with its graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.kernels.conv.aten_conv import (
-    Gradients,
-    aten_backward,
-    aten_forward,
-    aten_transposed,
-    aten_transposed_backward,
-    differentiable_aten_conv,
-    guarded,
-)
-from hyperslab.kernels.conv.autotune import autotuner, is_autotuned
-from hyperslab.kernels.conv.problem import (
+from hyperslab.kernels.conv_problem import (
     ConvOptions,
     Kernels,
     Problem,
     Task,
-    computes_last,
     in_channels_last,
     in_contiguous,
-    in_preferred_format,
+    kernel_exceeds_volume,
     no_view,
     problem_for,
 )
-from hyperslab.kernels.conv.variants import CONV_VARIANTS, variant_by_rule
+from hyperslab.kernels.conv_variants import CONV_VARIANTS
 from hyperslab.kernels.memory_format import CHANNELS_LAST, HaloPaddedBuffer, dense
+from hyperslab.kernels.registry import choose, conv_variant, device_kind
 
 
-def dispatch(problem: Problem, kernels: Kernels, *operands: Any) -> Any:
-    """The result of a pass; ``operands`` are what its variants take before the problem.
+def conv_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: ConvOptions,
+    padding: Sequence[int],
+) -> torch.Tensor:
+    """Add up every tap of the kernel times the inputs that it meets; autograd has its gradients."""
+    x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
+    kernel = weight.shape[2:]
+    steps = list(zip(kernel, options.stride, options.dilation, strict=True))
+    extents = [
+        (e - (k - 1) * d - 1) // s + 1 for e, (k, s, d) in zip(x.shape[2:], steps, strict=True)
+    ]
+    blocks = x.unflatten(1, (options.groups, -1))
+    weights = weight.unflatten(0, (options.groups, -1))
+    y = x.new_zeros((len(x), weight.shape[0], *extents))
+    for tap in itertools.product(*map(range, kernel)):
+        met = tuple(
+            slice(t * d, t * d + (count - 1) * s + 1, s)
+            for t, count, (_, s, d) in zip(tap, extents, steps, strict=True)
+        )
+        products = torch.einsum("ngc...,goc->ngo...", blocks[(..., *met)], weights[(..., *tap)])
+        y = y + products.flatten(1, 2)
+    return y if bias is None else y + bias.view(-1, *[1] * len(kernel))
+
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+"""Keyed by the number of spatial dims."""
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Those of input, weight and bias; None where it was not asked for."""
+
+
+def kernel_is_larger(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Say if padding must be part of ``x``, see `Problem.outreaches`."""
+    return device_kind(x) == "cpu" and kernel_exceeds_volume(weight.shape, x.shape, x.dtype)
+
+
+def aten_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: ConvOptions,
+    padding: Sequence[int],
+) -> torch.Tensor:
+    """Convolve by torch's own operator."""
+    if kernel_is_larger(x, weight):
+        x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
+        padding = [0] * len(padding)
+    return torch.ops.aten.convolution(
+        x,
+        weight,
+        bias,
+        options.stride,
+        padding,
+        options.dilation,
+        False,
+        [0] * len(padding),
+        options.groups,
+    )
+
+
+def aten_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    options: ConvOptions,
+    padding: Sequence[int],
+    needs: Sequence[bool],
+) -> Gradients:
+    """Return gradients of input, weight and bias; None where ``needs`` is false. Differentiable."""
+    if (needs[0] or needs[1]) and kernel_is_larger(x, weight):
+        margins = [p for p in reversed(padding) for _ in range(2)]
+        zero = [0] * len(padding)
+        x = F.pad(x, margins)
+        dx, dw, db = _aten_backward(gradient, x, weight, options, zero, needs)
+        return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
+    return _aten_backward(gradient, x, weight, options, padding, needs)
+
+
+def _aten_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    options: ConvOptions,
+    padding: Sequence[int],
+    needs: Sequence[bool],
+) -> Gradients:
+    return torch.ops.aten.convolution_backward(
+        gradient,
+        x,
+        weight,
+        [weight.shape[0]],
+        options.stride,
+        padding,
+        options.dilation,
+        False,
+        [0] * len(padding),
+        options.groups,
+        list(needs),
+    )
+
+
+def differentiable_aten_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: ConvOptions,
+    padding: Sequence[int],
+) -> torch.Tensor:
+    """Convolve by torch's own operator, with its graph."""
+    if kernel_is_larger(x, weight):
+        x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
+        padding = [0] * len(padding)
+    local = CONVOLUTIONS[len(padding)]
+    return local(x, weight, bias, options.stride, padding, options.dilation, options.groups)
+
+
+def aten_transposed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: ConvOptions,
+    padding: Sequence[int],
+    extra: Sequence[int],
+) -> torch.Tensor:
+    """Convolve transposed; ``extra`` is the output padding. Differentiable."""
+    return torch.ops.aten.convolution(
+        x,
+        weight,
+        bias,
+        options.stride,
+        padding,
+        options.dilation,
+        True,
+        extra,
+        options.groups,
+    )
+
+
+def aten_transposed_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    options: ConvOptions,
+    padding: Sequence[int],
+    extra: Sequence[int],
+    needs: Sequence[bool],
+) -> Gradients:
+    """Return gradients of input, weight and bias; None where ``needs`` is false. Differentiable."""
+    return torch.ops.aten.convolution_backward(
+        gradient,
+        x,
+        weight,
+        [weight.shape[1] * options.groups],
+        options.stride,
+        padding,
+        options.dilation,
+        True,
+        extra,
+        options.groups,
+        list(needs),
+    )
+
+
+def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *others: Any) -> Any:
+    """Return the result of ``run``, or the same one by a way that oneDNN computes right."""
+    if problem.has_lone_column:
+        y = guarded(run, problem.in_steps_of_one(), first, *others)
+        return in_channels_last(y.narrow(-1, 0, 1))
+    if not problem.outreaches:
+        return run(problem, first, *others)
+    margins = [p for p in reversed(problem.padding) for _ in range(2)]
+    if problem.task != "input":
+        return run(problem.padded(), in_channels_last(F.pad(first, margins)), *others)
+    padded = run(problem.padded(), first, *others)
+    return in_channels_last(F.pad(padded, [-margin for margin in margins]))
+
+
+def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
+    """Say if a convolution of ``x`` computes, and returns its result, in channels last."""
+    return choose("conv", x, weight, kernels) == "channels last"
+
+
+def in_preferred_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """Return ``x`` in the format in which the device's own convolution computes; differentiable."""
+    if choose("conv", x, weight, kernels) == "cudnn channels last":
+        return x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+    return x
+
+
+def dispatch(problem: Problem, *operands: Any) -> Any:
+    """Run a pass by the implementation that is chosen; the problem follows its ``operands``.
 
     Blocks are channels last, and so is the result.
     """
 
     def run(problem: Problem, *operands: Any) -> Any:
-        variants = CONV_VARIANTS[problem.task]
-        if kernels != "measure" or not is_autotuned(problem):
-            return variants[variant_by_rule(problem)].run(*operands, problem)
-        known = autotuner(torch.get_num_threads())
-        name = known.name(problem, lambda name: variants[name].run(*operands, problem))
-        return variants[name].run(*operands, problem)
+        variant = CONV_VARIANTS[problem.task][conv_variant(problem)]
+        return variant.run(*operands, problem)
 
     return guarded(run, problem, *operands)
 
@@ -66,11 +256,11 @@ def conv_forward(
     padding: Sequence[int],
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
-    """The convolution of a block, without a graph."""
+    """Convolve a block, without a graph."""
     problem = problem_of("forward", x, weight, bias, options, padding, kernels)
     if problem is None:
         return aten_forward(in_preferred_format(x, weight, kernels), weight, bias, options, padding)
-    return no_view(dispatch(problem, kernels, in_channels_last(x), weight, bias))
+    return no_view(dispatch(problem, in_channels_last(x), weight, bias))
 
 
 def conv_backward(
@@ -82,7 +272,7 @@ def conv_backward(
     needs: Sequence[bool],
     kernels: Kernels = "fixed",
 ) -> Gradients:
-    """Gradients of input, weight and bias of `conv_forward`; None where ``needs`` is false.
+    """Return gradients of input, weight and bias of `conv_forward`; None where ``needs`` is false.
 
     Where a graph is recorded they are torch's own, which can be differentiated again.
     """
@@ -96,9 +286,9 @@ def conv_backward(
     dw = None
     db = None
     if needs[0]:
-        dx = dispatch(problem.of("input"), kernels, g, weight, None)
+        dx = dispatch(problem.of("input"), g, weight, None)
     if needs[1]:
-        dw, db = dispatch(problem, kernels, in_channels_last(x), g, weight, needs[2])
+        dw, db = dispatch(problem, in_channels_last(x), g, weight, needs[2])
         if weight.is_leaf and weight.is_contiguous():
             dw = in_contiguous(dw)  # or autograd would copy it so
     elif needs[2]:
@@ -107,7 +297,7 @@ def conv_backward(
 
 
 def sum_over_space(g: torch.Tensor) -> torch.Tensor:
-    """The gradient of a bias; added up in float64."""
+    """Add up the gradient of a bias in float64."""
     return torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype)
 
 
@@ -120,7 +310,7 @@ def problem_of(
     padding: Sequence[int],
     kernels: Kernels,
 ) -> Problem | None:
-    """What is to be computed in channels last; None: leave it, or the error in it, to torch."""
+    """Describe the pass in channels last; None: leave it, or the error in it, to torch."""
     fits = (
         computes_last(x, weight, kernels)
         and x.dim() == weight.dim() == len(padding) + 2
@@ -145,12 +335,12 @@ def transposed_forward(
     extra: Sequence[int],
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
-    """The transposed convolution of a block, without a graph; ``extra`` is its output padding."""
+    """Convolve a block transposed, without a graph; ``extra`` is the output padding."""
     problem = _transposed_problem(x, weight, bias, options, padding, extra, kernels)
     if problem is None:
         x = in_preferred_format(x, weight, kernels)
         return aten_transposed(x, weight, bias, options, padding, extra)
-    return no_view(dispatch(problem, kernels, in_channels_last(x), weight, bias))
+    return no_view(dispatch(problem, in_channels_last(x), weight, bias))
 
 
 def transposed_backward(
@@ -163,7 +353,7 @@ def transposed_backward(
     needs: Sequence[bool],
     kernels: Kernels = "fixed",
 ) -> Gradients:
-    """Gradients of input, weight and bias; None where ``needs`` is false.
+    """Return gradients of input, weight and bias; None where ``needs`` is false.
 
     Where a graph is recorded they are torch's own, which can be differentiated again.
     """
@@ -173,11 +363,11 @@ def transposed_backward(
         x = in_preferred_format(x, weight, kernels)
         return aten_transposed_backward(gradient, x, weight, options, padding, extra, needs)
     g = in_channels_last(gradient)
-    dx = dispatch(problem.of("forward"), kernels, g, weight, None) if needs[0] else None
+    dx = dispatch(problem.of("forward"), g, weight, None) if needs[0] else None
     dw = None
     if needs[1]:
         coarse = in_channels_last(x)
-        dw, _ = dispatch(problem.of("weight"), kernels, g, coarse, weight, False)
+        dw, _ = dispatch(problem.of("weight"), g, coarse, weight, False)
     return dx, dw, sum_over_space(g) if needs[2] else None
 
 
@@ -190,7 +380,7 @@ def _transposed_problem(
     extra: Sequence[int],
     kernels: Kernels,
 ) -> Problem | None:
-    """What is to be computed in channels last; None: leave it, or the error in it, to torch."""
+    """Describe the pass in channels last; None: leave it, or the error in it, to torch."""
     fits = (
         computes_last(x, weight, kernels)
         and x.dim() == weight.dim() == len(padding) + 2
@@ -217,11 +407,11 @@ def _transposed_problem(
 
 
 SavedTensors = tuple[torch.Tensor | None, ...]
-"""As autograd takes and returns them."""
+"""Tensors that autograd takes and returns."""
 
 
 class RecomputedInput(Protocol):
-    """An input that is computed again in the backward pass, so that it need not be kept.
+    """Computes an input again in the backward pass, so that it need not be kept.
 
     ``tensors`` are kept in its place, as autograd keeps tensors. ``value`` makes the input of them:
     bit by bit what it was, in any memory format. Where a graph is recorded
@@ -231,14 +421,14 @@ class RecomputedInput(Protocol):
 
     @property
     def tensors(self) -> SavedTensors:
-        """What the input is computed from."""
+        """Return the tensors from which the input is computed."""
 
     def value(self, tensors: SavedTensors, room: HaloPaddedBuffer | None = None) -> torch.Tensor:
-        """The input; where there is ``room``, without a graph alone, if it may be made there."""
+        """Compute the input; in ``room``, if there is any and no graph."""
 
 
 class SavedInput:
-    """What to save of an input, and the way back; ``source`` None: the input itself."""
+    """Names what to save of an input, and the way back; ``source`` None: the input itself."""
 
     def __init__(self, x: torch.Tensor, source: RecomputedInput | None) -> None:
         self.tensors: SavedTensors = (x,) if source is None else source.tensors
@@ -252,7 +442,7 @@ def _only_tensor(tensors: SavedTensors, room: HaloPaddedBuffer | None = None) ->
 
 
 class Passes(Protocol):
-    """A convolution or a transposed one of a block, without a graph."""
+    """Runs a convolution of a block, plain or transposed, without a graph."""
 
     def forward(
         self,
@@ -261,7 +451,7 @@ class Passes(Protocol):
         bias: torch.Tensor | None,
         kernels: Kernels,
     ) -> torch.Tensor:
-        """What it makes of the block."""
+        """Convolve the block."""
 
     def backward(
         self,
@@ -271,7 +461,7 @@ class Passes(Protocol):
         needs: Sequence[bool],
         kernels: Kernels,
     ) -> Gradients:
-        """Gradients of block, weight and bias; None where ``needs`` is false.
+        """Return gradients of block, weight and bias; None where ``needs`` is false.
 
         Where a graph is recorded they can be differentiated again.
         """
@@ -279,7 +469,7 @@ class Passes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConvPasses:
-    """A convolution with its options and its padding."""
+    """Runs a plain convolution with its options and its padding."""
 
     options: ConvOptions
     padding: tuple[int, ...]
@@ -291,7 +481,7 @@ class ConvPasses:
         bias: torch.Tensor | None,
         kernels: Kernels,
     ) -> torch.Tensor:
-        """As `Passes.forward`."""
+        """Convolve the block, see `Passes.forward`."""
         return conv_forward(x, weight, bias, self.options, self.padding, kernels)
 
     def backward(
@@ -302,12 +492,12 @@ class ConvPasses:
         needs: Sequence[bool],
         kernels: Kernels,
     ) -> Gradients:
-        """As `Passes.backward`."""
+        """Return the gradients, see `Passes.backward`."""
         return conv_backward(gradient, x, weight, self.options, self.padding, needs, kernels)
 
 
 class LocalConv(torch.autograd.Function):
-    """`Passes` with a graph."""
+    """Runs `Passes` with a graph."""
 
     @staticmethod
     def forward(
@@ -345,7 +535,7 @@ def differentiable_conv(
     kernels: Kernels = "fixed",
     source: RecomputedInput | None = None,
 ) -> torch.Tensor:
-    """The convolution of a block with its graph.
+    """Convolve a block with its graph.
 
     ``margins``: more padding, as ``F.pad`` takes it; ``source``: what ``x`` can be computed from
     again.
@@ -367,7 +557,7 @@ def conv_input(
     dtype: torch.dtype | None = None,
     room: HaloPaddedBuffer | None = None,
 ) -> torch.Tensor:
-    """A block in ``dtype``; a network's input also in the format in which it is convolved.
+    """Convert a block to ``dtype``, and a network's input to the format in which it is convolved.
 
     The convolution keeps what it is given, so that the input need not be converted once more in
     the backward pass; with ``room`` it is made there, if it may be. What has a gradient is left in

@@ -1,0 +1,149 @@
+"""The one choice of implementations: its table, its force, its repetition (tier: one process)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+import hyperslab.kernels
+from hyperslab.kernels import registry
+from hyperslab.kernels.avg_pool import TileAverage
+from hyperslab.kernels.compile import library
+from hyperslab.kernels.conv import conv_backward, conv_forward
+from hyperslab.kernels.conv_problem import KERNELS, ConvOptions, Kernels, Problem, Task
+from hyperslab.kernels.conv_variants import CONV_VARIANTS
+from hyperslab.kernels.moments import local_moments, reference
+from hyperslab.kernels.registry import OPERATORS, RULES, choose, conv_variant, force, table
+
+FOLDER = Path(hyperslab.kernels.__file__).parent
+PLAIN = ConvOptions((1, 1, 1), (1, 1, 1), 1)
+
+
+def problem(task: Task, channels: int, width: int, dtype: torch.dtype, samples: int = 1) -> Problem:
+    x = (samples, channels, width, width, width)
+    return Problem(task, x, (channels, channels, 3, 3, 3), dtype, PLAIN, (1, 1, 1))
+
+
+def test_the_table_names_every_implementation_and_its_file() -> None:
+    rows = table()
+    for task in get_args(Task):
+        listed = {row[2] for row in rows if row[0] == f"conv {task}"}
+        assert listed == set(CONV_VARIANTS[task]), "every implementation has a case, or goes"
+    assert {row[0] for row in rows} == {*RULES, *OPERATORS}
+    assert not RULES.keys() & OPERATORS.keys(), "force would not know which is meant"
+    files = {file for row in rows for file in row[3].split(", ") if file}
+    assert all((FOLDER / file).is_file() for file in files), files
+    assert all(row[1] and row[4] for row in rows), "when, and why"
+
+
+def test_the_table_is_printed() -> None:
+    command = [sys.executable, "-m", "hyperslab.kernels"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for row in table():
+        assert any(row[0] in line and row[2] in line for line in said.splitlines()), row
+    for missing in registry.missing_instructions():
+        assert f"Not on this machine: {missing}" in said
+
+
+def test_the_rule_has_an_end() -> None:
+    """The last case of an operator holds for everything."""
+    for cases in RULES.values():
+        assert cases[-1].words == "else"
+        assert cases[-1].supports(None)
+        assert cases[-1].when(None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("task", get_args(Task))
+def test_the_rule_takes_what_supports_the_pass(task: Task, dtype: torch.dtype) -> None:
+    for channels in (1, 8, 16, 64, 256):
+        for width in (2, 8, 32):
+            for samples in (1, 16):
+                one = problem(task, channels, width, dtype, samples)
+                assert CONV_VARIANTS[task][conv_variant(one)].legal(one)
+
+
+def test_thresholds() -> None:
+    """Samples of a few voxels and many channels are one product; a large weight is contiguous."""
+    assert conv_variant(problem("weight", 256, 2, torch.bfloat16, 64)) == "im2col"
+    assert conv_variant(problem("weight", 512, 4, torch.bfloat16)) == "contiguous"
+    assert conv_variant(problem("forward", 512, 4, torch.float32)) == "contiguous"
+    assert conv_variant(problem("forward", 64, 16, torch.float32)) == "onednn"
+    assert conv_variant(problem("input", 64, 16, torch.float32)) == "flipped"
+
+
+def test_no_large_columns_of_torchs() -> None:
+    """For a block of frames torch would make 27 copies; for all the frames it makes none."""
+    for height, few in ((16, True), (96, False), (192, True)):
+        x = (1, 16, 11, height, 192)
+        one = Problem("forward", x, (16, 16, 3, 3, 3), torch.float32, PLAIN, (0, 1, 1))
+        assert CONV_VARIANTS["weight"]["torch"].legal(one) == few
+
+
+def test_force_refuses_what_there_is_not() -> None:
+    for operator, name in (("conv weight", "fast"), ("conv", "C"), ("nothing", "C")):
+        with pytest.raises(ValueError, match="has no implementation"), force({operator: name}):
+            pass
+
+
+def test_force_ends() -> None:
+    one = problem("weight", 16, 8, torch.float32)
+    before = conv_variant(one)
+    with force({"conv weight": "contiguous"}):
+        assert conv_variant(one) == "contiguous"
+        with force({"conv forward": "contiguous"}):
+            assert conv_variant(one) == "contiguous", "both"
+    assert conv_variant(one) == before
+
+
+@pytest.mark.skipif(library() is None, reason="no compiler: the references run")
+def test_a_forced_reference_runs() -> None:
+    """The marks are as long, and nothing of C is called."""
+    x = torch.randn(1, 3, 4, 4, 4)
+    given = (x, None, 0.0, [2, 2, 2], True, True, x.dtype)
+    expected = torch.ops.hyperslab.chain_forward(*given)
+    called: list[Any] = []
+    operator = OPERATORS["chain_forward"]
+    with force({"chain_forward": "reference"}):
+        found = operator.on_cpu(*given)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("hyperslab.kernels.epilogue.call", called.append)
+            torch.ops.hyperslab.chain_forward(*given)
+    assert not called
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_repeats_bit_by_bit(kernels: Kernels) -> None:
+    """And what measured once, and what is fixed, are the same rule."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 16, 12, 12, 12), torch.randn(16, 16, 3, 3, 3)
+
+    def run(kernels: Kernels) -> list[torch.Tensor | None]:
+        with torch.no_grad():
+            y = conv_forward(x, weight, None, PLAIN, (1, 1, 1), kernels)
+            needs = [True, True, False]
+            return [y, *conv_backward(y, x, weight, PLAIN, (1, 1, 1), needs, kernels)[:2]]
+
+    other: Kernels = "torch" if kernels == "torch" else "fixed"
+    for a, b in zip(run(kernels), run(other), strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+
+
+def test_tiles_and_cached_moments_are_the_references() -> None:
+    x = torch.randn(2, 3, 4, 6, 8)
+    assert choose("avg_pool", x, [2, 2, 2], [2, 2, 2]) == "tiles"
+    expected = torch.nn.functional.avg_pool3d(x, 2)
+    torch.testing.assert_close(TileAverage.apply(x, [2, 2, 2]), expected)
+    for name in ("cached", "torch"):
+        with force({"moments": name}):
+            for a, b in zip(local_moments(x), reference(x), strict=True):
+                torch.testing.assert_close(a.double(), b)
