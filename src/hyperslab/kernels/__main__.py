@@ -6,7 +6,7 @@ from hyperslab.kernels.registry import missing_instructions, table
 
 
 def main() -> None:
-    """Print the table of `registry.RULES` and of all declared operators."""
+    """Prints the table of `registry.RULES` and of all declared operators."""
     rows = [("operator", "case", "implementation", "file", "why"), *table()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

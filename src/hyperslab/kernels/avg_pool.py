@@ -10,7 +10,7 @@ import torch
 
 
 def reference(x: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
-    """Return the mean of every tile; autograd has its gradient."""
+    """Returns the mean of every tile; autograd has its gradient."""
     for dim, k in zip(range(2, x.dim()), kernel, strict=True):
         x = x.unflatten(dim, (-1, k)).mean(dim + 1)
     return x
@@ -46,7 +46,7 @@ class TileAverage(torch.autograd.Function):
 
 
 def _sum_neighbours(x: torch.Tensor, dim: int, k: int) -> torch.Tensor:
-    """Add up ``k`` neighbours along one dim, in float32 at least."""
+    """Adds up ``k`` neighbours along one dim, in float32 at least."""
     first, *others = (x[(slice(None),) * dim + (slice(i, None, k),)] for i in range(k))
     total = first.to(torch.promote_types(x.dtype, torch.float32))
     for other in others:

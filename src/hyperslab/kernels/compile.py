@@ -74,7 +74,7 @@ class Compiler:
     version: str
 
     def compile(self, sources: Sequence[Path], target: Path) -> None:
-        """Make a shared library of the sources.
+        """Makes a shared library of the sources.
 
         Raises:
             CannotCompile: it failed or took too long.
@@ -90,7 +90,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """Find ``$CC`` if it is set, else the first of `COMPILERS` that there is.
+    """Finds ``$CC`` if it is set, else the first of `COMPILERS` that there is.
 
     Raises:
         CannotCompile: there is none, or it does not tell its version.
@@ -124,7 +124,7 @@ def _run_compiler(command: Sequence[str], limit: float) -> subprocess.CompletedP
 
 
 def processor() -> str:
-    """Describe the processor by model and instructions: compiled code depends on them."""
+    """Describes the processor by model and instructions: compiled code depends on them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -138,7 +138,7 @@ DIGEST = hashlib.sha256
 
 
 def cached_library() -> Path:
-    """Return the library for this compiler and processor, compiled if it is not there.
+    """Returns the library for this compiler and processor, compiled if it is not there.
 
     Its last bytes are a digest of those before: what was cut or changed is compiled again. Several
     processes may do so at once, each under a name of its own.
@@ -158,7 +158,7 @@ def cached_library() -> Path:
 
 
 def _cache_home() -> Path:
-    """Return the cache folder of the XDG base directory specification."""
+    """Returns the cache folder of the XDG base directory specification."""
     asked = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache"
@@ -167,7 +167,7 @@ def _cache_home() -> Path:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Make a folder that nobody else may write to: its contents are run."""
+    """Makes a folder that nobody else may write to: its contents are run."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.stat()
     if state.st_uid != os.geteuid():
@@ -246,7 +246,7 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """Return the functions, compiled where need be; None, and a line in the log, without them."""
+    """Returns the functions, compiled where need be; None, and a line in the log, without them."""
     if os.environ.get(SWITCH) == "0":
         log.info("%s=0: fused kernels run as torch's single operators", SWITCH)
         return None
@@ -259,20 +259,20 @@ def library() -> Library | None:
 
 @functools.cache
 def direct_is_known() -> bool:
-    """Say if this processor has the instructions of the direct kernels in bfloat16."""
+    """Says if this processor has the instructions of the direct kernels in bfloat16."""
     functions = library()
     return functions is not None and bool(functions.direct_is_known(b""))
 
 
 @functools.cache
 def winograd_is_known() -> bool:
-    """Say if this processor has the instructions of the Winograd kernel."""
+    """Says if this processor has the instructions of the Winograd kernel."""
     functions = library()
     return functions is not None and bool(functions.winograd_is_known(b""))
 
 
 def load_library(path: Path) -> Library:
-    """Load the functions of a compiled library.
+    """Loads the functions of a compiled library.
 
     Raises:
         CannotCompile: it cannot be loaded.
@@ -305,14 +305,14 @@ def load_library(path: Path) -> Library:
 
 
 def parts_for(size: int) -> int:
-    """Count the parts of the work on so many elements: torch's threads, if it pays."""
+    """Counts the parts of the work on so many elements: torch's threads, if it pays."""
     if size < 2 * WORTH_A_THREAD:
         return 1
     return max(1, min(torch.get_num_threads(), size // WORTH_A_THREAD))
 
 
 def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
-    """Run a function on ``size`` elements, in parts at once where it is worth it.
+    """Runs a function on ``size`` elements, in parts at once where it is worth it.
 
     Args:
         arguments: the structure but for its last two: the number of the part and that of all.
@@ -332,7 +332,7 @@ def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
 
 
 def _in_parts(function: CompiledFunction, arguments: list[bytes]) -> int:
-    """Run one part here and the others in threads of their own: ctypes lets them run at once.
+    """Runs one part here and the others in threads of their own: ctypes lets them run at once.
 
     Whatever is raised, no thread works on the tensors afterwards: their memory may be given back.
     """
@@ -375,7 +375,7 @@ def _in_parts(function: CompiledFunction, arguments: list[bytes]) -> int:
 
 
 def _uninterrupted(wait: Callable[[], None]) -> None:
-    """Wait to the end, however often the user interrupts."""
+    """Waits to the end, however often the user interrupts."""
     while True:
         try:
             return wait()
@@ -384,19 +384,19 @@ def _uninterrupted(wait: Callable[[], None]) -> None:
 
 
 def address(x: torch.Tensor | None) -> int:
-    """Return the address of the first element; 0 for no tensor."""
+    """Returns the address of the first element; 0 for no tensor."""
     return 0 if x is None else x.data_ptr()
 
 
 def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Return ``x`` dense in this format: itself where it is."""
+    """Returns ``x`` dense in this format: itself where it is."""
     if x.is_contiguous(memory_format=memory_format):
         return x
     return x.contiguous(memory_format=memory_format)
 
 
 def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the numbers in float32 and contiguous: themselves where they are."""
+    """Returns the numbers in float32 and contiguous: themselves where they are."""
     return numbers if numbers is None else numbers.float().contiguous()
 
 
@@ -434,7 +434,7 @@ class EpiloguePlan:
     numbers: bytes
 
     def check(self, g: torch.Tensor, marks: torch.Tensor) -> None:
-        """Check that there are as many gradients and marks as the C code reads.
+        """Checks that there are as many gradients and marks as the C code reads.
 
         Raises:
             ValueError: these are not so many.
@@ -458,7 +458,7 @@ def epilogue_plan(
     norm: Sizes | None,
     through: Sizes | None = None,
 ) -> EpiloguePlan | None:
-    """Plan an epilogue; None where the C code does not know the types or the number of dims.
+    """Plans an epilogue; None where the C code does not know the types or the number of dims.
 
     Args:
         shape: of the block.
@@ -498,14 +498,14 @@ def epilogue_plan(
 
 
 def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> Sizes:
-    """Return the strides of a new tensor: torch takes three times as long to work them out."""
+    """Returns the strides of a new tensor: torch takes three times as long to work them out."""
     return torch.empty(tuple(shape), memory_format=memory_format, device="meta").stride()
 
 
 def _epilogue_geometry(
     shape: Sizes, channels_last: bool, rows: int, pool: Sizes, maximum: bool
 ) -> Geometry:
-    """Describe an epilogue on a block of this shape; without pooling a block is one line.
+    """Describes an epilogue on a block of this shape; without pooling a block is one line.
 
     ``rows``: of the normalisation's numbers, 0 without one.
     """

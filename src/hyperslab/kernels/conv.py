@@ -50,7 +50,7 @@ def conv_reference(
     options: ConvOptions,
     padding: Sequence[int],
 ) -> torch.Tensor:
-    """Add up every tap of the kernel times the inputs that it meets; autograd has its gradients."""
+    """Adds up every tap of the kernel times the inputs that it meets; differentiable."""
     x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
     kernel = weight.shape[2:]
     steps = list(zip(kernel, options.stride, options.dilation, strict=True))
@@ -74,11 +74,11 @@ CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Keyed by the number of spatial dims."""
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Those of input, weight and bias; None where it was not asked for."""
+"""Gradients of input, weight and bias; None where it was not asked for."""
 
 
 def kernel_is_larger(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Say if padding must be part of ``x``, see `Problem.outreaches`."""
+    """Says if padding must be part of ``x``, see `Problem.outreaches`."""
     return device_kind(x) == "cpu" and kernel_exceeds_volume(weight.shape, x.shape, x.dtype)
 
 
@@ -89,7 +89,7 @@ def aten_forward(
     options: ConvOptions,
     padding: Sequence[int],
 ) -> torch.Tensor:
-    """Convolve by torch's own operator."""
+    """Convolves by torch's own operator."""
     if kernel_is_larger(x, weight):
         x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
         padding = [0] * len(padding)
@@ -114,7 +114,7 @@ def aten_backward(
     padding: Sequence[int],
     needs: Sequence[bool],
 ) -> Gradients:
-    """Return gradients of input, weight and bias; None where ``needs`` is false. Differentiable."""
+    """Returns gradients of input, weight and bias, differentiable; None without ``needs``."""
     if (needs[0] or needs[1]) and kernel_is_larger(x, weight):
         margins = [p for p in reversed(padding) for _ in range(2)]
         zero = [0] * len(padding)
@@ -154,7 +154,7 @@ def differentiable_aten_conv(
     options: ConvOptions,
     padding: Sequence[int],
 ) -> torch.Tensor:
-    """Convolve by torch's own operator, with its graph."""
+    """Convolves by torch's own operator, with its graph."""
     if kernel_is_larger(x, weight):
         x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
         padding = [0] * len(padding)
@@ -170,7 +170,7 @@ def aten_transposed(
     padding: Sequence[int],
     extra: Sequence[int],
 ) -> torch.Tensor:
-    """Convolve transposed; ``extra`` is the output padding. Differentiable."""
+    """Convolves transposed; ``extra`` is the output padding. Differentiable."""
     return torch.ops.aten.convolution(
         x,
         weight,
@@ -193,7 +193,7 @@ def aten_transposed_backward(
     extra: Sequence[int],
     needs: Sequence[bool],
 ) -> Gradients:
-    """Return gradients of input, weight and bias; None where ``needs`` is false. Differentiable."""
+    """Returns gradients of input, weight and bias, differentiable; None without ``needs``."""
     return torch.ops.aten.convolution_backward(
         gradient,
         x,
@@ -210,7 +210,7 @@ def aten_transposed_backward(
 
 
 def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *others: Any) -> Any:
-    """Return the result of ``run``, or the same one by a way that oneDNN computes right."""
+    """Returns the result of ``run``, or the same one by a way that oneDNN computes right."""
     if problem.has_lone_column:
         y = guarded(run, problem.in_steps_of_one(), first, *others)
         return in_channels_last(y.narrow(-1, 0, 1))
@@ -224,19 +224,19 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
 
 
 def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
-    """Say if a convolution of ``x`` computes, and returns its result, in channels last."""
+    """Says if a convolution of ``x`` computes, and returns its result, in channels last."""
     return choose("conv", x, weight, kernels) == "channels last"
 
 
 def in_preferred_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-    """Return ``x`` in the format in which the device's own convolution computes; differentiable."""
+    """Returns ``x`` in the format that the device's own convolution prefers; differentiable."""
     if choose("conv", x, weight, kernels) == "cudnn channels last":
         return x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
     return x
 
 
 def dispatch(problem: Problem, *operands: Any) -> Any:
-    """Run a pass by the implementation that is chosen; the problem follows its ``operands``.
+    """Runs a pass by the implementation that is chosen; the problem follows its ``operands``.
 
     Blocks are channels last, and so is the result.
     """
@@ -256,7 +256,7 @@ def conv_forward(
     padding: Sequence[int],
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
-    """Convolve a block, without a graph."""
+    """Convolves a block, without a graph."""
     problem = problem_of("forward", x, weight, bias, options, padding, kernels)
     if problem is None:
         return aten_forward(in_preferred_format(x, weight, kernels), weight, bias, options, padding)
@@ -272,7 +272,7 @@ def conv_backward(
     needs: Sequence[bool],
     kernels: Kernels = "fixed",
 ) -> Gradients:
-    """Return gradients of input, weight and bias of `conv_forward`; None where ``needs`` is false.
+    """Returns gradients of `conv_forward`: input, weight, bias; None where ``needs`` is false.
 
     Where a graph is recorded they are torch's own, which can be differentiated again.
     """
@@ -297,7 +297,7 @@ def conv_backward(
 
 
 def sum_over_space(g: torch.Tensor) -> torch.Tensor:
-    """Add up the gradient of a bias in float64."""
+    """Adds up the gradient of a bias in float64."""
     return torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype)
 
 
@@ -310,7 +310,7 @@ def problem_of(
     padding: Sequence[int],
     kernels: Kernels,
 ) -> Problem | None:
-    """Describe the pass in channels last; None: leave it, or the error in it, to torch."""
+    """Describes the pass in channels last; None: leave it, or the error in it, to torch."""
     fits = (
         computes_last(x, weight, kernels)
         and x.dim() == weight.dim() == len(padding) + 2
@@ -335,7 +335,7 @@ def transposed_forward(
     extra: Sequence[int],
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
-    """Convolve a block transposed, without a graph; ``extra`` is the output padding."""
+    """Convolves a block transposed, without a graph; ``extra`` is the output padding."""
     problem = _transposed_problem(x, weight, bias, options, padding, extra, kernels)
     if problem is None:
         x = in_preferred_format(x, weight, kernels)
@@ -353,7 +353,7 @@ def transposed_backward(
     needs: Sequence[bool],
     kernels: Kernels = "fixed",
 ) -> Gradients:
-    """Return gradients of input, weight and bias; None where ``needs`` is false.
+    """Returns gradients of input, weight and bias; None where ``needs`` is false.
 
     Where a graph is recorded they are torch's own, which can be differentiated again.
     """
@@ -380,7 +380,7 @@ def _transposed_problem(
     extra: Sequence[int],
     kernels: Kernels,
 ) -> Problem | None:
-    """Describe the pass in channels last; None: leave it, or the error in it, to torch."""
+    """Describes the pass in channels last; None: leave it, or the error in it, to torch."""
     fits = (
         computes_last(x, weight, kernels)
         and x.dim() == weight.dim() == len(padding) + 2
@@ -421,10 +421,10 @@ class RecomputedInput(Protocol):
 
     @property
     def tensors(self) -> SavedTensors:
-        """Return the tensors from which the input is computed."""
+        """Returns the tensors from which the input is computed."""
 
     def value(self, tensors: SavedTensors, room: HaloPaddedBuffer | None = None) -> torch.Tensor:
-        """Compute the input; in ``room``, if there is any and no graph."""
+        """Computes the input; in ``room``, if there is any and no graph."""
 
 
 class SavedInput:
@@ -451,7 +451,7 @@ class Passes(Protocol):
         bias: torch.Tensor | None,
         kernels: Kernels,
     ) -> torch.Tensor:
-        """Convolve the block."""
+        """Convolves the block."""
 
     def backward(
         self,
@@ -461,7 +461,7 @@ class Passes(Protocol):
         needs: Sequence[bool],
         kernels: Kernels,
     ) -> Gradients:
-        """Return gradients of block, weight and bias; None where ``needs`` is false.
+        """Returns gradients of block, weight and bias; None where ``needs`` is false.
 
         Where a graph is recorded they can be differentiated again.
         """
@@ -481,7 +481,7 @@ class ConvPasses:
         bias: torch.Tensor | None,
         kernels: Kernels,
     ) -> torch.Tensor:
-        """Convolve the block, see `Passes.forward`."""
+        """Convolves the block, see `Passes.forward`."""
         return conv_forward(x, weight, bias, self.options, self.padding, kernels)
 
     def backward(
@@ -492,7 +492,7 @@ class ConvPasses:
         needs: Sequence[bool],
         kernels: Kernels,
     ) -> Gradients:
-        """Return the gradients, see `Passes.backward`."""
+        """Returns the gradients, see `Passes.backward`."""
         return conv_backward(gradient, x, weight, self.options, self.padding, needs, kernels)
 
 
@@ -535,7 +535,7 @@ def differentiable_conv(
     kernels: Kernels = "fixed",
     source: RecomputedInput | None = None,
 ) -> torch.Tensor:
-    """Convolve a block with its graph.
+    """Convolves a block with its graph.
 
     ``margins``: more padding, as ``F.pad`` takes it; ``source``: what ``x`` can be computed from
     again.
@@ -557,7 +557,7 @@ def conv_input(
     dtype: torch.dtype | None = None,
     room: HaloPaddedBuffer | None = None,
 ) -> torch.Tensor:
-    """Convert a block to ``dtype``, and a network's input to the format in which it is convolved.
+    """Converts a block to ``dtype``, and a network's input to the format in which it is convolved.
 
     The convolution keeps what it is given, so that the input need not be converted once more in
     the backward pass; with ``room`` it is made there, if it may be. What has a gradient is left in

@@ -50,7 +50,7 @@ class ConvOptions:
 
 
 def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.dtype) -> bool:
-    """Say if a kernel is larger than the volume in some dim, in bfloat16: see `guarded`."""
+    """Says if a kernel is larger than the volume in some dim, in bfloat16: see `guarded`."""
     if dtype != torch.bfloat16:
         return False
     return any(k > e for k, e in zip(weight[2:], x[2:], strict=True))
@@ -84,7 +84,7 @@ class Problem:
 
     @cached_property
     def y(self) -> tuple[int, ...]:
-        """Return the shape of the convolution's result."""
+        """Returns the shape of the convolution's result."""
         steps = zip(
             self.x[2:],
             self.kernel,
@@ -98,7 +98,7 @@ class Problem:
 
     @cached_property
     def left_over(self) -> tuple[int, ...]:
-        """Count the rows of ``x`` beyond all windows: a transposed one's output padding."""
+        """Counts the rows of ``x`` beyond all windows: a transposed one's output padding."""
         steps = zip(
             self.x[2:],
             self.y[2:],
@@ -112,12 +112,12 @@ class Problem:
 
     @cached_property
     def products(self) -> int:
-        """Count the multiplications of two numbers."""
+        """Counts the multiplications of two numbers."""
         return self.y[0] * math.prod(self.y[2:]) * math.prod(self.weight)
 
     @cached_property
     def outreaches(self) -> bool:
-        """Say if padding must be part of ``x``, see `guarded`.
+        """Says if padding must be part of ``x``, see `guarded`.
 
         Where a window reads nothing but padding. Where the kernel is larger than the volume in
         bfloat16; for the weight's gradient in any type, and also where it is as large.
@@ -133,33 +133,33 @@ class Problem:
 
     @cached_property
     def has_lone_column(self) -> bool:
-        """Say if one output in the last dim is made of one channel by a step of several voxels."""
+        """Says if one output in the last dim is made of one channel by a step of several voxels."""
         one = self.y[-1] == 1 and self.weight[1] == 1
         return self.task == "forward" and one and self.options.stride[-1] > 1
 
     @cached_property
     def weight_to_volumes(self) -> float:
-        """Count the elements of the weight for one of both volumes."""
+        """Counts the elements of the weight for one of both volumes."""
         return math.prod(self.weight) / (math.prod(self.x) + math.prod(self.y))
 
     @property
     def heavy(self) -> bool:
-        """Say if it is the weight whose order in memory counts; parameters are contiguous."""
+        """Says if it is the weight whose order in memory counts; parameters are contiguous."""
         return self.weight_to_volumes > HEAVY_WEIGHT
 
     def of(self, task: Task) -> Problem:
-        """Return another pass of the same convolution."""
+        """Returns another pass of the same convolution."""
         return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
 
     def padded(self) -> Problem:
-        """Return the same pass with the padding as a part of ``x``."""
+        """Returns the same pass with the padding as a part of ``x``."""
         pairs = zip(self.x[2:], self.padding, strict=True)
         x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
         zero = (0,) * len(self.padding)
         return problem_for(self.task, x, self.weight, self.dtype, self.options, zero)
 
     def in_steps_of_one(self) -> Problem:
-        """Return the pass without stride in the last dim: its one output is the first one now."""
+        """Returns the pass without stride in the last dim: its one output is the first one now."""
         options = replace(self.options, stride=(*self.options.stride[:-1], 1))
         return problem_for(self.task, self.x, self.weight, self.dtype, options, self.padding)
 
@@ -169,7 +169,7 @@ problem_for = functools.lru_cache(PROBLEMS)(Problem)
 
 
 def torch_uses_im2col(x: Sequence[int], weight: Sequence[int], options: ConvOptions) -> bool:
-    """Say if torch (2.13) convolves a volume of float32 on the CPU without oneDNN.
+    """Says if torch (2.13) convolves a volume of float32 on the CPU without oneDNN.
 
     By the shapes of the whole input and of the weight, transposed or not. The result is then
     contiguous, whatever its operands are.
@@ -185,7 +185,7 @@ def torch_uses_im2col(x: Sequence[int], weight: Sequence[int], options: ConvOpti
 
 
 def in_channels_last(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` channels last, with the strides that say so also where an extent is one."""
+    """Returns ``x`` channels last, with the strides that say so also where an extent is one."""
     last = CHANNELS_LAST[x.dim()]
     if x.is_contiguous(memory_format=last):
         return dense(x, last)
@@ -193,12 +193,12 @@ def in_channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` contiguous."""
+    """Returns ``x`` contiguous."""
     return x if x.is_contiguous() else torch.ops.hyperslab.reorder(x, False, x.dtype)
 
 
 def no_view(x: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as a tensor of its own, which autograd lets a user change in place.
+    """Returns the same memory as a tensor of its own, which autograd lets a user change in place.
 
     What a `torch.autograd.Function` returns must be one.
     """

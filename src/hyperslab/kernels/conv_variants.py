@@ -44,7 +44,7 @@ MOST_IM2COL_BYTES = 64 << 20
 
 
 def torch_memory_is_small(problem: Problem) -> bool:
-    """Say if torch's choice needs no more than `MOST_IM2COL_BYTES` beside the volumes.
+    """Says if torch's choice needs no more than `MOST_IM2COL_BYTES` beside the volumes.
 
     Torch chooses im2col by few of the extents; of a block it may where it does not of the whole.
     """
@@ -57,7 +57,7 @@ def torch_memory_is_small(problem: Problem) -> bool:
 
 
 def _always(_: Problem) -> bool:
-    """Support every problem."""
+    """Supports every problem."""
     return True
 
 
@@ -80,14 +80,14 @@ ConvVariants = Mapping[str, ConvVariant]
 
 
 def has_columns(problem: Problem) -> bool:
-    """Ask for one channel, several taps, and nothing that oneDNN gets wrong: see `guarded`."""
+    """Asks for one channel, several taps, and nothing that oneDNN gets wrong: see `guarded`."""
     lone = problem.x[1] == problem.options.groups == 1
     return lone and problem.kernel[-1] > 1 and not in_columns(problem).outreaches
 
 
 @functools.lru_cache(PROBLEMS)
 def in_columns(problem: Problem) -> Problem:
-    """Return the same pass with columns for channels."""
+    """Returns the same pass with columns for channels."""
     options = problem.options
     taps = problem.kernel[-1]
     return problem_for(
@@ -101,7 +101,7 @@ def in_columns(problem: Problem) -> Problem:
 
 
 def columns_of(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Turn (N, 1, ..., W) into (N, taps, ..., outputs), channels last."""
+    """Turns (N, 1, ..., W) into (N, taps, ..., outputs), channels last."""
     padding = problem.padding[-1]
     step = problem.options.dilation[-1]
     span = step * (problem.kernel[-1] - 1) + 1
@@ -111,7 +111,7 @@ def columns_of(x: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def weight_in_columns(weight: torch.Tensor) -> torch.Tensor:
-    """Turn (out, 1, ..., taps) into (out, taps, ..., 1)."""
+    """Turns (out, 1, ..., taps) into (out, taps, ..., 1)."""
     return weight.movedim(-1, 1).movedim(2, -1).contiguous()
 
 
@@ -120,7 +120,7 @@ MOST_WINDOWS = 8 << 20
 
 
 def windows_tile(problem: Problem) -> bool:
-    """Say if the windows cover the volume without overlap."""
+    """Says if the windows cover the volume without overlap."""
     options = problem.options
     return (
         options.groups == 1
@@ -132,7 +132,7 @@ def windows_tile(problem: Problem) -> bool:
 
 
 def windows_are_small(problem: Problem) -> bool:
-    """Say if windows overlap, and those of a sample take no more than `MOST_WINDOWS`."""
+    """Says if windows overlap, and those of a sample take no more than `MOST_WINDOWS`."""
     if problem.options.groups > 1 or math.prod(problem.kernel) == 1:
         return False
     return not windows_tile(problem) and _samples_at_once(problem) > 0
@@ -146,7 +146,7 @@ def _samples_at_once(problem: Problem) -> int:
 def input_by_matrix(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Compute the input's gradient as a product of matrices."""
+    """Computes the input's gradient as a product of matrices."""
     windows = _voxel_rows(g) @ _weight_matrix(weight)
     extents = problem.y[2:]
     n = len(extents)
@@ -160,7 +160,7 @@ def input_by_matrix(
 def weight_by_matrix(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the gradients of weight and bias."""
+    """Computes the gradients of weight and bias."""
     rows = _voxel_rows(g)
     matrix = rows.t() @ _window_rows(x, problem)
     dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
@@ -170,7 +170,7 @@ def weight_by_matrix(
 def weight_by_samples(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the gradients from some samples at a time; their sum in float32."""
+    """Computes the gradients from some samples at a time; their sum in float32."""
     size = _samples_at_once(problem)
     dw = None
     for some, of_some in zip(x.split(size), g.split(size), strict=True):
@@ -182,12 +182,12 @@ def weight_by_samples(
 
 
 def _voxel_rows(x: torch.Tensor) -> torch.Tensor:
-    """Make one row a voxel, one column a channel."""
+    """Makes one row a voxel, one column a channel."""
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Make one row a window."""
+    """Makes one row a window."""
     if any(problem.padding):
         x = F.pad(x, [p for p in reversed(problem.padding) for _ in range(2)])
     windows = x.movedim(1, -1)
@@ -201,7 +201,7 @@ def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
 
 
 def _weight_matrix(weight: torch.Tensor) -> torch.Tensor:
-    """Make one row an output channel, with the columns of `_window_rows`."""
+    """Makes one row an output channel, with the columns of `_window_rows`."""
     return weight.movedim(1, -1).reshape(weight.shape[0], -1)
 
 
@@ -217,7 +217,7 @@ DIRECT_CACHE_BYTES = 32 << 20
 
 
 def fits_direct_bf16(problem: Problem) -> bool:
-    """Ask for steps of one voxel, and a processor that has the instructions."""
+    """Asks for steps of one voxel, and a processor that has the instructions."""
     options = problem.options
     volumes = (problem.x, problem.y)
     return (
@@ -235,21 +235,21 @@ def fits_direct_bf16(problem: Problem) -> bool:
 def forward_by_direct_bf16(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Convolve by the kernel for few channels."""
+    """Convolves by the kernel for few channels."""
     return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.padding, False)
 
 
 def input_by_direct_bf16(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Compute the input's gradient: a convolution by the kernel turned round."""
+    """Computes the input's gradient: a convolution by the kernel turned round."""
     return torch.ops.hyperslab.direct_convolution(g, weight, bias, _direct_padding(problem), True)
 
 
 def weight_by_direct_bf16(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the gradients of weight and bias."""
+    """Computes the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.direct_convolution_gradient(
         x, g, problem.kernel, problem.padding, with_bias
     )
@@ -261,7 +261,7 @@ def _direct_padding(problem: Problem) -> list[int]:
 
 
 def _plane_bytes(volume: tuple[int, ...]) -> int:
-    """Return the bytes of a plane, but for a margin."""
+    """Returns the bytes of a plane, but for a margin."""
     return 2 * volume[1] * math.prod(volume[-2:])
 
 
@@ -273,7 +273,7 @@ WINOGRAD_CACHE_BYTES = 32 << 20
 
 
 def fits_winograd(problem: Problem) -> bool:
-    """Ask for steps of one voxel, and a processor that has the instructions."""
+    """Asks for steps of one voxel, and a processor that has the instructions."""
     options = problem.options
     channels = problem.x[1], problem.y[1]
     return (
@@ -290,7 +290,7 @@ def fits_winograd(problem: Problem) -> bool:
 def weight_by_winograd(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute the gradients of weight and bias."""
+    """Computes the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.padding, with_bias)
     return dw, db if with_bias else None
 
@@ -298,7 +298,7 @@ def weight_by_winograd(
 def forward_by_torch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Leave the choice to torch: im2col for small blocks in float32."""
+    """Leaves the choice to torch: im2col for small blocks in float32."""
     options = problem.options
     y = torch.ops.aten.convolution(
         x,
@@ -317,7 +317,7 @@ def forward_by_torch(
 def forward_by_onednn(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Call oneDNN by name, whatever torch would choose."""
+    """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
     y = torch.ops.aten.mkldnn_convolution(
         x, weight, bias, problem.padding, options.stride, options.dilation, options.groups
@@ -328,14 +328,14 @@ def forward_by_onednn(
 def forward_contiguous(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Call oneDNN in contiguous memory."""
+    """Calls oneDNN in contiguous memory."""
     return forward_by_onednn(in_contiguous(x), weight.contiguous(), bias, problem)
 
 
 def forward_in_columns(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Call oneDNN with the taps of the last dim as channels."""
+    """Calls oneDNN with the taps of the last dim as channels."""
     whole = columns_of(x, problem)
     turned = weight_in_columns(weight)
     return forward_by_onednn(whole, turned, bias, in_columns(problem))
@@ -357,7 +357,7 @@ FORWARD_VARIANTS: ConvVariants = {
 def input_by_torch(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Leave the choice to torch: im2col for small blocks in float32."""
+    """Leaves the choice to torch: im2col for small blocks in float32."""
     options = problem.options
     x = torch.ops.aten.convolution(
         g,
@@ -376,7 +376,7 @@ def input_by_torch(
 def input_by_onednn(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Call oneDNN by name, whatever torch would choose."""
+    """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
     x = torch.ops.mkldnn._convolution_transpose_pointwise(
         g,
@@ -397,12 +397,12 @@ def input_by_onednn(
 def input_contiguous(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Call oneDNN in contiguous memory."""
+    """Calls oneDNN in contiguous memory."""
     return input_by_onednn(in_contiguous(g), weight.contiguous(), bias, problem)
 
 
 def onednn_has_input_pass(problem: Problem) -> bool:
-    """Ask for no groups, no dilation and no rows beyond the windows: oneDNN has none of these."""
+    """Asks for no groups, no dilation and no rows beyond the windows: oneDNN has none of these."""
     options = problem.options
     reached = all(r < s for r, s in zip(problem.left_over, options.stride, strict=True))
     return options.groups == 1 and set(options.dilation) == {1} and reached
@@ -411,7 +411,7 @@ def onednn_has_input_pass(problem: Problem) -> bool:
 def input_by_flipped_kernel(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Convolve ``g`` with the kernel turned round: the forward pass is the faster one."""
+    """Convolves ``g`` with the kernel turned round: the forward pass is the faster one."""
     options = problem.options
     dims = tuple(range(2, g.dim()))
     groups = weight.unflatten(0, (options.groups, -1))
@@ -429,7 +429,7 @@ def input_by_flipped_kernel(
 
 
 def can_flip(problem: Problem) -> bool:
-    """Ask for no stride, and for no more padding than the kernel reaches."""
+    """Asks for no stride, and for no more padding than the kernel reaches."""
     smaller = all(k <= e for k, e in zip(problem.kernel, problem.y[2:], strict=True))
     safe = problem.dtype != torch.bfloat16 or smaller  # see `outreaches`
     return safe and set(problem.options.stride) == {1} and min(_flipped_padding(problem)) >= 0
@@ -459,14 +459,14 @@ WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 def weight_by_torch(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """Leave the choice to torch: im2col for small blocks in float32."""
+    """Leaves the choice to torch: im2col for small blocks in float32."""
     return _by_aten(x, g, weight, problem, with_bias, problem.padding)
 
 
 def weight_contiguous(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """Call oneDNN in contiguous memory."""
+    """Calls oneDNN in contiguous memory."""
     x = in_contiguous(x)
     if x.dtype == torch.float32:
         x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
@@ -476,7 +476,7 @@ def weight_contiguous(
 def weight_in_halves(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """Make a batch of the two halves of the volume, with what windows share: torch takes oneDNN.
+    """Makes a batch of the two halves of the volume, with what windows share: torch takes oneDNN.
 
     It is the one way to oneDNN's kernel for channels last: what ``to_mkldnn`` makes is contiguous.
     """
@@ -494,7 +494,7 @@ def weight_in_halves(
 
 
 def has_halves(problem: Problem) -> bool:
-    """Ask for one sample and an even number of outputs, each half of which reads something."""
+    """Asks for one sample and an even number of outputs, each half of which reads something."""
     if problem.x[0] != 1 or problem.y[2] % 2:
         return False
     span, starts = _halves(problem)
@@ -502,7 +502,7 @@ def has_halves(problem: Problem) -> bool:
 
 
 def _halves(problem: Problem) -> tuple[int, tuple[int, int]]:
-    """Count the planes that each half of the outputs reads, and name the first."""
+    """Counts the planes that each half of the outputs reads, and names the first."""
     stride = problem.options.stride[0]
     half = problem.y[2] // 2
     span = (half - 1) * stride + problem.options.dilation[0] * (problem.kernel[0] - 1) + 1
@@ -510,7 +510,7 @@ def _halves(problem: Problem) -> tuple[int, tuple[int, int]]:
 
 
 def takes_im2col(problem: Problem) -> bool:
-    """Say if torch computes by im2col what oneDNN would do in a tenth of the time."""
+    """Says if torch computes by im2col what oneDNN would do in a tenth of the time."""
     return (
         problem.dtype == torch.float32
         and problem.options.groups == 1

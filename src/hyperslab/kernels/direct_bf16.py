@@ -41,7 +41,7 @@ def direct_convolution(
     padding: Sequence[int],
     adjoint: bool,
 ) -> torch.Tensor:
-    """Compute the operator by torch's single operators."""
+    """Computes the operator by torch's single operators."""
     check_volumes(x, weight, bias, adjoint)
     wide = torch.promote_types(x.dtype, torch.float32)
     if adjoint:
@@ -68,7 +68,7 @@ def direct_convolution_gradient(
     padding: Sequence[int],
     with_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the operator by torch's single operators."""
+    """Computes the operator by torch's single operators."""
     check_gradient(x, g, kernel, padding)
     wide = torch.promote_types(x.dtype, torch.float32)
     ones = [1] * len(padding)
@@ -93,7 +93,7 @@ def direct_convolution_gradient(
 def check_volumes(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adjoint: bool
 ) -> None:
-    """Check that the tensors fit each other.
+    """Checks that the tensors fit each other.
 
     Raises:
         ValueError: they do not.
@@ -109,7 +109,7 @@ def check_volumes(
 def check_gradient(
     x: torch.Tensor, g: torch.Tensor, kernel: Sequence[int], padding: Sequence[int]
 ) -> None:
-    """Check that the gradient has the shape of the convolution's result.
+    """Checks that the gradient has the shape of the convolution's result.
 
     Raises:
         ValueError: it is not.
@@ -136,7 +136,7 @@ def compiled_direct_convolution(
     padding: Sequence[int],
     adjoint: bool,
 ) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     out = weight.shape[1 if adjoint else 0]
     numbers = _direct_numbers(x.shape, out, weight.shape[2:], tuple(padding), x.dtype, adjoint)
@@ -161,7 +161,7 @@ def compiled_direct_convolution_gradient(
     padding: Sequence[int],
     with_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
     if functions is None or numbers is None:
@@ -186,7 +186,7 @@ def compiled_direct_convolution_gradient(
 def _direct_numbers(
     shape: Sizes, out: int, kernel: Sizes, padding: Sizes, dtype: torch.dtype, adjoint: bool
 ) -> bytes | None:
-    """Pack the numbers for C; None where it does not know the type or the number of dims."""
+    """Packs the numbers for C; None where it does not know the type or the number of dims."""
     if not direct_is_known() or dtype != torch.bfloat16 or len(shape) not in CHANNELS_LAST:
         return None
     results = _results(shape[2:], kernel, padding)

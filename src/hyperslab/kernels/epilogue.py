@@ -62,14 +62,14 @@ from hyperslab.kernels.registry import KernelOperator, declare
 
 
 def passes_gradient(u: torch.Tensor, slope: float) -> torch.Tensor:
-    """Mark where the activation hands a gradient on unscaled, as torch's relu and leaky relu do."""
+    """Marks where the activation hands a gradient on unscaled, as torch's do."""
     if slope == 1:
         return torch.ones_like(u, dtype=torch.bool)
     return ~(u <= 0) if slope == 0 else u > 0
 
 
 def in_memory_order(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Return the elements in the order in which they lie in a tensor of this format."""
+    """Returns the elements in the order in which they lie in a tensor of this format."""
     if memory_format == torch.contiguous_format:
         return x.reshape(-1)
     return x.movedim(1, -1).reshape(-1)
@@ -78,14 +78,14 @@ def in_memory_order(x: torch.Tensor, memory_format: torch.memory_format) -> torc
 def from_memory_order(
     elements: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Undo `in_memory_order`: a tensor of this shape and format."""
+    """Undoes `in_memory_order`: a tensor of this shape and format."""
     if memory_format == torch.contiguous_format:
         return elements.view(*shape)
     return elements.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
 
 
 def bits_of(flags: torch.Tensor) -> torch.Tensor:
-    """Pack booleans, eight to a byte, the first one lowest."""
+    """Packs booleans, eight to a byte, the first one lowest."""
     padded = flags.new_zeros(-(-len(flags) // 8) * 8)
     padded[: len(flags)] = flags
     weights = 1 << torch.arange(8, dtype=torch.uint8, device=flags.device)
@@ -93,7 +93,7 @@ def bits_of(flags: torch.Tensor) -> torch.Tensor:
 
 
 def flags_of(bits: torch.Tensor, count: int) -> torch.Tensor:
-    """Unpack ``count`` booleans: undo `bits_of`."""
+    """Unpacks ``count`` booleans: undo `bits_of`."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return (bits[:, None] >> places & 1).view(-1)[:count].bool()
 
@@ -101,7 +101,7 @@ def flags_of(bits: torch.Tensor, count: int) -> torch.Tensor:
 def bits_in(
     marks: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Read which elements pass the gradient, from marks that begin with bits."""
+    """Reads which elements pass the gradient, from marks that begin with bits."""
     count = math.prod(shape)
     bits = marks[: bit_bytes(shape, 0, has_norm=False)]
     return from_memory_order(flags_of(bits, count), shape, memory_format)
@@ -113,25 +113,25 @@ def winners_in(
     pool: Sequence[int],
     memory_format: torch.memory_format,
 ) -> torch.Tensor:
-    """Read the winner of every tile of a block of this shape, from marks that end with winners."""
+    """Reads the winner of every tile of a block of this shape, from marks that end with winners."""
     begin = len(marks) - winner_bytes(shape, pool, maximum=True)
     return from_memory_order(marks[begin:], pooled_shape(shape, pool), memory_format)
 
 
 def elements_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> list[torch.Tensor]:
-    """List views of ``x``: its elements at each place in a tile, row by row."""
+    """Lists views of ``x``: its elements at each place in a tile, row by row."""
     steps = [[slice(place, None, k) for place in range(k)] for k in pool]
     return [x[(slice(None), slice(None), *place)] for place in itertools.product(*steps)]
 
 
 def mean_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
-    """Average tiles: (N, C, *extents) -> (N, C, *extents / pool)."""
+    """Averages tiles: (N, C, *extents) -> (N, C, *extents / pool)."""
     first, *others = elements_of_tiles(x, pool)
     return sum(others, first) / math.prod(pool)
 
 
 def maximum_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maxima and their numbers in their tiles (uint8): as in torch the last NaN, else
+    """Returns the maxima and their numbers in their tiles (uint8): as in torch the last NaN, else
     the first that is not less than any other.
     """
     best, *others = elements_of_tiles(x, pool)
@@ -144,7 +144,7 @@ def maximum_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> tuple[torch.Tensor
 
 
 def spread_mean(g: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
-    """Spread each gradient over its tile: the adjoint of `mean_of_tiles`."""
+    """Spreads each gradient over its tile: the adjoint of `mean_of_tiles`."""
     g = g / math.prod(pool)
     for dim, k in enumerate(pool, start=2):
         g = g.repeat_interleave(k, dim)
@@ -152,7 +152,7 @@ def spread_mean(g: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
 
 
 def spread_maximum(g: torch.Tensor, winner: torch.Tensor, pool: Sequence[int]) -> torch.Tensor:
-    """Send each gradient to the winner: the adjoint of `maximum_of_tiles`."""
+    """Sends each gradient to the winner: the adjoint of `maximum_of_tiles`."""
     shape = [*g.shape[:2], *(e * k for e, k in zip(g.shape[2:], pool, strict=True))]
     spread = g.new_zeros(shape)
     for number, part in enumerate(elements_of_tiles(spread, pool)):
@@ -161,7 +161,7 @@ def spread_maximum(g: torch.Tensor, winner: torch.Tensor, pool: Sequence[int]) -
 
 
 def channel_sums_reference(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """Sum up (3, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
+    """Sums up (3, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
     wide = x.double()
     if groups == 0:
         slices = wide.transpose(0, 1).flatten(1)
@@ -186,7 +186,7 @@ def chain_forward_reference(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result, differentiable, and the marks: see the schema."""
+    """Returns the result, differentiable, and the marks: see the schema."""
     check_norm(x.shape, shape_or_none(norm))
     winner_bytes(x.shape, pool, maximum)
     memory_format = memory_format_by_strides(x)
@@ -214,14 +214,14 @@ def chain_forward_into_reference(
     mark: bool,
     y: torch.Tensor,
 ) -> torch.Tensor:
-    """Write the result into ``y``, and return the marks."""
+    """Writes the result into ``y``, and returns the marks."""
     result, marks = torch.ops.hyperslab.chain_forward(x, norm, slope, pool, maximum, mark, y.dtype)
     y.copy_(result)
     return marks
 
 
 def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-    """Compute ``u`` of the epilogue, in the type in which it is computed."""
+    """Computes ``u`` of the epilogue, in the type in which it is computed."""
     u = x.to(compute_dtype(x))
     if norm is None:
         return u
@@ -230,7 +230,7 @@ def normalized(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
 
 
 def activated(u: torch.Tensor, slope: float) -> torch.Tensor:
-    """Compute ``a`` of the epilogue."""
+    """Computes ``a`` of the epilogue."""
     if slope == 1:
         return u
     return torch.relu(u) if slope == 0 else torch.where(u > 0, u, u * slope)
@@ -248,7 +248,7 @@ def chain_backward_reference(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Compute ``scale * du + b * (x - mean) + c``: see the schema."""
+    """Computes ``scale * du + b * (x - mean) + c``: see the schema."""
     check_norm(shape, shape_or_none(norm), shape_or_none(through))
     memory_format = memory_format_by_strides(g if x is None else x)
     if slope == 1:
@@ -279,7 +279,7 @@ def gradient_of_u(
     maximum: bool,
     shape: Sequence[int],
 ) -> torch.Tensor:
-    """Compute ``du``; ``passing``: where the activation hands it on, None: everywhere."""
+    """Computes ``du``; ``passing``: where the activation hands it on, None: everywhere."""
     if list(g.shape) != pooled_shape(shape, pool):
         raise ValueError(
             f"a gradient of shape {list(g.shape)} for a result of {pooled_shape(shape, pool)}"
@@ -303,7 +303,7 @@ def chain_backward_sums_reference(
     pool: Sequence[int],
     maximum: bool,
 ) -> torch.Tensor:
-    """Sum up (2, 1 or N, C), like ``norm``, in float64: see the schema."""
+    """Sums up (2, 1 or N, C), like ``norm``, in float64: see the schema."""
     check_norm(x.shape, norm.shape)
     passing = None if slope == 1 else passes_gradient(normalized(x, norm), slope)
     du = gradient_of_u(
@@ -323,7 +323,7 @@ def compiled_chain_forward(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     plan = _forward_plan(x, norm, slope, pool, maximum, dtype)
     if functions is None or plan is None:
@@ -341,7 +341,7 @@ def compiled_chain_forward_into(
     mark: bool,
     y: torch.Tensor,
 ) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     plan = _forward_plan(x, norm, slope, pool, maximum, y.dtype)
     dense = plan is not None and (y.shape, y.stride()) == (plan.result, plan.result_strides)
@@ -377,7 +377,7 @@ def _run_forward(
     mark: bool,
     y: torch.Tensor,
 ) -> torch.Tensor:
-    """Fill ``y``, which is dense, and return the marks."""
+    """Fills ``y``, which is dense, and returns the marks."""
     x = as_dense(x, plan.memory_format)
     norm = as_dense_float32(norm)
     bits = plan.bits if mark else 0
@@ -410,7 +410,7 @@ def compiled_chain_backward(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     told = g if x is None else x
     plan = epilogue_plan(
@@ -448,7 +448,7 @@ def compiled_chain_backward(
 
 
 def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None or x.dtype not in TYPE_CODES or not x.numel():
         return NotImplemented
@@ -466,7 +466,7 @@ def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 @functools.lru_cache(PLANS_KEPT)
 def _moments_plan(shape: Sizes, dtype: torch.dtype, groups: int, last: bool) -> tuple[int, bytes]:
-    """Count the sums, and pack the numbers for C. In channels last groups add up channels' sums."""
+    """Counts the sums, and packs the numbers for C. Channels last, groups add up channels' sums."""
     samples, channels = shape[:2]
     if last:
         rows = samples if groups else 1
@@ -490,7 +490,7 @@ def compiled_chain_backward_sums(
     pool: Sequence[int],
     maximum: bool,
 ) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     plan = epilogue_plan(
         x.shape,
@@ -522,7 +522,7 @@ def compiled_chain_backward_sums(
 def _compiled_sums(
     functions: Library, shape: Sizes, size: int, numbers: bytes, pointers: tuple[int, ...]
 ) -> torch.Tensor:
-    """Run the sums in float64; each part of the work has its own."""
+    """Runs the sums in float64; each part of the work has its own."""
     parts = parts_for(size)
     sums = torch.zeros((parts, *shape), dtype=torch.float64)
     call(functions.sums, EPILOGUE_POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)

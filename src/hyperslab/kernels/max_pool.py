@@ -39,7 +39,7 @@ def window_maximum(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the operator by torch's single operators: a pass over the result for every tap."""
+    """Computes the operator by torch's single operators: a pass over the result for every tap."""
     check_windows(kernel)
     memory_format = memory_format_by_strides(x)
     margins: list[int] = []
@@ -72,7 +72,7 @@ def window_maximum_backward(
     channels_last: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Compute the operator by torch's single operators; can be differentiated."""
+    """Computes the operator by torch's single operators; can be differentiated."""
     flat = torch.zeros((), dtype=torch.int64, device=g.device)
     taps = winners.to(torch.int64)
     rest = math.prod(kernel)
@@ -88,7 +88,7 @@ def window_maximum_backward(
 
 
 def check_windows(kernel: Sequence[int]) -> None:
-    """Check that a byte can name every tap.
+    """Checks that a byte can name every tap.
 
     Raises:
         ValueError: it cannot.
@@ -108,7 +108,7 @@ def _first_taps(
     extents: Sequence[int],
     device: torch.device,
 ) -> torch.Tensor:
-    """Number the first tap of every window that lies in the block: (*extents)."""
+    """Numbers the first tap of every window that lies in the block: (*extents)."""
     first = torch.zeros((), dtype=torch.int64, device=device)
     for k, s, p, o in zip(kernel, stride, padding, extents, strict=True):
         taps = (p - torch.arange(o, device=device) * s).clamp(min=0)
@@ -132,7 +132,7 @@ def compiled_window_maximum(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     memory_format = memory_format_by_strides(x)
@@ -163,7 +163,7 @@ def compiled_window_maximum_backward(
     channels_last: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     numbers = _window_numbers(
@@ -190,7 +190,7 @@ def _window_numbers(
     types: tuple[torch.dtype, torch.dtype],
     channels_last: bool,
 ) -> bytes | None:
-    """Pack the numbers for C; None where it does not know the types or the number of dims.
+    """Packs the numbers for C; None where it does not know the types or the number of dims.
 
     Raises:
         ValueError: a byte cannot name every tap.

@@ -23,7 +23,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def memory_format_of(x: torch.Tensor) -> torch.memory_format:
-    """Return channels last if ``x`` is that and nothing else; contiguous for all other strides."""
+    """Returns channels last if ``x`` is that and nothing else; contiguous for all other strides."""
     last = CHANNELS_LAST.get(x.dim())
     if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
         return torch.contiguous_format
@@ -32,7 +32,7 @@ def memory_format_of(x: torch.Tensor) -> torch.memory_format:
 
 @functools.lru_cache(SHAPES_KEPT)
 def strides_in(shape: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
-    """Return the strides of a new tensor of this memory format.
+    """Returns the strides of a new tensor of this memory format.
 
     >>> strides_in((2, 3, 1, 4), torch.channels_last)
     (12, 1, 12, 3)
@@ -48,7 +48,7 @@ def strides_in(shape: tuple[int, ...], memory_format: torch.memory_format) -> tu
 
 
 def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Return ``x`` with the strides that a new tensor of this memory format has.
+    """Returns ``x`` with the strides that a new tensor of this memory format has.
 
     A view may have others in a dim of extent one. Torch (2.13) then takes it for another format:
     its batch norm computes wrong gradients, silently.
@@ -67,17 +67,17 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return float32 for half precision, whose partial sums may overflow, else ``dtype``."""
+    """Returns float32 for half precision, whose partial sums may overflow, else ``dtype``."""
     return torch.float32 if dtype in HALF else dtype
 
 
 def as_float32(block: torch.Tensor) -> torch.Tensor:
-    """Return half precision as float32: partial results may overflow, and are rounded once more."""
+    """Returns half precision as float32: partial results may overflow or be rounded again."""
     return block.float() if block.dtype in HALF else block
 
 
 def parameter_as_float32(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """Return parameters of half precision in float32, which their statistics have."""
+    """Returns parameters of half precision in float32, which their statistics have."""
     return None if parameter is None else as_float32(parameter)
 
 
@@ -94,13 +94,13 @@ class HaloPaddedBuffer:
     buffer: torch.Tensor | None = field(default=None, init=False)
 
     def empty(self) -> HaloPaddedBuffer:
-        """Return a buffer with as many planes for another block."""
+        """Returns a buffer with as many planes for another block."""
         return HaloPaddedBuffer(self.before, self.after)
 
     def block(
         self, shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format
     ) -> torch.Tensor | None:
-        """Take memory for a block of this shape, a tensor of its own; once only.
+        """Takes memory for a block of this shape, a tensor of its own; once only.
 
         None where its planes do not lie one after the other: of several samples, or contiguous.
         """
@@ -117,7 +117,7 @@ MOST_IN_TILE = 256  # a winner is one byte
 
 
 def memory_format_by_strides(x: torch.Tensor) -> torch.memory_format:
-    """Return channels last if ``x`` is that and not contiguous; contiguous for all other strides.
+    """Returns channels last if ``x`` is that and not contiguous; contiguous for all other strides.
 
     A tensor of one voxel a sample is both. Its strides then say which it is: as torch makes them,
     of ones in contiguous memory, of the number of channels in channels last.
@@ -131,7 +131,7 @@ def memory_format_by_strides(x: torch.Tensor) -> torch.memory_format:
 
 
 def pooled_shape(shape: Sequence[int], pool: Sequence[int]) -> list[int]:
-    """Return the shape of an epilogue's result on a block of this shape.
+    """Returns the shape of an epilogue's result on a block of this shape.
 
     Raises:
         ValueError: tiles do not cover it.
@@ -146,12 +146,12 @@ def pooled_shape(shape: Sequence[int], pool: Sequence[int]) -> list[int]:
 
 
 def bit_bytes(shape: Sequence[int], slope: float, has_norm: bool) -> int:
-    """Count the bytes of the bits in the marks of a block of this shape; see `epilogue`."""
+    """Counts the bytes of the bits in the marks of a block of this shape; see `epilogue`."""
     return 0 if has_norm or slope == 1 else -(-math.prod(shape) // 8)
 
 
 def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> int:
-    """Count the bytes of the winners in the marks of a block of this shape.
+    """Counts the bytes of the winners in the marks of a block of this shape.
 
     Raises:
         ValueError: tiles do not cover it, or have too many elements.
@@ -170,7 +170,7 @@ def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> in
 def check_norm(
     shape: Sequence[int], norm: Sequence[int] | None, through: Sequence[int] | None = None
 ) -> None:
-    """Check the shapes of a normalisation's numbers against the block's channels.
+    """Checks the shapes of a normalisation's numbers against the block's channels.
 
     Raises:
         ValueError: ``norm`` is not (3, 1 or N, C), or ``through`` not (2, ...) beside it.
@@ -185,15 +185,15 @@ def check_norm(
 
 
 def shape_or_none(parts: torch.Tensor | None) -> torch.Size | None:
-    """Return their shape, if there are any."""
+    """Returns their shape, if there are any."""
     return None if parts is None else parts.shape
 
 
 def per_channel(parts: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Append dims: (count, 1 or N, C, 1, ...) in the type in which ``x`` is computed."""
+    """Appends dims: (count, 1 or N, C, 1, ...) in the type in which ``x`` is computed."""
     return parts.to(compute_dtype(x)).view(*parts.shape, *[1] * (x.dim() - 2))
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """Return float64 for float64, else float32."""
+    """Returns float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -14,7 +14,7 @@ Moments = tuple[torch.Tensor, torch.Tensor]
 
 
 def reference(x: torch.Tensor) -> Moments:
-    """Compute mean and variance in one expression, in float64."""
+    """Computes mean and variance in one expression, in float64."""
     slices = x.transpose(0, 1).flatten(1).double()
     mean = slices.mean(1)
     var = (slices - mean[:, None]).square().mean(1)
@@ -22,7 +22,7 @@ def reference(x: torch.Tensor) -> Moments:
 
 
 def local_moments(x: torch.Tensor) -> Moments:
-    """Return mean and biased variance of every slice of dim 1; half precision in float32."""
+    """Returns mean and biased variance of every slice of dim 1; half precision in float32."""
     return _cached(x) if registry.choose("moments", x) == "cached" else _torch(x)
 
 
@@ -32,7 +32,7 @@ def _torch(x: torch.Tensor) -> Moments:
 
 
 def _cached(x: torch.Tensor) -> Moments:
-    """Take two passes, a few slices at a time, which stay in the processor's cache."""
+    """Takes two passes, a few slices at a time, which stay in the processor's cache."""
     dims = _other_dims(x)
     step = max(1, CACHED * x.shape[1] // max(1, x.numel()))
     means = []

@@ -35,7 +35,7 @@ def normalisation(
     channels: int,
     pool: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return norm and moments from the sums (3, R * C / pool) of all ranks: see the schema."""
+    """Returns norm and moments from the sums (3, R * C / pool) of all ranks: see the schema."""
     parts = (sums / count).repeat_interleave(pool, 1).view(3, -1, channels)
     mean, square, around = parts.unbind()
     between = square - mean * mean
@@ -53,7 +53,7 @@ def normalisation(
 def parameter_gradients(
     sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (2, C) for weight and bias, and (2, R * C / pool) for all ranks to add up."""
+    """Returns (2, C) for weight and bias, and (2, R * C / pool) for all ranks to add up."""
     mean, _, invstd, scale = moments.unbind()
     du, product = sums.unbind()
     xhat = (product - du * (mean - norm[0])) * invstd
@@ -65,7 +65,7 @@ def parameter_gradients(
 def through_statistics(
     shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
 ) -> torch.Tensor:
-    """Return (2, R, C), the ``b`` and ``c`` of the block's gradient: see the schema.
+    """Returns (2, R, C), the ``b`` and ``c`` of the block's gradient: see the schema.
 
     With v = scale * du, of a mean over ranks: dx = v - mean of v - xhat * mean of v * xhat.
     """
@@ -90,7 +90,7 @@ def compiled_normalisation(
     channels: int,
     pool: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None:
         return NotImplemented
@@ -120,7 +120,7 @@ def compiled_normalisation(
 def compiled_parameter_gradients(
     sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None:
         return NotImplemented
@@ -146,7 +146,7 @@ def compiled_parameter_gradients(
 def compiled_through_statistics(
     shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
 ) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     if functions is None:
         return NotImplemented

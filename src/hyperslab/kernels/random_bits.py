@@ -17,7 +17,7 @@ _MIX_32 = (0x7FEB352D, -2073254261)  # Wellons 2018, "lowbias32"
 
 
 def reference(shape: Sequence[int], box: Box, seed: int) -> NDArray[np.uint32]:
-    """Draw the same integers by unsigned arithmetic, which wraps around, for the whole volume."""
+    """Draws the same integers by unsigned arithmetic, which wraps around, for the whole volume."""
     index = np.arange(math.prod(shape), dtype=np.uint64).reshape(tuple(shape))[box.slices()]
     outer, inner = np.divmod(index, np.uint64(math.prod(shape[-2:])))
 
@@ -41,7 +41,7 @@ def _unsigned(number: int, bits: int) -> np.uint64:
 
 
 def uniform_bits(shape: Sequence[int], box: Box, seed: int, device: torch.device) -> torch.Tensor:
-    """Draw integers evenly distributed in [0, 2**31), one for every element of ``box``.
+    """Draws integers evenly distributed in [0, 2**31), one for every element of ``box``.
 
     Element ``i`` of a tensor of the global ``shape`` gets the same number whatever the box. Outer
     dims are hashed in 64 bits (few numbers), the two innermost in 32 bits under the outer's key.
@@ -71,7 +71,7 @@ def _linear_index(
 
 
 def _shift(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """Shift logically to the right; torch's shift is arithmetic."""
+    """Shifts logically to the right; torch's shift is arithmetic."""
     return (x >> bits) & ((1 << (width - bits)) - 1)
 
 

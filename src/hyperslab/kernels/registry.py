@@ -61,7 +61,7 @@ class KernelOperator:
         return self.schema.partition("(")[0]
 
     def on_cpu(self, *arguments: Any) -> Any:
-        """Run the C version where there is one for these operands, else the reference."""
+        """Runs the C version where there is one for these operands, else the reference."""
         if _forced.get().get(self.name) != "reference" and library() is not None:
             result = self.cpu(*arguments)
             if result is not NotImplemented:
@@ -69,7 +69,7 @@ class KernelOperator:
         return self.reference(*arguments)
 
     def on_cuda(self, block: torch.Tensor, *rest: Any) -> Any:
-        """Run the Triton version where it knows the dtypes, else the reference."""
+        """Runs the Triton version where it knows the dtypes, else the reference."""
         others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
         types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
         known = {block.dtype, *types} <= {*TRITON_DTYPES, torch.uint8}
@@ -80,7 +80,7 @@ class KernelOperator:
 
     @property
     def triton(self) -> Callable[..., Any]:
-        """Return the Triton version."""
+        """Returns the Triton version."""
         assert self.cuda is not None, f"{self.name} has no Triton version"
         return _triton_version(self.cuda)
 
@@ -101,7 +101,7 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def declare(operator: KernelOperator) -> KernelOperator:
-    """Make an operator known to torch, as ``torch.ops.hyperslab.NAME``."""
+    """Makes an operator known to torch, as ``torch.ops.hyperslab.NAME``."""
     _LIBRARY.define(operator.schema)
     _LIBRARY.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
     _LIBRARY.impl(operator.name, operator.meta or operator.reference, "Meta")
@@ -118,7 +118,7 @@ _forced: ContextVar[Mapping[str, str]] = ContextVar("forced", default={})  # noq
 
 @contextmanager
 def choose_as_if_on(kind: str) -> Iterator[None]:
-    """Choose as on this kind of device, wherever the tensors are: to trace what it would run."""
+    """Chooses as on this kind of device, wherever the tensors are: to trace what it would run."""
     token = _as_if.set(kind)
     try:
         yield
@@ -128,7 +128,7 @@ def choose_as_if_on(kind: str) -> Iterator[None]:
 
 @contextmanager
 def force(implementations: Mapping[str, str]) -> Iterator[None]:
-    """Run these implementations, by operator, wherever they support the operands.
+    """Runs these implementations, by operator, wherever they support the operands.
 
     For tests and benchmarks. ``{"conv weight": "winograd"}`` forces a pass of a convolution,
     ``{"chain_forward": "reference"}`` an operator that is declared with its reference.
@@ -145,7 +145,7 @@ def force(implementations: Mapping[str, str]) -> Iterator[None]:
 
 
 def device_kind(x: torch.Tensor) -> str:
-    """Return the kind of device to choose for: ``x``'s, but for `choose_as_if_on`."""
+    """Returns the kind of device to choose for: ``x``'s, but for `choose_as_if_on`."""
     return _as_if.get() or x.device.type
 
 
@@ -189,7 +189,7 @@ def _cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -
 
 @cache
 def onednn_supports(dtype: torch.dtype) -> bool:
-    """Say if oneDNN convolves in this type on this processor."""
+    """Says if oneDNN convolves in this type on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -323,7 +323,7 @@ def _conv_case(
     why: str,
     when: Callable[[Problem], bool] = lambda _: True,
 ) -> Case:
-    """Make a case of a pass, which its implementation must support."""
+    """Makes a case of a pass, which its implementation must support."""
     variant = CONV_VARIANTS[task][implementation]
     return Case(implementation, variant.file, words, why, when, variant.legal)
 
@@ -473,7 +473,7 @@ RULES: dict[str, tuple[Case, ...]] = {
 
 
 def choose(operator: str, *facts: Any) -> str:
-    """Return the implementation that runs, by name: the rule's, or one that `force` asks for."""
+    """Returns the implementation that runs, by name: the rule's, or one that `force` asks for."""
     cases = RULES[operator]
     forced = _forced.get().get(operator)
     if forced is not None:
@@ -486,7 +486,7 @@ def choose(operator: str, *facts: Any) -> str:
 
 
 def conv_variant(problem: Problem) -> str:
-    """Return the implementation of a pass by name."""
+    """Returns the implementation of a pass by name."""
     operator = f"conv {problem.task}"
     return choose(operator, problem) if operator in _forced.get() else _variant_by_rule(problem)
 
@@ -497,7 +497,7 @@ def _variant_by_rule(problem: Problem) -> str:
 
 
 def table() -> list[tuple[str, str, str, str, str]]:
-    """List the rule: operator, case, implementation, its file, and why."""
+    """Lists the rule: operator, case, implementation, its file, and why."""
     rows = [
         (operator, case.words, case.implementation, case.file, case.why)
         for operator, cases in RULES.items()
@@ -516,7 +516,7 @@ def table() -> list[tuple[str, str, str, str, str]]:
 
 
 def missing_instructions() -> list[str]:
-    """Name what this machine's rule leaves out, for want of a compiler or of instructions."""
+    """Names what this machine's rule leaves out, for want of a compiler or of instructions."""
     if library() is None:
         return ["C: no compiler, or HYPERSLAB_COMPILE=0"]
     known = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import torch
 
@@ -16,18 +17,18 @@ from hyperslab.kernels.registry import KernelOperator, declare
 
 
 def reorder_reference(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Make a new tensor of the same values in that format and type."""
+    """Makes a new tensor of the same values in that format and type."""
     memory_format = wanted_format(x, channels_last)
     return torch.empty_like(x, dtype=dtype, memory_format=memory_format).copy_(x)
 
 
 def reorder_into_reference(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Copy the values of ``x`` to ``y``, in its format and type."""
+    """Copies the values of ``x`` to ``y``, in its format and type."""
     y.copy_(x)
 
 
 def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
-    """Return torch's name of the format.
+    """Returns torch's name of the format.
 
     Raises:
         ValueError: torch has channels last for tensors of 4 or 5 dims only.
@@ -46,7 +47,7 @@ REORDERING = struct.Struct("@9q")
 
 
 def compiled_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     wanted = wanted_format(x, channels_last)
     if functions is None or not _kernel_applies(x, wanted, dtype):
@@ -56,8 +57,8 @@ def compiled_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -
     return y
 
 
-def compiled_reorder_into(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+def compiled_reorder_into(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     wanted = memory_format_by_strides(y)
     dense = x.shape == y.shape and y.is_contiguous(memory_format=wanted)
@@ -68,7 +69,7 @@ def compiled_reorder_into(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def _kernel_applies(x: torch.Tensor, wanted: torch.memory_format, dtype: torch.dtype) -> bool:
-    """Ask for another format, and for types that the kernel knows."""
+    """Asks for another format, and for types that the kernel knows."""
     given = memory_format_by_strides(x)
     turned = given != wanted and x.is_contiguous(memory_format=given) and x.numel() > 0
     return turned and x.dtype in TYPE_CODES and dtype in TYPE_CODES

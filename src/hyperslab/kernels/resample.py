@@ -44,7 +44,7 @@ class SparseMap:
 
     @staticmethod
     def of_taps(index: torch.Tensor, weight: torch.Tensor, extent: int) -> SparseMap:
-        """Make a map of the elements and their weights for each result: (taps, results)."""
+        """Makes a map of the elements and their weights for each result: (taps, results)."""
         taps, results = index.shape
         begin = torch.arange(results + 1) * taps
         # Dense: of a single result the transposed view keeps its stride.
@@ -53,16 +53,16 @@ class SparseMap:
 
     @property
     def results(self) -> int:
-        """Count the results."""
+        """Counts the results."""
         return len(self.begin) - 1
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """List the tensors that the operator takes."""
+        """Lists the tensors that the operator takes."""
         return [self.begin, self.source, self.weight]
 
     def adjoint(self) -> SparseMap:
-        """Return the map from the gradients of the results to those of the elements."""
+        """Returns the map from the gradients of the results to those of the elements."""
         order = torch.argsort(self.source, stable=True)
         result = torch.arange(self.results).repeat_interleave(self.begin.diff())
         counts = torch.bincount(self.source, minlength=self.extent)
@@ -73,7 +73,7 @@ class SparseMap:
 def resample_by_dims(
     x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Apply one map after the other, each element to the results that it is a part of."""
+    """Applies one map after the other, each element to the results that it is a part of."""
     check_maps(x, maps, extents)
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     for dim, extent in enumerate(extents, start=2):
@@ -89,7 +89,7 @@ def resample_by_dims(
 
 
 def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int]) -> None:
-    """Check that there is a map of three tensors for every spatial dim, with so many results.
+    """Checks that there is a map of three tensors for every spatial dim, with so many results.
 
     Raises:
         ValueError: there is not.
@@ -102,7 +102,7 @@ def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[
 def resample_form(
     x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Give the shape and strides; the reference reads how many entries a result has."""
+    """Gives the shape and strides; the reference reads how many entries a result has."""
     shape = (*x.shape[:2], *extents)
     return torch.empty(
         shape, dtype=dtype, device=x.device, memory_format=memory_format_by_strides(x)
@@ -119,7 +119,7 @@ RESAMPLE_NUMBERS = struct.Struct("@11q")
 def compiled_resample(
     x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format
@@ -145,7 +145,7 @@ _IDENTITY = [torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1)]
 def _resample_numbers(
     shape: Sizes, results: Sizes, types: tuple[torch.dtype, torch.dtype], channels_last: bool
 ) -> bytes | None:
-    """Pack the numbers for C; None where it does not know the types or the number of dims."""
+    """Packs the numbers for C; None where it does not know the types or the number of dims."""
     known = all(dtype in TYPE_CODES for dtype in types)
     if not known or not 3 <= len(shape) <= 5 or not math.prod(shape) * math.prod(results):
         return None

@@ -33,7 +33,7 @@ from hyperslab.kernels.registry import KernelOperator, declare
 def winograd_gradient(
     x: torch.Tensor, g: torch.Tensor, padding: Sequence[int], with_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the operator by torch's single operators."""
+    """Computes the operator by torch's single operators."""
     return direct_convolution_gradient(x, g, WINOGRAD_KERNEL, padding, with_bias)
 
 
@@ -47,7 +47,7 @@ WINOGRAD_NUMBERS = struct.Struct("@13q")
 def compiled_winograd_gradient(
     x: torch.Tensor, g: torch.Tensor, padding: Sequence[int], with_bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the C kernel; `NotImplemented` for operands that it does not take."""
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     functions = library()
     numbers = _winograd_numbers(x.shape, g.shape, tuple(padding), x.dtype)
     if functions is None or numbers is None:
@@ -67,7 +67,7 @@ def compiled_winograd_gradient(
 
 @functools.lru_cache(PLANS_KEPT)
 def _winograd_numbers(x: Sizes, g: Sizes, padding: Sizes, dtype: torch.dtype) -> bytes | None:
-    """Pack the numbers for C; None where it does not know the type or the number of dims."""
+    """Packs the numbers for C; None where it does not know the type or the number of dims."""
     if (
         not winograd_is_known()
         or dtype not in WINOGRAD_DTYPES

@@ -51,7 +51,7 @@ def triton_chain_forward(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the operator in Triton. Bits that no tile has side by side take another pass over x."""
+    """Runs the operator in Triton. Bits that no tile has side by side take another pass over x."""
     check_norm(x.shape, shape_or_none(norm))
     memory_format = memory_format_by_strides(x)
     x = dense_block(x)
@@ -101,7 +101,7 @@ def _store_bits(  # type: ignore[no-untyped-def]
     K: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Store ``flags`` (R, K) of the voxels v (R, 1) of a sample that begins at element ``base``."""
+    """Stores ``flags`` (R, K) of voxels v (R, 1) of a sample that begins at element ``base``."""
     powers = tl.arange(0, 8)
     if BITS == "channels":
         bytes_ = tl.sum(tl.reshape(flags.to(tl.int32), (R, K // 8, 8)) << powers[None, None, :], 2)
@@ -188,7 +188,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _pack(x, bits, count, SIZE: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Pack the bits of any block, eight elements a byte in the order in which they lie."""
+    """Packs the bits of any block, eight elements a byte in the order in which they lie."""
     bytes_ = tl.program_id(0).to(tl.int64) * (SIZE // 8) + tl.arange(0, SIZE // 8)
     e = bytes_[:, None] * 8 + tl.arange(0, 8)[None, :]
     u = tl.load(x + e, mask=e < count, other=0.0).to(tl.float32)
@@ -209,7 +209,7 @@ def triton_chain_backward(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Run the operator in Triton."""
+    """Runs the operator in Triton."""
     check_norm(shape, shape_or_none(norm), shape_or_none(through))
     memory_format = memory_format_by_strides(g if x is None else x)
     dx = torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
@@ -241,7 +241,7 @@ def triton_chain_backward(
 
 @triton.jit
 def through_pooling(g, winner, tap, TAPS: tl.constexpr, WINNERS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return what pooling hands on to one element of its tile."""
+    """Returns what pooling hands on to one element of its tile."""
     if WINNERS:
         return tl.where(winner == tap, g, 0.0)
     elif TAPS > 1:
@@ -252,7 +252,7 @@ def through_pooling(g, winner, tap, TAPS: tl.constexpr, WINNERS: tl.constexpr): 
 
 @triton.jit
 def through_activation(da, passing, slope, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return what the activation hands on."""
+    """Returns what the activation hands on."""
     if ACTIVATION == "relu":
         return tl.where(passing, da, 0.0)
     else:
@@ -272,7 +272,7 @@ def _load_bits(  # type: ignore[no-untyped-def]
     K: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Load the bit of each element (R, K) of a sample that begins there."""
+    """Loads the bit of each element (R, K) of a sample that begins there."""
     if BITS == "channels":  # one load for eight of them
         c = c0 + 8 * tl.arange(0, K // 8)[None, :]
         at = (begin + offset(v, c, C, V, LAST)) // 8
@@ -361,7 +361,7 @@ PROGRAMS = 2048  # at most: several for each multiprocessor of any device
 
 
 def triton_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """Run the operator in Triton."""
+    """Runs the operator in Triton."""
     x = dense_block(x)
     tiles = Tiles.of(x.shape, (), memory_format_by_strides(x))
     parts, shares = _room_for_sums(x, tiles, 3)
@@ -384,7 +384,7 @@ def triton_chain_backward_sums(
     pool: Sequence[int],
     maximum: bool,
 ) -> torch.Tensor:
-    """Run the operator in Triton."""
+    """Runs the operator in Triton."""
     check_norm(x.shape, norm.shape)
     x = dense_block(x)
     memory_format = memory_format_by_strides(x)
@@ -410,7 +410,7 @@ def triton_chain_backward_sums(
 
 
 def _room_for_sums(x: torch.Tensor, tiles: Tiles, count: int) -> tuple[torch.Tensor, int]:
-    """Make (shares, count, N, C) for the programs' sums, and count those of a channel."""
+    """Makes (shares, count, N, C) for the programs' sums, and counts those of a channel."""
     most = max(1, PROGRAMS // max(1, tiles.samples * tiles.channel_blocks))
     shares = min(tiles.voxel_blocks, most)
     make = x.new_empty if x.numel() else x.new_zeros
@@ -418,7 +418,7 @@ def _room_for_sums(x: torch.Tensor, tiles: Tiles, count: int) -> tuple[torch.Ten
 
 
 def _unpooled(tiles: Tiles) -> dict[str, Argument]:
-    """List the arguments of a kernel that needs no more than the number of voxels."""
+    """Lists the arguments of a kernel that needs no more than the number of voxels."""
     names = ("D", "H", "W", "PD", "PH", "PW")
     given = {name: value for name, value in tiles.arguments.items() if name not in names}
     return {**given, "V": tiles.voxels}
@@ -426,7 +426,7 @@ def _unpooled(tiles: Tiles) -> dict[str, Argument]:
 
 @triton.jit
 def _part_of(shares, C, count: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Find share, sample, channels (1, K) of this program, and the place of its ``count`` sums."""
+    """Finds share, sample, channels (1, K) of this program, and the place of its ``count`` sums."""
     share = tl.program_id(0) % shares
     blocks_c = tl.cdiv(C, K)
     block = tl.program_id(0) // shares

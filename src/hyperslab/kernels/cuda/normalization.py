@@ -25,7 +25,7 @@ def triton_normalisation(
     channels: int,
     pool: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the operator in Triton."""
+    """Runs the operator in Triton."""
     sums = sums.contiguous()
     rows = sums.shape[1] * pool // channels
     norm = sums.new_empty((3, rows, channels), dtype=torch.float32)
@@ -54,7 +54,7 @@ def triton_normalisation(
 def triton_parameter_gradients(
     sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the operator in Triton."""
+    """Runs the operator in Triton."""
     sums = sums.contiguous()
     _, rows, channels = sums.shape
     size = rows * channels
@@ -72,7 +72,7 @@ def triton_parameter_gradients(
 def triton_through_statistics(
     shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
 ) -> torch.Tensor:
-    """Run the operator in Triton."""
+    """Runs the operator in Triton."""
     through = norm.new_empty((2, *norm.shape[1:]))
     size = norm[0].numel()
     _through_statistics[(triton.cdiv(size, AT_ONCE),)](
@@ -125,7 +125,7 @@ def _normalisation(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _of_element(sums, norm, moments, i, size, exist):  # type: ignore[no-untyped-def]
-    """Load the sums of du and of du * xhat."""
+    """Loads the sums of du and of du * xhat."""
     du = tl.load(sums + i, mask=exist, other=0.0)
     product = tl.load(sums + size + i, mask=exist, other=0.0)
     rounded = tl.load(norm + i, mask=exist, other=0.0).to(tl.float64)

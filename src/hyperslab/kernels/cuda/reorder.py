@@ -16,7 +16,7 @@ SIDE = 64  # of a tile that is transposed; of fewer channels more voxels
 
 
 def triton_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Run the operator in Triton."""
+    """Runs the operator in Triton."""
     wanted = wanted_format(x, channels_last)
     y = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=wanted)
     if x.is_contiguous(memory_format=wanted):

@@ -42,7 +42,7 @@ class Tiles:
 
     @staticmethod
     def of(shape: Sequence[int], pool: Sequence[int], memory_format: torch.memory_format) -> Tiles:
-        """Cut a block into tiles; ``shape`` is the block's, before pooling."""
+        """Cuts a block into tiles; ``shape`` is the block's, before pooling."""
         space = shape[2:] if pool else [math.prod(shape[2:])]
         tile = (1, 1, *(pool or [1]))[-3:]
         extents = tuple(e // p for e, p in zip((1, 1, *space)[-3:], tile, strict=True))
@@ -53,7 +53,7 @@ class Tiles:
 
     @property
     def voxels(self) -> int:
-        """Count the voxels of a sample after pooling."""
+        """Counts the voxels of a sample after pooling."""
         return math.prod(self.extents)
 
     @property
@@ -66,12 +66,12 @@ class Tiles:
 
     @property
     def programs(self) -> int:
-        """Count the programs, one for each tile."""
+        """Counts the programs, one for each tile."""
         return self.samples * self.channel_blocks * self.voxel_blocks
 
     @property
     def bits_side_by_side(self) -> str:
-        """Name what of a tile has its bits in the same bytes, and nobody else's."""
+        """Names what of a tile has its bits in the same bytes, and nobody else's."""
         if self.channels_last and self.all_channels % 8 == 0:
             return "channels"
         run = self.voxels * (self.all_channels if self.channels_last else 1)
@@ -80,7 +80,7 @@ class Tiles:
 
     @property
     def arguments(self) -> dict[str, Argument]:
-        """List the arguments that every kernel takes of the tiles."""
+        """Lists the arguments that every kernel takes of the tiles."""
         names = ("D", "H", "W", "PD", "PH", "PW")
         return {
             "C": self.all_channels,
@@ -94,39 +94,39 @@ class Tiles:
 
 
 def activation(slope: float) -> str:
-    """Return the kernels' word for an activation of this slope below zero."""
+    """Returns the kernels' word for an activation of this slope below zero."""
     return "none" if slope == 1 else "relu" if slope == 0 else "leaky"
 
 
 def per_sample(norm: torch.Tensor | None) -> bool:
-    """Say if there are numbers for every sample."""
+    """Says if there are numbers for every sample."""
     return norm is not None and norm.shape[1] > 1
 
 
 def numbers_of(parts: torch.Tensor | None, count: int, other: torch.Tensor) -> list[torch.Tensor]:
-    """List ``count`` parts for a kernel, which takes them used or not."""
+    """Lists ``count`` parts for a kernel, which takes them used or not."""
     return [other] * count if parts is None else list(parts.contiguous().unbind())
 
 
 def pointer(given: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """Return a tensor for a kernel, which takes one, used or not."""
+    """Returns a tensor for a kernel, which takes one, used or not."""
     return other if given is None else given
 
 
 def dense_like(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Return ``x`` in this memory format; a copy where it is not."""
+    """Returns ``x`` in this memory format; a copy where it is not."""
     same = x.is_contiguous(memory_format=memory_format)
     return x if same else x.contiguous(memory_format=memory_format)
 
 
 def dense_block(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` without gaps in memory, in the format that its operator takes it for."""
+    """Returns ``x`` without gaps in memory, in the format that its operator takes it for."""
     return dense_like(x, memory_format_by_strides(x))
 
 
 @triton.jit
 def first_of(tile, C, V, LAST: tl.constexpr, R: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Find sample, first voxel and first channel by a tile's number."""
+    """Finds sample, first voxel and first channel by a tile's number."""
     blocks_c = tl.cdiv(C, K)
     blocks_v = tl.cdiv(V, R)
     if LAST:  # what lies side by side in memory is worked on at the same time
@@ -144,7 +144,7 @@ def first_of(tile, C, V, LAST: tl.constexpr, R: tl.constexpr, K: tl.constexpr, W
 
 @triton.jit
 def offset(v, c, C, V, LAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Count the elements from the beginning of a sample."""
+    """Counts the elements from the beginning of a sample."""
     if LAST:
         return v * C + c
     else:
@@ -153,7 +153,7 @@ def offset(v, c, C, V, LAST: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def before_pooling(v, i, j, k, H, W, PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Find the voxel at (i, j, k) of the tile that is pooled into voxel v."""
+    """Finds the voxel at (i, j, k) of the tile that is pooled into voxel v."""
     if PD * PH * PW == 1:
         return v
     else:
@@ -165,7 +165,7 @@ def before_pooling(v, i, j, k, H, W, PD: tl.constexpr, PH: tl.constexpr, PW: tl.
 
 @triton.jit
 def number_of(part, n, c, C, GIVEN: tl.constexpr, PER_SAMPLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load a tile's part (1, K) of a number for every channel; zeros where there is none."""
+    """Loads a tile's part (1, K) of a number for every channel; zeros where there is none."""
     if not GIVEN:
         return tl.zeros(c.shape, tl.float32)
     elif PER_SAMPLE:
@@ -176,7 +176,7 @@ def number_of(part, n, c, C, GIVEN: tl.constexpr, PER_SAMPLE: tl.constexpr):  # 
 
 @triton.jit
 def normalised(x, mean, scale, shift, NORM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compute ``u`` of a tile (R, K) in float32; the same bits in every kernel."""
+    """Computes ``u`` of a tile (R, K) in float32; the same bits in every kernel."""
     if NORM:
         centred = x - mean
         return tl.fma(centred, tl.broadcast_to(scale, x.shape), tl.broadcast_to(shift, x.shape))
@@ -186,7 +186,7 @@ def normalised(x, mean, scale, shift, NORM: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def hands_on(u, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Say if the activation hands the gradient on unscaled; NaN as in torch."""
+    """Says if the activation hands the gradient on unscaled; NaN as in torch."""
     if ACTIVATION == "relu":
         return (u <= 0) == 0
     else:
