@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from block_kernels import BlockConvolution, Kernel, Operands
 
-from hyperslab.kernels import direct_bf16
+from hyperslab.kernels.compile import direct_is_known
 from hyperslab.kernels.conv_problem import ConvOptions, problem_for
 from hyperslab.kernels.conv_variants import (
     fits_winograd,
@@ -72,5 +72,5 @@ def _fits(block: BlockConvolution) -> bool:
         and {*block.stride, *block.dilation} == {1}
         and max(block.x[1], block.out_channels) <= FEW_CHANNELS
         and all(p < k for p, k in zip(block.padding, block.weight[2:], strict=True))
-        and direct_bf16.direct_is_known()
+        and direct_is_known()
     )

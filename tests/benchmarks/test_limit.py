@@ -15,7 +15,7 @@ from own_kernels import is_own, own_kernels
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.kernels import direct_bf16 as direct
+from hyperslab.kernels.compile import direct_is_known
 from tests.ranks import run_ranks
 
 PLAIN = BlockConvolution(
@@ -127,7 +127,7 @@ def test_the_library_s_own_kernels_do_the_pass(name: str, which: str) -> None:
     block = replace(BLOCKS[name], dtype=torch.bfloat16)
     given = operands(block)
     found = dict(own_kernels(block, which, given))
-    assert ("hyperslab cl" in found) == direct.direct_is_known(), "not on every processor"
+    assert ("hyperslab cl" in found) == direct_is_known(), "not on every processor"
     check_own(found, block, which, given)
 
 

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperslab.kernels import direct_bf16
+from hyperslab.kernels.compile import direct_is_known
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 
 EPS = torch.finfo(torch.bfloat16).eps
 
 needs_kernels = pytest.mark.skipif(
-    not direct_bf16.direct_is_known(),
+    not direct_is_known(),
     reason="no compiler, or no products of bfloat16: the references run",
 )
 

@@ -12,14 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperslab.kernels import winograd
-from hyperslab.kernels.compile import CannotCompile, Library, library, load_library
+from hyperslab.kernels.compile import (
+    CannotCompile,
+    Library,
+    library,
+    load_library,
+    winograd_is_known,
+)
 from tests.kernels.compiled import WITHOUT_WIDE_REGISTERS, compiled
 
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
 """Of a result that is written in this type, where sums are in float32."""
 
 needs_kernels = pytest.mark.skipif(
-    not winograd.winograd_is_known(), reason="no compiler, or no vectors: the reference runs"
+    not winograd_is_known(), reason="no compiler, or no vectors: the reference runs"
 )
 
 
