@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from hyperslab.comm.launchers import RankVariables, adopt_mpi, adopt_slurm, read_variables
 from hyperslab.comm.rendezvous import Deadline, Facts, answer_roll_call, in_time, meet
 from hyperslab.errors import CommError, HyperslabError, LayoutError
+from hyperslab.util.torch_internals import default_group, time_limit_of
 
 GLOO_ON_CUDA = "cpu:gloo,cuda:gloo"
 """The backend by which several ranks share one CUDA device, which NCCL refuses."""
@@ -200,9 +201,7 @@ def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
 
 def time_limit() -> datetime.timedelta:
     """How long a rank of the default process group waits for the others."""
-    group = dist.distributed_c10d._get_default_group()
-    limit: datetime.timedelta = group._get_backend(device_of_rank()).options._timeout
-    return limit
+    return time_limit_of(default_group(), device_of_rank())
 
 
 def _check_visible() -> None:

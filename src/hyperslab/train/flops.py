@@ -9,10 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from hyperslab.comm.agreement import all_gather
+from hyperslab.util.torch_internals import (
+    OpOverload,
+    TorchDispatchMode,
+    onednn_transposed_convolution,
+    tree_map_only,
+)
 
 _aten = torch.ops.aten
 
@@ -53,7 +57,7 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
         _aten._fft_r2c: _fft_r2c_flops,
         _aten._fft_c2r: _fft_c2r_flops,
         _aten.mkldnn_convolution: convolution,
-        torch.ops.mkldnn._convolution_transpose_pointwise: transposed_convolution,
+        onednn_transposed_convolution(): transposed_convolution,
     }
 
 
@@ -81,7 +85,7 @@ class FlopCount(TorchDispatchMode):
 
 
 def _flops_of_call(operator: Any, args: Any, options: Any, result: Any) -> int | None:
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, OpOverload):
         return None  # it runs operators of its own, out of sight
     formula = flop_formulas().get(operator.overloadpacket)
     if formula is None:

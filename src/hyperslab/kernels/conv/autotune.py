@@ -28,6 +28,7 @@ from hyperslab.errors import reason
 from hyperslab.kernels import registry
 from hyperslab.kernels.conv.problem import Problem
 from hyperslab.kernels.conv.variants import CONV_VARIANTS, variant_by_rule
+from hyperslab.util.torch_internals import dispatch_modes_active
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +175,7 @@ def autotuner(threads: int) -> Autotuner:
 def is_autotuned(problem: Problem) -> bool:
     """Whether it is worth it, and nobody watches operators or traces them."""
     return (
-        problem.products >= WORTHWHILE
-        and not registry.is_traced()
-        and torch._C._len_torch_dispatch_stack() == 0
+        problem.products >= WORTHWHILE and not registry.is_traced() and dispatch_modes_active() == 0
     )
 
 

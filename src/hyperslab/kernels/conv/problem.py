@@ -17,6 +17,7 @@ import torch
 
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
+from hyperslab.util.torch_internals import onednn_enabled, onednn_has_bfloat16
 
 Kernels = Literal["measure", "fixed", "torch"]
 """How kernels are chosen: by measurement, by a rule from the shapes alone, or as torch does."""
@@ -173,7 +174,7 @@ def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bo
         and x.dim() in CHANNELS_LAST
         and registry.device_kind(x) == "cpu"
         and weight.device == x.device
-        and torch._C._get_mkldnn_enabled()
+        and onednn_enabled()
         and onednn_supports(x.dtype)
     )
 
@@ -200,7 +201,7 @@ def onednn_supports(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return onednn_has_bfloat16()
     return dtype == torch.float32
 
 

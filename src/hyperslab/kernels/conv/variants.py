@@ -35,6 +35,7 @@ from hyperslab.kernels.conv.problem import (
     torch_uses_im2col,
 )
 from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.util.torch_internals import onednn_transposed_convolution
 
 MOST_IM2COL_BYTES = 64 << 20
 """[B] Of im2col, which is as many times a sample's volume as the kernel has taps, at most."""
@@ -385,7 +386,7 @@ def input_by_onednn(
 ) -> torch.Tensor:
     """OneDNN, whatever torch would choose."""
     options = problem.options
-    x = torch.ops.mkldnn._convolution_transpose_pointwise(
+    x = onednn_transposed_convolution()(
         g,
         weight,
         bias,
