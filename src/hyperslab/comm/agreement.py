@@ -33,7 +33,7 @@ AGREEMENT = "an agreement of ranks"
 LOST_RANK_WORDS = re.compile(
     r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE
 )
-"""Begin torch's errors where another rank was lost."""
+"""Matches what torch's errors say where another rank was lost."""
 
 Group = dist.ProcessGroup | None
 """``None`` is all ranks."""
@@ -125,7 +125,7 @@ def any_rank(flag: bool, group: Group = None) -> bool:
 
 
 def same_on_all(number: int, what: str = AGREEMENT) -> bool:
-    """Whether all ranks have the same number, such as the checksum of something larger."""
+    """Tell whether all ranks have the same number, such as the checksum of something larger."""
     if ranks_in() == 1:
         return True
     ends = torch.tensor([number, -number], device=device_of_rank())
@@ -257,7 +257,7 @@ def failure_broadcast() -> Iterator[None]:
 
 
 def _ask_store(speak: Callable[[Store], T]) -> T | None:
-    """What a call returns; None where the store has ended or does not answer."""
+    """Return what a call does; None where the store has ended or does not answer."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     with suppress(CommError, RuntimeError, ValueError):

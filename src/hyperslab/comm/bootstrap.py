@@ -33,19 +33,19 @@ GLOO_ON_CUDA = "cpu:gloo,cuda:gloo"
 """The backend by which several ranks share one CUDA device, which NCCL refuses."""
 
 TIMEOUTS = {"gloo": 1800.0, "nccl": 600.0}
-"""How long [s] ranks wait for each other where nobody says: torch's own limits."""
+"""Limits how long [s] ranks wait for each other by default: torch's own limits."""
 
 TELL_LIMIT = 10.0
-"""How long [s] a rank that cannot go on tries to tell the others."""
+"""Limits how long [s] a rank that cannot go on tries to tell the others."""
 
 START_SLACK = 2.5
-"""What the start may take longer than its limit [s], until somebody who hangs is given up."""
+"""Adds to the limit of the start [s], until a rank that hangs is given up."""
 
 NVIDIA_DEVICE_FILE = Path("/dev/nvidia0")
 
 
 def adopt_launcher(environ: MutableMapping[str, str]) -> None:
-    """Where mpirun or srun has started this process, set the variables that torchrun would.
+    """Set the variables that torchrun would, if mpirun or srun has started this process.
 
     Raises:
         HyperslabError: one of theirs is missing or odd; names it.
@@ -176,7 +176,7 @@ def tell_ranks(problem: HyperslabError) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what the ranks must have alike."""
+    """Return the versions that the ranks must have alike."""
     try:
         ours = version("hyperslab")
     except PackageNotFoundError:  # not installed, but on the path
@@ -185,7 +185,7 @@ def versions() -> dict[str, str]:
 
 
 def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Where the tensors of this rank are, by the backend of a process group (default: of all).
+    """Return the device of this rank's tensors, by a group's backend (default: all ranks').
 
     On a CUDA device with NCCL, or where the backend names it (`GLOO_ON_CUDA`); gloo alone is for
     the CPU.
@@ -200,7 +200,7 @@ def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
 
 
 def time_limit() -> datetime.timedelta:
-    """How long a rank of the default process group waits for the others."""
+    """Return how long a rank of the default process group waits for the others."""
     return time_limit_of(default_group(), device_of_rank())
 
 
@@ -233,7 +233,7 @@ def _device_uuid(device: int | None) -> str:
 
 
 def _has_one_visible_device() -> bool:
-    """Whether this process was given one device alone, as by ``srun --gpus-per-task=1``.
+    """Tell whether this process was given one device alone, as by ``srun --gpus-per-task=1``.
 
     That no other rank was given the same one is found out at the roll call.
     """
@@ -270,7 +270,7 @@ def group_has_ended(what: str) -> CommError:
 
 
 def stop_distributed() -> None:
-    """What was started here is ended here: gloo's threads abort a process that just exits."""
+    """End what was started here: gloo's threads abort a process that just exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -43,7 +43,7 @@ class Communicator(Protocol):
         """Their numbers among all ranks."""
 
     def rank(self) -> int:
-        """Which of them this one is."""
+        """Return which of them this one is."""
 
     def size(self) -> int:
         """Return how many ranks there are."""

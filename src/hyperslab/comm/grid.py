@@ -97,10 +97,10 @@ class ReplicaSampler(DistributedSampler[Any]):
 
 
 AXES = ("data", "depth", "height", "width")
-"""Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
+"""Lists the axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
 
 SPATIAL_AXES = AXES[1:]
-"""Cut volumes."""
+"""Lists the axes that cut volumes."""
 
 GRID_START = "the start of the grid"
 
@@ -321,7 +321,7 @@ class Grid:
             log.warning(message)
 
     def same_on_all(self, number: int) -> bool:
-        """Whether all ranks have the same number, such as the checksum of something larger."""
+        """Tell whether all ranks have the same number, such as the checksum of something larger."""
         return same_on_all(number)
 
     def barrier(self) -> None:

@@ -393,7 +393,7 @@ def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> dic
 
 
 def _find_shared_device(devices: list[str]) -> str:
-    """Which ranks have the same one, if any do."""
+    """Find the ranks that have the same one, if any do."""
     for device in dict.fromkeys(filter(None, devices)):
         ranks = [rank for rank, other in enumerate(devices) if other == device]
         if len(ranks) > 1:

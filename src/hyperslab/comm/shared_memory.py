@@ -235,7 +235,7 @@ def _free_memory() -> int:
 
 
 SLOT_FULL, SLOT_FREE, SUM_TOKEN = range(3)
-"""Count the semaphores of a pair: a message came, a slot is free, the sender advanced in a sum."""
+"""Number a pair's semaphores: a message came, a slot is free, the sender advanced in a sum."""
 
 FIRST_SEMAPHORE_VALUES = (0, 2, 0)
 """Two slots are free at the beginning."""

@@ -15,7 +15,7 @@ from hyperslab.geometry.partition import Cut
 
 
 class WindowMap(Protocol):
-    """Which inputs outputs read, and where outputs go: what placing an operator asks for."""
+    """Tells which inputs outputs read, and where outputs go, as placing an operator needs."""
 
     def reads(self, out: Interval) -> Interval:
         """Inputs that the outputs ``out`` read; not clipped to the volume."""

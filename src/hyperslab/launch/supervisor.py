@@ -62,7 +62,7 @@ class MemoryFile:
 
     @property
     def changed(self) -> int:
-        """When it was written last [ns since the epoch]."""
+        """Return when it was written last [ns since the epoch]."""
         return os.fstat(self.descriptor).st_mtime_ns
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from hyperslab.tensor.inputs import comparisons_of, describe_ranks, digest_of_al
 from hyperslab.util.torch_internals import tree_leaves
 
 DEVICE_IN_REPR = (nn.ParameterList, nn.ParameterDict)
-"""Leaves out what names the device, which ranks do not have alike."""
+"""Lists modules whose ``repr`` names the device, in which ranks differ."""
 
 
 def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]) -> None:

@@ -174,7 +174,7 @@ class _BaseOfCopy:
 
     @property
     def changed(self) -> bool:
-        """It was changed in place since."""
+        """Tell whether it was changed in place since."""
         return self._now != self._version
 
 
@@ -213,7 +213,7 @@ class TrackedTensor(torch.Tensor):
 
     @property
     def is_copy(self) -> bool:
-        """Serial torch would have a view here; see `mark_as_copy`."""
+        """Tell whether serial torch would have a view here; see `mark_as_copy`."""
         return self._base_of_copy is not None
 
     def note_change(self) -> None:
@@ -242,7 +242,7 @@ class Deferred(Protocol):
 
     @property
     def recomputable(self) -> bool:
-        """A backward pass is to compute the block once more rather than keep it."""
+        """Tell whether a backward pass computes the block once more rather than keep it."""
 
     def value(self) -> torch.Tensor:
         """Compute the block, with its graph."""
