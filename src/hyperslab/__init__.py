@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import hyperslab.util.startup  # isort: skip # noqa: F401 - before anything that takes time
-
 if TYPE_CHECKING:
     from hyperslab import formats, losses, models
     from hyperslab.checkpoint.save_load import load, save

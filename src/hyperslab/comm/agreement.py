@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import Store
 from hyperslab.comm.bootstrap import device_of_rank, start_ranks, versions
 from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time, name_ranks
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
+from hyperslab.util.torch_internals import default_store
 
 T = TypeVar("T")
 
@@ -32,13 +33,13 @@ AGREEMENT = "an agreement of ranks"
 LOST_RANK_WORDS = re.compile(
     r"gloo|nccl|connection closed|connection reset|timed out|timeout", re.IGNORECASE
 )
-"""What torch's errors say where another rank was lost."""
+"""Matches what torch's errors say where another rank was lost."""
 
 Group = dist.ProcessGroup | None
 """``None`` is all ranks."""
 
 RankReport = tuple[int, Exception | None]
-"""Of which rank, and what went wrong there."""
+"""Holds a rank and what went wrong there."""
 
 
 def broadcast_from_main(
@@ -48,7 +49,7 @@ def broadcast_from_main(
     error: type[HyperslabError] = HyperslabError,
     group: Group = None,
 ) -> T:
-    """The main rank decides: what ``make`` returns or raises there, on every rank.
+    """Return or raise on every rank what ``make`` does on the main one.
 
     With ``failing`` an exception of another library becomes ``error``: those words and the reason.
     A ``group`` has the main rank and all others.
@@ -69,7 +70,7 @@ def broadcast_from_main(
 
 
 def all_gather(mine: T, group: Group = None) -> list[T]:
-    """What every rank has, by rank."""
+    """Return what every rank has, by rank."""
     size = ranks_in(group)
     if size == 1:
         return [mine]
@@ -86,7 +87,7 @@ def collective_try(
     error: type[HyperslabError] = HyperslabError,
     gather: Callable[[RankReport], Sequence[RankReport]] = all_gather,
 ) -> T:
-    """All ranks succeed or none does: what ``make`` returns, once every rank has it.
+    """Return what ``make`` returns once every rank has it, or raise on all ranks.
 
     A rank that just went on would wait for one that has given up. ``failing`` and ``error`` are
     as in `broadcast_from_main`; ``gather`` is how the ranks hear of each other, by default all of
@@ -114,7 +115,7 @@ def collective_try(
 
 
 def any_rank(flag: bool, group: Group = None) -> bool:
-    """Whether any rank has it set."""
+    """Tell whether any rank has it set."""
     if ranks_in(group) == 1:
         return flag
     found = torch.tensor([flag], dtype=torch.uint8, device=device_of_rank(group))
@@ -124,7 +125,7 @@ def any_rank(flag: bool, group: Group = None) -> bool:
 
 
 def same_on_all(number: int, what: str = AGREEMENT) -> bool:
-    """Whether all ranks have the same number, such as the checksum of something larger."""
+    """Tell whether all ranks have the same number, such as the checksum of something larger."""
     if ranks_in() == 1:
         return True
     ends = torch.tensor([number, -number], device=device_of_rank())
@@ -161,17 +162,17 @@ def start_alike(device: str, timeout: float, facts: Facts) -> bool:
 
 
 def ranks_in(group: Group = None) -> int:
-    """How many there are; 1 without a process group."""
+    """Count the ranks; 1 without a process group."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def own_rank() -> int:
-    """The number of this one; 0 without a process group."""
+    """Return the number of this one; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> CommError:
-    """The error of ``rank``, to which one of ``peers`` does not answer any more during ``what``.
+    """Return the error of ``rank``, to which one of ``peers`` does not answer during ``what``.
 
     Without ``peers`` nobody knows which one, unless there is only one other. Of ``why``, an
     exception or words, the first line is quoted.
@@ -186,7 +187,7 @@ def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> Com
 
 @contextmanager
 def keeping_contact(what: str) -> Iterator[None]:
-    """What `torch.distributed` raises during ``what`` becomes a `CommError` that names it.
+    """Turn what `torch.distributed` raises during ``what`` into a `CommError` that names it.
 
     Nobody knows which rank it was.
     """
@@ -210,7 +211,7 @@ def _call(make: Callable[[], T], failing: str, error: type[HyperslabError]) -> T
 
 
 def _picklable(problem: Exception) -> Exception:
-    """The same error, or one in its words if other ranks could not read it."""
+    """Return the same error, or one in its words if other ranks could not read it."""
     try:
         pickle.loads(pickle.dumps(problem))
     except Exception:
@@ -226,14 +227,14 @@ def _attribute_error(rank: int, problem: Exception) -> Exception:
 
 
 HEAR_LIMIT = 1.0
-"""How long [s] a rank that lost another one looks for its words: they may come after its end."""
+"""Limits how long [s] a rank that lost another one looks for its words, which may come late."""
 
 FAILURE_KEY = "last words"
 
 
 @contextmanager
 def failure_broadcast() -> Iterator[None]:
-    """What a rank raises inside ends the others with its words, where they lose contact with it.
+    """Publish what a rank raises inside, so that others which lose contact with it say why.
 
     Of several that fail, the first. Where none says anything, the error names those of whom nothing
     is heard. Without a process group it does nothing.
@@ -256,11 +257,11 @@ def failure_broadcast() -> Iterator[None]:
 
 
 def _ask_store(speak: Callable[[Store], T]) -> T | None:
-    """What a call returns; None where the store has ended or does not answer."""
+    """Return what a call does; None where the store has ended or does not answer."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     with suppress(CommError, RuntimeError, ValueError):
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         return in_time(2 * HEAR_LIMIT, lambda: speak(store), lambda: CommError("no store"))
     return None
 
@@ -274,7 +275,7 @@ def _publish_failure(store: Store, key: str, words: str) -> None:
 
 
 def _read_failure(store: Store, key: str) -> str | None:
-    """The words of the first rank that failed; if there are none, who says nothing at all.
+    """Return the words of the first rank that failed; if there are none, name the silent ranks.
 
     That is who was lost, or has not noticed yet that somebody was.
     """

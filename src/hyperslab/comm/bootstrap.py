@@ -27,24 +27,25 @@ from torch.distributed.distributed_c10d import PrefixStore
 from hyperslab.comm.launchers import RankVariables, adopt_mpi, adopt_slurm, read_variables
 from hyperslab.comm.rendezvous import Deadline, Facts, answer_roll_call, in_time, meet
 from hyperslab.errors import CommError, HyperslabError, LayoutError
+from hyperslab.util.torch_internals import default_group, time_limit_of
 
 GLOO_ON_CUDA = "cpu:gloo,cuda:gloo"
 """The backend by which several ranks share one CUDA device, which NCCL refuses."""
 
 TIMEOUTS = {"gloo": 1800.0, "nccl": 600.0}
-"""How long [s] ranks wait for each other where nobody says: torch's own limits."""
+"""Limits how long [s] ranks wait for each other by default: torch's own limits."""
 
 TELL_LIMIT = 10.0
-"""How long [s] a rank that cannot go on tries to tell the others."""
+"""Limits how long [s] a rank that cannot go on tries to tell the others."""
 
 START_SLACK = 2.5
-"""What the start may take longer than its limit [s], until somebody who hangs is given up."""
+"""Adds to the limit of the start [s], until a rank that hangs is given up."""
 
 NVIDIA_DEVICE_FILE = Path("/dev/nvidia0")
 
 
 def adopt_launcher(environ: MutableMapping[str, str]) -> None:
-    """Where mpirun or srun has started this process, set the variables that torchrun would.
+    """Set the variables that torchrun would, if mpirun or srun has started this process.
 
     Raises:
         HyperslabError: one of theirs is missing or odd; names it.
@@ -175,7 +176,7 @@ def tell_ranks(problem: HyperslabError) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what the ranks must have alike."""
+    """Return the versions that the ranks must have alike."""
     try:
         ours = version("hyperslab")
     except PackageNotFoundError:  # not installed, but on the path
@@ -184,7 +185,7 @@ def versions() -> dict[str, str]:
 
 
 def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Where the tensors of this rank are, by the backend of a process group (default: of all).
+    """Return the device of this rank's tensors, by a group's backend (default: all ranks').
 
     On a CUDA device with NCCL, or where the backend names it (`GLOO_ON_CUDA`); gloo alone is for
     the CPU.
@@ -199,10 +200,8 @@ def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
 
 
 def time_limit() -> datetime.timedelta:
-    """How long a rank of the default process group waits for the others."""
-    group = dist.distributed_c10d._get_default_group()
-    limit: datetime.timedelta = group._get_backend(device_of_rank()).options._timeout
-    return limit
+    """Return how long a rank of the default process group waits for the others."""
+    return time_limit_of(default_group(), device_of_rank())
 
 
 def _check_visible() -> None:
@@ -234,7 +233,7 @@ def _device_uuid(device: int | None) -> str:
 
 
 def _has_one_visible_device() -> bool:
-    """Whether this process was given one device alone, as by ``srun --gpus-per-task=1``.
+    """Tell whether this process was given one device alone, as by ``srun --gpus-per-task=1``.
 
     That no other rank was given the same one is found out at the roll call.
     """
@@ -271,7 +270,7 @@ def group_has_ended(what: str) -> CommError:
 
 
 def stop_distributed() -> None:
-    """What was started here is ended here: gloo's threads abort a process that just exits."""
+    """End what was started here: gloo's threads abort a process that just exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -23,7 +23,7 @@ def reduce_in_place(x: torch.Tensor, group: Communicator, what: str) -> torch.Te
 
 
 def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """The mean over the ranks of one machine, in place; only where there is `shared_memory`.
+    """Return the mean over the ranks of one machine, in place; only where there is `shared_memory`.
 
     It takes a quarter of gloo's time. Nothing is lost by waiting: a rank of the CPU has no other
     core that could send meanwhile.
@@ -49,7 +49,7 @@ class _AllReduceSum(torch.autograd.Function):
 
 
 def all_reduce_sum(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
-    """The sum of ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone."""
+    """Sum ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone."""
     return x if group is None else _AllReduceSum.apply(x, group, what)
 
 
@@ -65,7 +65,7 @@ _WIDE = {
 
 
 def stack_ranks(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
-    """What the ranks of ``group`` have, stacked in front in the order of ranks; differentiable.
+    """Stack what the ranks of ``group`` have in front, in the order of ranks; differentiable.
 
     For small tensors: it is the sum of blocks that are zero but for one rank's, whose adjoint is
     known. Whatever combines the stack in a differentiable way then has the right gradient.
@@ -79,7 +79,7 @@ def stack_ranks(x: torch.Tensor, group: Communicator | None, what: str) -> torch
 
 
 class AllGatheredInts:
-    """A row of whole numbers of every rank, on its way to this one; all ranks make one.
+    """All-gathers a few integers per rank without blocking the device; all ranks make one.
 
     On a CUDA device nothing is waited for: the message is queued, and so is its copy to the host.
     """
@@ -112,11 +112,11 @@ class AllGatheredInts:
             self._event.record()
 
     def here(self) -> bool:
-        """Whether `read` would not wait."""
+        """Tell whether `read` would not wait."""
         return self._event is None or self._event.query()
 
     def read(self) -> list[list[int]]:
-        """The rows, by rank."""
+        """Return the rows, by rank."""
         if self._event is not None:
             self._event.synchronize()
         return self._table.tolist()

@@ -22,16 +22,17 @@ from hyperslab.comm.agreement import keeping_contact, lost_contact
 from hyperslab.comm.bootstrap import GroupReference, device_of_rank, group_has_ended, time_limit
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.errors import CommError
+from hyperslab.util.torch_internals import number_of_groups, set_number_of_groups, set_time_limit
 
 PeerTensor = tuple[int, torch.Tensor]
-"""A rank, and what it is sent or the buffer for what it sends."""
+"""Pairs a rank with what it is sent, or with the buffer for what it sends."""
 
 
 class Arriving(Protocol):
     """Messages under way."""
 
     def wait(self) -> list[torch.Tensor]:
-        """The received buffers, in the order in which they were asked for."""
+        """Return the received buffers, in the order in which they were asked for."""
 
 
 class Communicator(Protocol):
@@ -42,10 +43,10 @@ class Communicator(Protocol):
         """Their numbers among all ranks."""
 
     def rank(self) -> int:
-        """Which of them this one is."""
+        """Return which of them this one is."""
 
     def size(self) -> int:
-        """How many they are."""
+        """Return how many ranks there are."""
 
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
@@ -141,7 +142,7 @@ class PendingMessages:
             raise group_has_ended(what) from error
 
     def wait(self) -> list[torch.Tensor]:
-        """The received buffers, in the order of the plan.
+        """Return the received buffers, in the order of the plan.
 
         Raises:
             CommError: a peer died or did not answer within the process group's time limit.
@@ -196,14 +197,14 @@ class ThroughHost:
         self._pending = PendingMessages(group, leaving, arriving, what)
 
     def wait(self) -> list[torch.Tensor]:
-        """As `Pending.wait`."""
+        """Wait, as `Pending.wait` does."""
         for buffer, arrived in zip(self._buffers, self._pending.wait(), strict=True):
             buffer.copy_(arrived)
         return self._buffers
 
 
 RankParts = tuple[tuple[int, ...], ...]
-"""All ranks, each in one part."""
+"""Divides all ranks, each in one part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ _OF_WORLD: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicators] = weakref
 
 
 def communicators_of_world() -> Communicators:
-    """Those of the default process group; all ranks make them together at the first call.
+    """Return the default group's communicators, which all ranks make together at the first call.
 
     Raises:
         CommError: a rank died or did not come within the time limit.
@@ -242,7 +243,7 @@ def communicators_of_world() -> Communicators:
 
 
 def communicator_of_part(parts: Sequence[Sequence[int]]) -> GroupCommunicator:
-    """The one of the part that this rank is in; all ranks call this with the same parts.
+    """Return the communicator of this rank's part; all ranks call this with the same parts.
 
     Raises:
         CommError: a rank died or did not come within the time limit.
@@ -268,14 +269,13 @@ def agree_on_group_names() -> None:
     Raises:
         RuntimeError: it has, or a rank did not come within the time limit.
     """
-    torchs = dist.distributed_c10d._world
-    made = torch.full((), torchs.group_count, device=device_of_rank())
+    made = torch.full((), number_of_groups(), device=device_of_rank())
     dist.all_reduce(made, op=dist.ReduceOp.MAX)
-    torchs.group_count = int(made.item())
+    set_number_of_groups(int(made.item()))
 
 
 def groups_of(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """A default process group and those of its communicators."""
+    """List a default process group and those of its communicators."""
     made = _OF_WORLD.get(world)
     if made is None:
         return [world]
@@ -288,14 +288,14 @@ def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicato
     options = None
     if urgent and "nccl" in dist.get_backend():
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options._timeout = time_limit()  # torch warns where it differs from the group's
+        set_time_limit(options, time_limit())  # torch warns where it differs from the group's
     with keeping_contact(f"the start of the communicator for {purpose}"):
         agree_on_group_names()
         return _connect_group(dist.new_group(timeout=time_limit(), pg_options=options))
 
 
 def _connect_group(group: dist.ProcessGroup) -> GroupCommunicator:
-    """Once all its ranks have met there.
+    """Return a group's communicator, once all its ranks have met there.
 
     Nobody must leave it while others still connect to it, and NCCL connects at the first call, for
     which it needs all ranks: that must not be a message between two of them.

@@ -27,7 +27,7 @@ _KEPT = 4096
 
 @dataclass(frozen=True)
 class ExchangePlan(TransferPlan):
-    """A rank's part of an exchange in which every rank owns a box and wants one.
+    """Plans a rank's part of an exchange in which every rank owns a box and wants one.
 
     With what its communicator asks for in every step, worked out once.
     """
@@ -38,42 +38,42 @@ class ExchangePlan(TransferPlan):
 
     @functools.cached_property
     def brought(self) -> tuple[Box, ...]:
-        """The parts of the wanted box that this rank keeps or receives."""
+        """Return the parts of the wanted box that this rank keeps or receives."""
         return (*self.kept_parts, *(t.box for t in self.receives))
 
     @functools.cached_property
     def kept_parts(self) -> tuple[Box, ...]:
-        """The one that it keeps, if there is one."""
+        """Return the one that it keeps, if there is one."""
         return () if self.kept is None else (self.kept,)
 
     @functools.cached_property
     def in_place(self) -> bool:
-        """Whether the wanted box is a part of the own one, and nobody wants anything else."""
+        """Tell whether the wanted box is a part of the own one, and no rank wants anything else."""
         return self.local and self.wanted.intersect(self.own) == self.wanted
 
     @functools.cached_property
     def parts_sent(self) -> list[tuple[int, tuple[slice, ...], tuple[int, ...]]]:
-        """Who gets which part of the own block, and its shape."""
+        """Return which rank gets which part of the own block, and its shape."""
         return [(t.rank, t.box.slices(self.own), t.box.shape) for t in self.sends]
 
     @functools.cached_property
     def boxes_sent(self) -> Boxes:
-        """What others get of the own block."""
+        """Return what others get of the own block."""
         return Boxes(self.own, tuple(t.box for t in self.sends))
 
     @functools.cached_property
     def tables(self) -> dict[object, BoxTable]:
-        """Of the boxes that are sent, for a kernel; by what it does with which block."""
+        """Keeps the layouts of sent boxes, for a kernel, by what it does with which block."""
         return {}
 
     @functools.cached_property
     def parts_received(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Who sends pieces of which shapes."""
+        """Return which ranks send pieces of which shapes."""
         return [(t.rank, t.box.shape) for t in self.receives]
 
 
 def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> ExchangePlan:
-    """The plan of this rank to get its box of ``cover`` from a tensor cut as ``partition``.
+    """Return the plan of this rank to get its box of ``cover`` from a tensor cut as ``partition``.
 
     Along axes that do not cut the tensor every rank has its own copy and needs nobody else's.
     """
@@ -109,7 +109,7 @@ def _near(partition: Partition, cover: Cover, box: Box, grid: Grid) -> Iterator[
 
 
 def _meets(cover: Cover, dims: Sequence[int], index: int, box: Box) -> bool:
-    """Whether what the ranks at ``index`` of an axis hold meets ``box`` in the axis's dims."""
+    """Tell whether what the ranks at ``index`` of an axis hold meets ``box`` in the axis's dims."""
     for dim in dims:
         lo, hi = cover.intervals[dim][index]
         if max(lo, box.lo[dim]) >= min(hi, box.hi[dim]):
@@ -127,7 +127,7 @@ def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Arriving:
 def start_adjoint(
     pieces: Sequence[torch.Tensor], like: torch.Tensor, plan: ExchangePlan, what: str
 ) -> Arriving:
-    """The adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
+    """Start the adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
     sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
     boxes = plan.boxes_sent
     if packs_with_one_kernel(like, boxes):
@@ -139,7 +139,7 @@ def start_adjoint(
 
 
 def _parts_of(x: torch.Tensor, plan: ExchangePlan) -> list[PeerTensor]:
-    """What others want of the block: views of it, on a GPU copies that one kernel makes."""
+    """Return what others want of the block: views, on a GPU copies that one kernel makes."""
     boxes = plan.boxes_sent
     if not packs_with_one_kernel(x, boxes):
         return [(rank, x[part]) for rank, part, _ in plan.parts_sent]
@@ -151,14 +151,14 @@ def _parts_of(x: torch.Tensor, plan: ExchangePlan) -> list[PeerTensor]:
 
 
 def _room(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """For a message that is to lie in memory as ``like`` does; on a GPU it is contiguous."""
+    """Allocate for a message that is to lie in memory as ``like``; on a GPU it is contiguous."""
     on_cpu = like.device.type == "cpu"
     order = memory_format_of(like) if on_cpu else torch.contiguous_format
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
 
 
 class _Nothing:
-    """What arrives where nobody sends."""
+    """Return what arrives where no rank sends."""
 
     def wait(self) -> list[torch.Tensor]:
         return []
@@ -188,12 +188,12 @@ def add_returned(
 
 
 def _in_one_buffer(pieces: Sequence[torch.Tensor]) -> bool:
-    """Whether they were received where `start_adjoint` makes room for all of them."""
+    """Tell whether they were received where `start_adjoint` makes room for all of them."""
     return len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
 
 
 def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-    """A tensor for ``box`` to be covered by ``parts``: ``fill`` where they leave a gap."""
+    """Allocate a tensor for ``box`` that ``parts`` cover: ``fill`` where they leave a gap."""
     out = torch.empty(
         box.shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
     )
@@ -227,13 +227,13 @@ def copy_overlap(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> No
 
 @functools.lru_cache(maxsize=_KEPT)
 def _overlap(box: Box, at: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where what two boxes have in common lies in each."""
+    """Return where the common part of two boxes lies in each."""
     common = box.intersect(at)
     return None if common.empty else (common.slices(box), common.slices(at))
 
 
 class _Fetch(torch.autograd.Function):
-    """From the own box of a cut tensor to any wanted box of it.
+    """Maps the own box of a cut tensor to any wanted box of it.
 
     Distribution scheme, forward: 1. send what others want of the own box, 2. copy what is kept,
     3. receive the rest. Backward: `_GiveBack`.
@@ -258,7 +258,7 @@ class _Fetch(torch.autograd.Function):
 
 
 class _GiveBack(torch.autograd.Function):
-    """The adjoint of `_Fetch`: from the gradient of the wanted box to that of the own box.
+    """Maps the gradient of the wanted box to that of the own box: the adjoint of `_Fetch`.
 
     Distribution scheme: 1. send received pieces' gradients home, 2. copy the kept part's
     gradient, 3. add what came home. Backward: `_Fetch`.
@@ -281,7 +281,7 @@ class _GiveBack(torch.autograd.Function):
 
 
 def fetch(x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, what: str) -> torch.Tensor:
-    """The wanted box of a cut tensor, differentiable; ``x`` is the own box.
+    """Return the wanted box of a cut tensor, differentiable; ``x`` is the own box.
 
     Elements outside the volume are ``fill`` and have no gradient. Where the plan needs no
     message and stays inside the own box the result is a view.
@@ -292,5 +292,5 @@ def fetch(x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, what: str) 
 
 
 def give_back(gradient: torch.Tensor, plan: ExchangePlan, *, what: str) -> torch.Tensor:
-    """The adjoint of `fetch`, differentiable; ``gradient`` is that of the wanted box."""
+    """Apply the adjoint of `fetch`, differentiable; ``gradient`` is that of the wanted box."""
     return _GiveBack.apply(gradient, plan, what)

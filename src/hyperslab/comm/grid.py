@@ -97,10 +97,10 @@ class ReplicaSampler(DistributedSampler[Any]):
 
 
 AXES = ("data", "depth", "height", "width")
-"""Axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
+"""Lists the axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
 
 SPATIAL_AXES = AXES[1:]
-"""Those that cut volumes."""
+"""Lists the axes that cut volumes."""
 
 GRID_START = "the start of the grid"
 
@@ -108,7 +108,7 @@ log = logging.getLogger("hyperslab")
 
 
 class Grid:
-    """The ranks as a ``data x depth x height x width`` array; every rank builds the same one.
+    """Arranges the ranks as a ``data x depth x height x width`` array, the same on every rank.
 
     The first one waits for all ranks, which then agree on the memory that they share and connect
     a communicator for each purpose.
@@ -127,7 +127,7 @@ class Grid:
     """
 
     has_values = True
-    """Whether its tensors do: those of a step that is only traced have none."""
+    """Tells whether its tensors have values: those of a step that is only traced have none."""
 
     def __init__(
         self,
@@ -171,18 +171,18 @@ class Grid:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that prints and writes for all."""
+        """Tell whether this is the rank that prints and writes for all."""
         return self.rank == 0
 
     def coords_of(self, rank: int) -> dict[str, int]:
-        """The position of a rank on the grid."""
+        """Return the position of a rank on the grid."""
         coords: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, coords[axis] = divmod(rank, self.extents[axis])
         return {axis: coords[axis] for axis in AXES}
 
     def rank_of(self, coords: dict[str, int]) -> int:
-        """The rank at a position of the grid."""
+        """Return the rank at a position of the grid."""
         rank = 0
         for axis in AXES:
             rank = rank * self.extents[axis] + coords[axis]
@@ -191,7 +191,7 @@ class Grid:
     def partition(
         self, shape: Sequence[int], *, channels: bool = True, batch: bool = True
     ) -> Partition:
-        """How a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
+        """Return how a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
 
         Without ``channels`` it is (batch, ...spatial): the class of every voxel, say.
 
@@ -248,7 +248,7 @@ class Grid:
     def sampler(
         self, dataset: Sized, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
     ) -> ReplicaSampler:
-        """A sampler for a `DataLoader`: this replica's samples, the same on all of its ranks.
+        """Return a `DataLoader`'s sampler of this replica's samples, the same on all of its ranks.
 
         All ranks call it. Its order depends on ``seed`` and on the epoch that `set_epoch` was told
         and on nothing else, and is that of torch's DistributedSampler. Every sample is shown once
@@ -276,18 +276,18 @@ class Grid:
 
     @property
     def halos(self) -> Communicator:
-        """For messages between any ranks: halos, and whatever else an operator exchanges."""
+        """Carries messages between any ranks: halos, and whatever else an operator exchanges."""
         assert self._communicators is not None
         return self._communicators.halos
 
     @property
     def gradients(self) -> GroupCommunicator:
-        """For the average of gradients over all ranks, behind the backward pass."""
+        """Averages gradients over all ranks, behind the backward pass."""
         assert self._communicators is not None
         return self._communicators.gradients
 
     def group(self, axes: Sequence[str]) -> Communicator | None:
-        """For sums over the ranks that differ from this one only along ``axes``.
+        """Return the communicator for sums over ranks that differ only along ``axes``.
 
         ``None`` when that is this rank alone. Every rank must ask for the same axes in the same
         order (the same program does), because making a group involves all ranks.
@@ -321,7 +321,7 @@ class Grid:
             log.warning(message)
 
     def same_on_all(self, number: int) -> bool:
-        """Whether all ranks have the same number, such as the checksum of something larger."""
+        """Tell whether all ranks have the same number, such as the checksum of something larger."""
         return same_on_all(number)
 
     def barrier(self) -> None:

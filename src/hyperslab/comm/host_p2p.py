@@ -31,10 +31,10 @@ T = TypeVar("T")
 SAMPLE_EXCHANGE = "the exchange of samples"
 
 LEAVE_GRACE = 10.0
-"""What a rank that leaves without a word waits for the others to fetch its last boxes [s]."""
+"""Limits how long [s] a rank that leaves waits for the others to fetch its last boxes."""
 
 SentMessage = tuple[int, dist.Work, NDArray[Any]]
-"""To whom, what is under way, and what must not change until it has arrived."""
+"""Holds the receiver, what is under way, and what must not change until it has arrived."""
 
 
 class HostP2P:
@@ -86,12 +86,12 @@ class HostP2P:
         self._sent[:] = [self._sent[1], []]
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank has it set; all ranks call this."""
+        """Tell whether any rank has it set; all ranks call this."""
         with self.naming(None):
             return any_rank(flag, self.group)
 
     def gather(self, mine: T) -> list[T]:
-        """What every rank has, by rank; all ranks call this."""
+        """Return what every rank has, by rank; all ranks call this."""
         with self.naming(None):
             return all_gather(mine, self.group)
 
@@ -145,7 +145,7 @@ class HostP2P:
 
 
 class ReceivingArray:
-    """A message that is on its way."""
+    """Waits for a message that is on its way."""
 
     def __init__(self, transport: HostP2P, peer: int, work: dist.Work) -> None:
         self._transport = transport
@@ -163,12 +163,12 @@ class ReceivingArray:
 
 
 def tag_of(*key: object) -> int:
-    """A message's number, by what it is."""
+    """Number a message by what it is."""
     return zlib.crc32(repr(key).encode()) >> 1
 
 
 def as_bytes(values: NDArray[Any]) -> torch.Tensor:
-    """The memory of a contiguous array: not every backend sends every type."""
+    """Return the memory of a contiguous array: not every backend sends every type."""
     return torch.from_numpy(values.reshape(-1).view(np.uint8))
 
 

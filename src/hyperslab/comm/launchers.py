@@ -16,13 +16,13 @@ from hyperslab.errors import HyperslabError
 from hyperslab.util.optional_libraries import how_to_install
 
 STORE_VARIABLE = "HYPERSLAB_STORE"
-"""In a rank's environment: the file by which the ranks that `hyperslab` started find each other."""
+"""Names the file, in a rank's environment, by which ranks that `hyperslab` started meet."""
 
 RUN_VARIABLE = "HYPERSLAB_RUN"
-"""In a rank's environment: words for the run that it belongs to, the same on all of its ranks."""
+"""Names the run, in a rank's environment, that it belongs to, the same on all of its ranks."""
 
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
-"""In the environment of torchrun's ranks; the launcher of `hyperslab` takes it out of its own."""
+"""Marks torchrun's ranks in the environment; the launcher of `hyperslab` removes it there."""
 
 VALID_PORTS = range(1, 65536)
 
@@ -33,7 +33,7 @@ LAUNCHER_VARIABLES = (
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
 )
-"""By which an error says why another variable is missed."""
+"""Tells in an error why another variable is missed."""
 
 _REMEDY = (
     "    torchrun, srun, mpirun and --ranks set what a rank needs; by hand it is RANK,\n"
@@ -43,7 +43,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class RankVariables:
-    """The place of a rank, and where it meets the others."""
+    """Holds the place of a rank, and where it meets the others."""
 
     rank: int
     size: int
@@ -54,14 +54,14 @@ class RankVariables:
 
     @property
     def where(self) -> str:
-        """The words by which an error names the meeting place."""
+        """Return the words by which an error names the meeting place."""
         if self.store is not None:
             return "the store of their launcher"
         return f"MASTER_ADDR={self.address} MASTER_PORT={self.port}"
 
 
 def read_variables(environ: Mapping[str, str]) -> RankVariables | None:
-    """What the environment says of this rank; None where it says that there is only one.
+    """Read the environment's words on this rank; None where it is the only one.
 
     Raises:
         HyperslabError: a variable is missing, no number or out of range; names it.
@@ -86,7 +86,7 @@ def read_variables(environ: Mapping[str, str]) -> RankVariables | None:
 
 
 def whole_number(environ: Mapping[str, str], name: str) -> int:
-    """A variable that has to be a number from 0 on, such as those of Slurm and of MPI.
+    """Read a variable that has to be a number from 0 on, such as those of Slurm and of MPI.
 
     Raises:
         HyperslabError: it is not there, or something else; names it.
@@ -172,7 +172,7 @@ def adopt_slurm(environ: MutableMapping[str, str]) -> None:
 
 
 def slurm_port(job: int, step: int) -> int:
-    """Where the ranks of a step meet.
+    """Return where the ranks of a step meet.
 
     >>> slurm_port(123456, 0), slurm_port(123456, 1), slurm_port(123457, 0)
     (23456, 23553, 23457)
@@ -181,7 +181,7 @@ def slurm_port(job: int, step: int) -> int:
 
 
 def first_slurm_host(nodes: str) -> str:
-    """The first name in Slurm's list of nodes.
+    """Return the first name in Slurm's list of nodes.
 
     >>> first_slurm_host("gpu[007-012,020],login1")
     'gpu007'

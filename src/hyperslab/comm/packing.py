@@ -37,19 +37,19 @@ class BoxTable:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The boxes of a block ``own`` that travel, by the order of their messages."""
+    """Lists the boxes of a block ``own`` that travel, by the order of their messages."""
 
     own: Box
     parts: tuple[Box, ...]
 
     @property
     def offsets(self) -> list[int]:
-        """Where each begins in one buffer for all [elements]; the last one is the buffer's end."""
+        """Return where each begins in one buffer for all [elements], and the buffer's end."""
         sizes = (-(-part.size // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS for part in self.parts)
         return list(itertools.accumulate(sizes, initial=0))
 
     def room(self, like: torch.Tensor) -> list[torch.Tensor]:
-        """A contiguous tensor for each, in one buffer."""
+        """Allocate a contiguous tensor for each, in one buffer."""
         *begins, end = self.offsets
         buffer = like.new_empty(end)
         return [
@@ -58,7 +58,7 @@ class Boxes:
         ]
 
     def packing(self, strides: Strides, device: torch.device) -> BoxTable:
-        """Of each box: its size, where it begins in block and buffer, its extents, the strides."""
+        """List each box's size, its beginnings in block and buffer, its extents, the strides."""
         rows = []
         for begin, part in zip(self.offsets, self.parts, strict=False):
             inside = _first_element(part, self.own, strides)
@@ -68,7 +68,7 @@ class Boxes:
         return _table_on(device, rows, 1)
 
     def adding(self, strides: Strides, device: torch.device) -> BoxTable:
-        """Of each of the disjoint boxes that the parts fall into: how the block lies there.
+        """Return how the block lies in each of the disjoint boxes that the parts fall into.
 
         And, for each part that covers it, in order, where it begins in the buffer and how it lies.
         """
@@ -90,7 +90,7 @@ class Boxes:
 
 
 def packs_with_one_kernel(block: torch.Tensor, boxes: Boxes) -> bool:
-    """Whether one kernel handles all boxes of this block."""
+    """Tell whether one kernel handles all boxes of this block."""
     return (
         block.device.type == "cuda"
         and len(boxes.parts) > 1
@@ -130,7 +130,7 @@ def _table_on(device: torch.device, rows: list[list[int]], pieces: int) -> BoxTa
 
 
 def _first_element(part: Box, box: Box, strides: Sequence[int]) -> int:
-    """The first element of ``part`` in a tensor that holds ``box``."""
+    """Return the first element of ``part`` in a tensor that holds ``box``."""
     return sum((p - b) * s for p, b, s in zip(part.lo, box.lo, strides, strict=True))
 
 

@@ -36,7 +36,7 @@ POLL_PAUSES = (0.002, 0.25)  # [s] between two looks, the first and the longest
 
 
 class Deadline:
-    """So many seconds from now on."""
+    """Counts seconds from now on until a limit."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -59,7 +59,7 @@ class Deadline:
 
 
 def in_time(seconds: float, make: Callable[[], T], late: Callable[[], CommError]) -> T:
-    """What ``make`` returns or raises, on a thread of its own.
+    """Return or raise what ``make`` does, which runs on a thread of its own.
 
     A thread that hangs is left behind: torch cannot be told to give up a connection.
 
@@ -88,7 +88,7 @@ def in_time(seconds: float, make: Callable[[], T], late: Callable[[], CommError]
 def agree_on_restart_epoch(
     store: Store, place: RankVariables, deadline: Deadline, connect: Callable[[], Store]
 ) -> Store:
-    """The part of ``store`` that belongs to this start of the ranks alone.
+    """Return the part of ``store`` that belongs to this start of the ranks alone.
 
     torchrun's own count of restarts does not say it: every node counts those that it began itself,
     so after the loss of a rank the nodes' counts may differ. ``connect`` makes another connection
@@ -120,7 +120,7 @@ def agree_on_restart_epoch(
 
 
 def rank_0_missing(place: RankVariables, deadline: Deadline) -> CommError:
-    """Of a rank that came and waited."""
+    """Say what a rank lacked that came and waited."""
     return CommError(
         f"rank 0 did not come to {place.where} within {deadline.seconds:g} s: rank "
         f"{place.rank} of {place.size} is there\n    see whether all ranks were started"
@@ -152,11 +152,11 @@ def _all_answered(store: Store, word: str, waiting: dict[int, bytes]) -> bool:
 
 
 RESOLVE_LIMIT = 30.0
-"""How long [s] the name of the first rank's machine may be unknown: it may be about to start."""
+"""Limits how long [s] the name of the first rank's machine may be unknown: it may be starting."""
 
 
 def meet(place: RankVariables, deadline: Deadline) -> Store:
-    """The store of these ranks: the launcher's file, torchrun's, or one that rank 0 opens.
+    """Return the store of these ranks: the launcher's file, torchrun's, or one that rank 0 opens.
 
     Raises:
         HyperslabError: MASTER_PORT is taken, or MASTER_ADDR does not resolve.
@@ -227,7 +227,7 @@ def _wait_until_reachable(place: RankVariables, deadline: Deadline) -> None:
 
 
 def _open_listener(place: RankVariables) -> socket.socket:
-    """At MASTER_ADDR alone; everywhere where that is a name of this machine for others only."""
+    """Listen at MASTER_ADDR alone; everywhere if only others know this machine by that name."""
     try:
         found = socket.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -270,7 +270,7 @@ VERDICTS: dict[str, type[HyperslabError]] = {
     "shared": LayoutError,
     "differ": RecipeError,
 }
-"""The errors that all ranks raise, by what is wrong."""
+"""Maps what is wrong to the error that all ranks raise."""
 
 
 def answer_roll_call(
@@ -324,7 +324,7 @@ def answer_roll_call(
 
 
 def run_identity(environ: Mapping[str, str], size: int) -> dict[str, str]:
-    """What tells a run from others, by the variables that say so: the same on all its ranks."""
+    """Return what tells a run from others, by environment variables: the same on all its ranks."""
     found = {
         name: environ[name] for name in (RUN_VARIABLE, "TORCHELASTIC_RUN_ID") if name in environ
     }
@@ -350,7 +350,7 @@ def _compare_runs(store: Store, place: RankVariables, deadline: Deadline) -> Non
 
 
 def _take_number(store: Store, place: RankVariables, deadline: Deadline) -> int:
-    """How often this rank has started here; a program may do so several times."""
+    """Count how often this rank has started here; a program may do so several times."""
     me = f"process {os.getpid()} on {socket.gethostname()}"
     turn = store.add(f"starts {place.rank}", 1)
     store.set(f"process {place.rank} {turn}", me)
@@ -367,7 +367,7 @@ def _take_number(store: Store, place: RankVariables, deadline: Deadline) -> int:
 
 
 def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> dict[str, str]:
-    """What is wrong with the ranks, if something is: the kind of error and its words."""
+    """Return the kind and the words of an error if something is wrong with the ranks."""
     missing = [*range(place.size)]
 
     def known() -> bool:
@@ -393,7 +393,7 @@ def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> dic
 
 
 def _find_shared_device(devices: list[str]) -> str:
-    """Which ranks have the same one, if any do."""
+    """Find the ranks that have the same one, if any do."""
     for device in dict.fromkeys(filter(None, devices)):
         ranks = [rank for rank, other in enumerate(devices) if other == device]
         if len(ranks) > 1:
@@ -419,7 +419,7 @@ def _ranks_missing(came: list[int], place: RankVariables, deadline: Deadline) ->
 
 
 def compare_facts(facts: list[Facts], hosts: list[str]) -> str:
-    """In what the ranks differ, the first key with its values; empty if in nothing.
+    """Find the first key in whose values the ranks differ, with them; empty if there is none.
 
     >>> print(compare_facts([{"a": {"b": 1}}, {"a": {"b": 2}}, {"a": {"b": 2}}], ["n1"] * 3))
     the ranks differ in a.b: 1 on rank 0, 2 on ranks 1 and 2

@@ -36,6 +36,7 @@ import torch.distributed as dist
 from hyperslab.comm.agreement import lost_contact
 from hyperslab.errors import CommError
 from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.util.torch_internals import time_limit_of
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class _Timespec(ctypes.Structure):
 
 
 class Segment:
-    """A block of memory that all ranks map; made by `connect_segment`.
+    """Maps a block of memory on all ranks; made by `connect_segment`.
 
     It begins with ``semaphores`` semaphores and as many whole numbers as ``numbers``, each on a
     line of its own. Then come ``data``, the remaining bytes.
@@ -124,7 +125,7 @@ class Segment:
                 raise lost_contact(self.rank, [peer], what, why)
 
     def _timed_wait(self, address: ctypes.c_void_p, seconds: float) -> bool:
-        """Whether there was a post in time; a signal may end the wait early."""
+        """Tell whether there was a post in time; a signal may end the wait early."""
         if hasattr(self._libc, "sem_clockwait"):
             until = _timespec(time.monotonic() + seconds)
             return bool(self._libc.sem_clockwait(address, time.CLOCK_MONOTONIC, until) == 0)
@@ -148,7 +149,7 @@ def _timespec(seconds: float) -> object:
 def connect_segment(
     group: dist.ProcessGroup, semaphores: Sequence[int], numbers: int, data: int
 ) -> Segment | None:
-    """A segment for the ranks of the default group, which all call this; None as `share_file`.
+    """Make a segment for the ranks of the default group, which all call this; None as `share_file`.
 
     Args:
         semaphores: their first values.
@@ -157,7 +158,7 @@ def connect_segment(
     """
 
     def open_segment(path: Path) -> Segment:
-        limit = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        limit = time_limit_of(group, torch.device("cpu")).total_seconds()
         segment = Segment(path, len(semaphores), numbers, limit)
         if dist.get_rank() == 0:
             segment.prepare(semaphores)
@@ -180,7 +181,7 @@ def _all_ranks(flag: bool) -> bool:
 
 
 def share_file(nbytes: int, open_file: Callable[[Path], T]) -> T | None:
-    """What every rank of the default group makes of a file of so many bytes; all call this.
+    """Return what every rank of the default group makes of one file of a size; all call this.
 
     None where the ranks are on several machines, where the system has no shared memory, or where
     there is too little. The file is memory that never has a name, so nothing is left of it
@@ -211,7 +212,7 @@ def _descriptor(number: int, process: int | str = "self") -> Path:
 
 
 def _reserve_file(size: int) -> int | None:
-    """A file of so many bytes that memory backs already: later it cannot run out."""
+    """Make a file that memory backs already, so that it cannot run out later."""
     if not hasattr(os, "memfd_create") or size > MOST_OF_FREE_MEMORY * _free_memory():
         return None
     descriptor = None
@@ -226,7 +227,7 @@ def _reserve_file(size: int) -> int | None:
 
 
 def _free_memory() -> int:
-    """What the machine could give now [B]: asked for more, the system would kill a process."""
+    """Return what the machine could give now [B]: for more, the system would kill a process."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
@@ -234,7 +235,7 @@ def _free_memory() -> int:
 
 
 SLOT_FULL, SLOT_FREE, SUM_TOKEN = range(3)
-"""Of a pair: a message has come, a slot is free, and the sender has got somewhere in a sum."""
+"""Number a pair's semaphores: a message came, a slot is free, the sender advanced in a sum."""
 
 FIRST_SEMAPHORE_VALUES = (0, 2, 0)
 """Two slots are free at the beginning."""
@@ -334,7 +335,7 @@ class SharedSums:
             self._pairs.post(self.rank, rank, SUM_TOKEN)
 
     def average_shown(self, sums: Iterable[Shown], what: str, *, nbytes: int) -> None:
-        """The mean over all ranks, in place of tensors that all of them map.
+        """Replace tensors that all ranks map by the mean over all of them.
 
         A number is read where it was written, and its mean is written where it belongs; of every
         sum each rank that has a term does so for its share of the numbers.
@@ -370,7 +371,7 @@ class SharedSums:
         _add_up([parts[rank] for rank in ranks], x, scale)
 
     def _small_views(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """All ranks' areas, as far as ``x`` fills them."""
+        """Return all ranks' areas, as far as ``x`` fills them."""
         key = (x.numel(), x.dtype)
         if key not in self._views:
             with torch.inference_mode(False):  # or they could not be written to outside that mode
@@ -378,12 +379,12 @@ class SharedSums:
         return self._views[key]
 
     def shown(self, rank: int, number: int, begin: int, like: torch.Tensor) -> torch.Tensor:
-        """What a rank shows from a byte of a chunk on; two chunks take turns in an area."""
+        """Return what a rank shows from a byte of a chunk on; two chunks take turns in an area."""
         begin += number % 2 * self.chunk
         return self._areas[rank, begin : begin + like.nbytes].view(like.dtype)
 
     def meet(self, others: Sequence[int], what: str) -> None:
-        """All have shown what they have to show."""
+        """Wait until all have shown what they have to show."""
         for rank in others:
             self._pairs.post(self.rank, rank, SUM_TOKEN)
         for rank in others:
@@ -403,7 +404,7 @@ class SharedSums:
 
 
 class _ChunkedSum:
-    """One large sum, chunk by chunk; of each every rank adds up its share.
+    """Computes one large sum, chunk by chunk; every rank adds up its share of each.
 
     Steps of a chunk: 1. show the others their shares of the own numbers, 2. add up the own share of
     everybody's and show it, 3. take the others' shares. All meet after each. While a rank is at
@@ -473,7 +474,7 @@ class _ChunkedSum:
 
 
 def area_bytes(size: int) -> int:
-    """Of each of so many ranks' areas [B]."""
+    """Return the size of each rank's area [B]."""
     return max(2 * SMALL_SUM, min(LARGEST_AREA, ALL_AREAS // size) // 4096 * 4096)
 
 
@@ -489,7 +490,7 @@ def check_size(rank: int, peer: int, expected: int, found: int, what: str) -> No
 
 
 def _average_share(shown: Shown, rank: int) -> None:
-    """A rank's share of the numbers: the sum over the terms by the number of ranks, everywhere."""
+    """Divide a rank's share of the sum over the terms by the number of ranks, for all to see."""
     places = [rank, *(term for term in shown.terms if term != rank)]
     places += [place for place in range(len(shown.parts)) if place not in places]
     share = shown.terms.index(rank)
@@ -533,7 +534,7 @@ LARGEST_SLOT = 4 << 20  # [B] of one slot: what is larger goes through a socket 
 
 
 class SharedChannels:
-    """What the ranks of one machine share; see `connect_ranks`.
+    """Holds what the ranks of one machine share; see `connect_ranks`.
 
     A message fits if it fills no more than one slot; larger ones go through the process group.
     Two slots are enough that nobody ever waits for a free one in a circle: a rank sends at most
@@ -555,7 +556,7 @@ class SharedChannels:
         self._views: dict[Hashable, torch.Tensor] = {}
 
     def fits(self, x: torch.Tensor) -> bool:
-        """Whether a message of this shape and type goes through a slot."""
+        """Tell whether a message of this shape and type goes through a slot."""
         return x.device.type == "cpu" and x.nbytes <= self.slot
 
     def send(self, x: torch.Tensor, peer: int, what: str) -> None:
@@ -592,13 +593,13 @@ class SharedChannels:
         self._sums.all_reduce(x, ranks, what, scale)
 
     def average_shown(self, sums: Iterable[Shown], what: str, *, nbytes: int) -> None:
-        """The mean over all ranks in memory that all map; see `SharedSums.average_shown`."""
+        """Average over all ranks in memory that all map; see `SharedSums.average_shown`."""
         self._sums.average_shown(sums, what, nbytes=nbytes)
 
     def _slot(
         self, sender: int, receiver: int, number: int, like: torch.Tensor, last: bool
     ) -> torch.Tensor:
-        """The part of a slot that a message fills, with its channels ``last`` in memory or not."""
+        """Return the part of a slot that a message fills, with its channels ``last`` or not."""
         key = (sender, receiver, number % SLOTS, like.shape, like.dtype, last)
         if key not in self._views:
             slot = self._slots[self._pairs.index[sender, receiver], number % SLOTS]
@@ -613,7 +614,7 @@ class SharedChannels:
         return self._views[key]
 
     def _number(self, sender: int, receiver: int, number: int) -> int:
-        """Where stands twice the size [B] of a message, and one more if its channels are last.
+        """Locate twice the size [B] of a message, and one more if its channels are last.
 
         The sizes of the areas stand before them all.
         """
@@ -641,7 +642,7 @@ def connect_ranks() -> None:
 
 
 def shared_channels() -> SharedChannels | None:
-    """What `connect_ranks` made for the default process group."""
+    """Return what `connect_ranks` made for the default process group."""
     group = dist.group.WORLD
     return None if group is None else _OF_GROUP.get(group)
 
@@ -663,7 +664,7 @@ def _make_channels(group: dist.ProcessGroup) -> SharedChannels | None:
 
 
 def shared_bytes(size: int) -> int:
-    """Of all slots and areas of so many ranks of a machine [B].
+    """Return the size of all slots and areas of a machine's ranks [B].
 
     >>> shared_bytes(1), shared_bytes(2) >> 20
     (0, 24)
@@ -673,5 +674,5 @@ def shared_bytes(size: int) -> int:
 
 
 def _slot_bytes(size: int) -> int:
-    """Of one of so many ranks' slots [B]."""
+    """Return the size of one slot [B]."""
     return min(LARGEST_SLOT, ALL_SLOTS // (size * (size - 1) * SLOTS)) // 4096 * 4096

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Interval = tuple[int, int]
-"""A half-open interval ``[lo, hi)`` of one dim, in global indices."""
+"""Denotes a half-open interval ``[lo, hi)`` of one dim, in global indices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The region ``lo[i] <= index[i] < hi[i]`` of every dim ``i``.
+    """Denotes the region ``lo[i] <= index[i] < hi[i]`` of every dim ``i``.
 
     A box may be empty (``hi <= lo`` in some dim); empty boxes intersect nothing.
 
@@ -31,12 +31,12 @@ class Box:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
-        """The box of a whole tensor of this shape."""
+        """Return the box of a whole tensor of this shape."""
         return cls((0,) * len(shape), tuple(shape))
 
     @classmethod
     def of(cls, intervals: Sequence[Interval]) -> Box:
-        """The product of one interval per dim."""
+        """Return the product of one interval per dim."""
         return cls(tuple(i[0] for i in intervals), tuple(i[1] for i in intervals))
 
     @property
@@ -49,7 +49,7 @@ class Box:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -60,13 +60,13 @@ class Box:
         return self.lo[dim], self.hi[dim]
 
     def intersect(self, other: Box) -> Box:
-        """The common part; empty if there is none."""
+        """Return the common part; empty if there is none."""
         lo = tuple(map(max, self.lo, other.lo))
         return Box(lo, tuple(map(max, lo, map(min, self.hi, other.hi))))
 
     @classmethod
     def around(cls, boxes: Sequence[Box]) -> Box:
-        """The smallest that contains all of them, at least one.
+        """Return the smallest that contains all of them, at least one.
 
         >>> Box.around([Box((0, 3), (1, 4)), Box((2, 2), (5, 3))])
         Box(lo=(0, 2), hi=(5, 4))
@@ -75,7 +75,7 @@ class Box:
         return cls(lo, tuple(map(max, zip(*(box.hi for box in boxes), strict=True))))
 
     def without(self, inner: Box) -> list[Box]:
-        """The slabs at the sides of ``inner``, a box within this one, that make up the rest.
+        """Return the slabs at the sides of ``inner``, a box within this one, that make up the rest.
 
         >>> Box((0, 0), (4, 4)).without(Box((1, 0), (3, 3)))
         [Box(lo=(0, 0), hi=(1, 4)), Box(lo=(3, 0), hi=(4, 4)), Box(lo=(1, 3), hi=(3, 4))]
@@ -89,14 +89,14 @@ class Box:
         return [slab for slab in slabs if not slab.empty]
 
     def shift(self, offset: Sequence[int]) -> Box:
-        """The box moved by ``offset``."""
+        """Return the box moved by ``offset``."""
         return Box(
             tuple(a + o for a, o in zip(self.lo, offset, strict=True)),
             tuple(b + o for b, o in zip(self.hi, offset, strict=True)),
         )
 
     def contains(self, other: Box) -> bool:
-        """Whether every element of ``other`` is in this box (an empty box is in every box)."""
+        """Tell whether every element of ``other`` is in this box (an empty box is in every box)."""
         return other.empty or self.intersect(other) == other
 
     def slices(self, origin: Box | None = None) -> tuple[slice, ...]:

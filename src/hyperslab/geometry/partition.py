@@ -15,7 +15,7 @@ Coords = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One dim cut into shards by one axis of the grid.
+    """Describes one dim that one axis of the grid cuts into shards.
 
     Shard ``i`` is ``[bounds[i], bounds[i + 1])``. Shards may differ in extent. ``merged``: the
     extents of the dims that a reshape merged into this one, of which the first one is cut.
@@ -48,7 +48,7 @@ class Cut:
 
     @property
     def thin(self) -> bool:
-        """Whether some shard is empty, so that the axis has to be gathered."""
+        """Tell whether some shard is empty, so that the axis has to be gathered."""
         return any(a == b for a, b in itertools.pairwise(self.bounds))
 
     def interval(self, index: int) -> Interval:
@@ -61,7 +61,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """For every rank one box, given dim by dim; boxes of different ranks may overlap.
+    """Gives every rank one box, dim by dim; boxes of different ranks may overlap.
 
     ``axes[i]`` names the axis whose coordinate chooses among ``intervals[i]``; a dim without
     an axis has one interval for all ranks.
@@ -71,7 +71,7 @@ class Cover:
     intervals: tuple[tuple[Interval, ...], ...]
 
     def box(self, coords: Coords) -> Box:
-        """The box of the rank at ``coords``."""
+        """Return the box of the rank at ``coords``."""
         return Box.of(
             [
                 choices[coords[axis]] if axis is not None else choices[0]
@@ -82,7 +82,7 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The global shape of a tensor and, per dim, its cut (``None``: every rank holds all of it).
+    """Holds the global shape of a tensor and the cut of each dim (``None``: all ranks hold all).
 
     >>> p = Partition((2, 4, 7), (None, None, Cut.balanced("depth", 7, 2)))
     >>> p.box({"depth": 1})
@@ -92,7 +92,7 @@ class Partition:
     shape: tuple[int, ...]
     cuts: tuple[Cut | None, ...]
     merged: bool = field(init=False, repr=False, compare=False)
-    """Whether a dim that is cut is merged of several."""
+    """Tells whether a dim that is cut is merged of several."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class Partition:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Partition:
-        """Nothing is cut."""
+        """Return the partition that cuts nothing."""
         return cls(tuple(shape), (None,) * len(shape))
 
     @property
@@ -125,7 +125,7 @@ class Partition:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of the grid that cut some dim."""
+        """Return the axes of the grid that cut some dim."""
         return tuple(cut.axis for cut in self.cuts if cut is not None)
 
     @property
@@ -133,7 +133,7 @@ class Partition:
         return tuple(dim for dim, cut in enumerate(self.cuts) if cut is not None)
 
     def box(self, coords: Coords) -> Box:
-        """The box that the rank at ``coords`` holds."""
+        """Return the box that the rank at ``coords`` holds."""
         return Box.of(
             [
                 cut.interval(coords[cut.axis]) if cut is not None else (0, extent)
@@ -143,7 +143,7 @@ class Partition:
 
     @property
     def cover(self) -> Cover:
-        """The same boxes as a `Cover`."""
+        """Return the same boxes as a `Cover`."""
         return Cover(
             tuple(cut.axis if cut is not None else None for cut in self.cuts),
             tuple(
@@ -153,7 +153,7 @@ class Partition:
         )
 
     def with_dim(self, dim: int, extent: int, cut: Cut | None) -> Partition:
-        """The same partition with one dim changed."""
+        """Return the same partition with one dim changed."""
         shape = list(self.shape)
         shape[dim] = extent
         cuts = list(self.cuts)
@@ -161,12 +161,12 @@ class Partition:
         return replace(self, shape=tuple(shape), cuts=tuple(cuts))
 
     def without_dim(self, dim: int) -> Partition:
-        """The same partition of a tensor that lacks one dim, its channels say."""
+        """Return the same partition of a tensor that lacks one dim, its channels say."""
         shape = self.shape[:dim] + self.shape[dim + 1 :]
         return Partition(shape, self.cuts[:dim] + self.cuts[dim + 1 :])
 
     def without(self, axes: Sequence[str]) -> Partition:
-        """The partition after gathering along ``axes``."""
+        """Return the partition after gathering along ``axes``."""
         return replace(
             self,
             cuts=tuple(None if c is not None and c.axis in axes else c for c in self.cuts),
@@ -179,7 +179,7 @@ class Partition:
             yield {**coords, **{cut.axis: i for cut, i in zip(cuts, index, strict=True)}}
 
     def is_first_copy(self, coords: Coords) -> bool:
-        """Whether no rank before the one at ``coords`` holds the same box: one speaks for all."""
+        """Tell whether the rank at ``coords`` is the first one that holds its box."""
         return all(at == 0 for axis, at in coords.items() if axis not in self.axes)
 
     def __str__(self) -> str:

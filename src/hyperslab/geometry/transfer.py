@@ -17,7 +17,7 @@ class Transfer:
 
 
 def transfers(wanted: Box, owners: Iterable[tuple[int, Box]]) -> tuple[Transfer, ...]:
-    """The non-empty parts of ``wanted`` that each owner holds, in the order of the owners.
+    """Return the non-empty parts of ``wanted`` that each owner holds, in the order of the owners.
 
     >>> transfers(Box((3,), (7,)), [(0, Box((0,), (4,))), (1, Box((4,), (8,)))])
     (Transfer(rank=0, box=Box(lo=(3,), hi=(4,))), Transfer(rank=1, box=Box(lo=(4,), hi=(7,))))
@@ -28,7 +28,7 @@ def transfers(wanted: Box, owners: Iterable[tuple[int, Box]]) -> tuple[Transfer,
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """One rank's part of an exchange; all boxes in global indices.
+    """Describes one rank's part of an exchange; all boxes in global indices.
 
     ``own`` is the box that this rank owns and ``wanted`` the one that it asks for, either of them
     `None` where there is none. A wanted box may reach over the edge of the volume: nobody sends
@@ -45,7 +45,7 @@ class TransferPlan:
 
     @property
     def kept(self) -> Box | None:
-        """The part of the wanted box that this rank owns itself, if there is any."""
+        """Return the part of the wanted box that this rank owns itself, if there is any."""
         if self.own is None or self.wanted is None:
             return None
         common = self.wanted.intersect(self.own)
@@ -53,12 +53,12 @@ class TransferPlan:
 
     @property
     def local(self) -> bool:
-        """Whether this rank neither sends nor receives."""
+        """Tell whether this rank neither sends nor receives."""
         return not self.sends and not self.receives
 
 
 def plan_transfers(rank: int, owned: Mapping[int, Box], wanted: Mapping[int, Box]) -> TransferPlan:
-    """The part of ``rank`` in an exchange after which every rank of ``wanted`` has its box.
+    """Return the part of ``rank`` in an exchange after which every rank of ``wanted`` has its box.
 
     ``owned`` are the boxes of the ranks that hold something; where two of them hold the same
     element both send it, so name one owner for each element. Every rank works out its own part

@@ -15,13 +15,13 @@ from hyperslab.geometry.partition import Cut
 
 
 class WindowMap(Protocol):
-    """Which inputs outputs read, and where outputs go: what placing an operator asks for."""
+    """Tells which inputs outputs read, and where outputs go, as placing an operator needs."""
 
     def reads(self, out: Interval) -> Interval:
         """Inputs that the outputs ``out`` read; not clipped to the volume."""
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """The cut of the outputs that follows from the cut of the inputs."""
+        """Return the cut of the outputs that follows from the cut of the inputs."""
 
 
 def place_bounds(cut: Cut, inner: Sequence[int], outputs: int) -> Cut:
@@ -77,7 +77,7 @@ class Window:
         return lo * self.stride - self.before, (hi - 1) * self.stride - self.before + self.span
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """The cut of the outputs: each goes to the rank that owns the centre of its window.
+        """Return the cut of the outputs: each goes to the rank that owns the centre of its window.
 
         So strided layers stay aligned with the cut of their input, and halos are symmetric.
         """
@@ -86,7 +86,7 @@ class Window:
         return place_bounds(cut, inner, outputs)
 
     def taps(self, output: int, inputs: Interval) -> Interval:
-        """The kernel taps with which ``output`` reads ``inputs``, as ``[first, last + 1)``.
+        """Return the kernel taps with which ``output`` reads ``inputs``, as ``[first, last + 1)``.
 
         >>> Window(3, before=1, after=1).taps(4, (3, 4))
         (0, 1)
@@ -99,7 +99,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A transposed convolution of the inputs ``inputs`` that yields certain outputs and no others.
+    """Describes a transposed convolution of ``inputs`` that yields certain outputs and no others.
 
     ``padding`` and ``extra`` are the op's padding and output_padding: how many of all the outputs
     that the inputs touch are dropped before the first one, and how many more or fewer after the
@@ -150,7 +150,7 @@ class TransposedWindow:
         return -((self.span - 1 - lo) // self.stride), (hi - 1) // self.stride + 1
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """The cut of the outputs: to every input belong the ``stride`` outputs in its middle.
+        """Return the cut of the outputs: every input has the ``stride`` outputs in its middle.
 
         So a cut at ``b`` becomes one at about ``stride * b``, as the maps have that came down
         with the same stride, and halos are symmetric.
@@ -159,7 +159,7 @@ class TransposedWindow:
         return place_bounds(cut, [b * self.stride + middle for b in cut.bounds[1:-1]], outputs)
 
     def crop(self, out: Interval, extent: int) -> Crop:
-        """How to compute just the outputs ``out`` of a volume of ``extent`` inputs.
+        """Plan how to compute just the outputs ``out`` of a volume of ``extent`` inputs.
 
         The inputs are those that touch the outputs, and a few more where the op could not drop
         as many outputs at one end as it must; those may lie outside the volume.
@@ -179,7 +179,7 @@ class TransposedWindow:
 
 
 def scale_cut(cut: Cut, outputs: int) -> Cut:
-    """The cut of ``outputs`` in proportion to that of the inputs, bounds rounded.
+    """Return the cut of ``outputs`` in proportion to that of the inputs, bounds rounded.
 
     So a map that grows by a whole factor is cut where the map was that shrank by it.
 
@@ -209,5 +209,5 @@ class AdaptiveWindow:
         return out[0] * self.extent // self.outputs, -(-out[1] * self.extent // self.outputs)
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """The cut of the outputs, in proportion."""
+        """Return the cut of the outputs, in proportion."""
         return scale_cut(cut, outputs)

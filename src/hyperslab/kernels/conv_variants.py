@@ -38,6 +38,7 @@ from hyperslab.kernels.conv_problem import (
     torch_uses_im2col,
 )
 from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.util.torch_internals import onednn_transposed_convolution
 
 MOST_IM2COL_BYTES = 64 << 20
 """[B] Columns of im2col: as many times a sample's volume as the kernel has taps, at most."""
@@ -378,7 +379,7 @@ def input_by_onednn(
 ) -> torch.Tensor:
     """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
-    x = torch.ops.mkldnn._convolution_transpose_pointwise(
+    x = onednn_transposed_convolution()(
         g,
         weight,
         bias,

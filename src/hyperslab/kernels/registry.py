@@ -34,6 +34,7 @@ from hyperslab.kernels.compile import direct_is_known, library, winograd_is_know
 from hyperslab.kernels.conv_problem import HEAVY_WEIGHT, PROBLEMS, Kernels, Problem, Task
 from hyperslab.kernels.conv_variants import CONV_VARIANTS, takes_im2col
 from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.util.torch_internals import onednn_enabled, onednn_has_bfloat16
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of blocks that the Triton kernels take; for others the reference runs."""
@@ -172,7 +173,7 @@ def _convolves_on_cpu(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -
         and x.dim() in CHANNELS_LAST
         and device_kind(x) == "cpu"
         and weight.device == x.device
-        and torch._C._get_mkldnn_enabled()
+        and onednn_enabled()
         and onednn_supports(x.dtype)
     )
 
@@ -193,7 +194,7 @@ def onednn_supports(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return onednn_has_bfloat16()
     return dtype == torch.float32
 
 

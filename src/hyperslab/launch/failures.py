@@ -29,14 +29,14 @@ RAISED_ERRORS: dict[str, type[HyperslabError]] = {
     kind.__name__: kind
     for kind in (HyperslabError, UnsupportedOp, LayoutError, DataError, RecipeError, CommError)
 } | dict.fromkeys(("CheckpointError", "DivergedError"), HyperslabError)
-"""What an error that a rank raised becomes in the process that started it, by its name."""
+"""Maps the name of an error that a rank raised to the one in the process that started it."""
 
 KILLED = {-signal.SIGKILL: "\n    SIGKILL comes from the system where memory runs out"}
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How the process of a rank ended.
+    """Describes how the process of a rank ended.
 
     ``said`` is the error that it raised, as "DataError: words"; empty if it could not say.
     ``when`` it ended or said so [ns since the epoch]. ``overdue`` says why the launcher killed it,
@@ -52,7 +52,7 @@ class RankEnd:
 
     @property
     def kind(self) -> str:
-        """The name of the error."""
+        """Return the name of the error."""
         return self.said.partition(": ")[0]
 
     @property
@@ -61,17 +61,17 @@ class RankEnd:
 
     @property
     def explained(self) -> bool:
-        """Whether it raised an error of this package."""
+        """Tell whether it raised an error of this package."""
         return self.kind in RAISED_ERRORS
 
     @property
     def lost_contact(self) -> bool:
-        """Whether all that it knew is that another one did not answer."""
+        """Tell whether all that it knew is that another one did not answer."""
         return self.kind == CommError.__name__
 
 
 class RankLost(CommError):
-    """A rank died or hung, and nobody said why; ``rank`` is its number."""
+    """Reports that a rank died or hung, and none said why; ``rank`` is its number."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class RankLost(CommError):
 
 
 class RankFailed(HyperslabError):
-    """A rank ended with an error that is not of this package; ``rank`` is its number."""
+    """Reports that a rank ended with an error of other code; ``rank`` is its number."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class RankFailed(HyperslabError):
 
 
 def error_said(report: bytes) -> str:
-    """What a rank raised, from what torch's `record` wrote; "" if that is not whole."""
+    """Read what a rank raised, from what torch's `record` wrote; "" if that is not whole."""
     try:
         words = json.loads(report)["message"]["message"]
     except (ValueError, LookupError, TypeError):
@@ -96,7 +96,7 @@ def error_said(report: bytes) -> str:
 
 
 def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]) -> HyperslabError:
-    """One error for all: that of the rank that failed first, and not because another one did.
+    """Choose one error for all: the first rank's that failed by itself.
 
     What a rank said goes before a death by signal, its own or another's: it may have come after.
     """
@@ -125,7 +125,7 @@ def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]
 
 
 def stopped_error(number: int, failures: Mapping[int, RankEnd]) -> Stopped:
-    """The end of ranks by a signal; one that notes signals says so itself."""
+    """Describe the end of ranks by a signal; one that notes signals says so itself."""
     said = any(end.exitcode in STOPPED_EXIT_CODES for end in failures.values())
     return Stopped(number, f"stopped by {signal.Signals(number).name}", said=said)
 
@@ -140,12 +140,12 @@ def _explain_overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
 
 
 def _cause_order(end: RankEnd) -> tuple[bool, bool, bool, int]:
-    """The cause is lowest."""
+    """Rank an end by how near it is to the cause, which is lowest."""
     return _is_consequence(end), not end.explained, bool(end.overdue), end.when
 
 
 def _is_consequence(end: RankEnd) -> bool:
-    """Whether a rank failed because another one did, or because it was told to end."""
+    """Tell whether a rank failed because another one did, or because it was told to end."""
     if end.lost_contact:
         return True
     ended = end.exitcode in STOPPED_EXIT_CODES or end.exitcode == -signal.SIGTERM

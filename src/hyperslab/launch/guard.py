@@ -15,7 +15,7 @@ import sys
 import time
 
 CHECKPOINT_GRACE = 7.0
-"""How long [s] ranks have to end after their launcher was killed."""
+"""Limits how long [s] ranks have to end after their launcher was killed."""
 
 PAUSE = 0.1
 """Between two looks [s] at who is left."""
@@ -34,7 +34,7 @@ def guard(pipe: int) -> None:
 
 
 def _others() -> bool:
-    """Whether anybody else in this process group is alive; True where the system does not say."""
+    """Tell whether any other process of this group is alive; True where the system does not say."""
     if not os.path.isdir("/proc/self"):
         return True
     for name in os.listdir("/proc"):

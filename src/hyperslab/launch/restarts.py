@@ -50,7 +50,7 @@ class RestartPolicy:
         self._before: tuple[type[HyperslabError], int | None, str | None] | None = None
 
     def after(self, error: HyperslabError) -> int:
-        """On how many ranks to go on.
+        """Return on how many ranks to go on.
 
         Raises:
             HyperslabError: this one, where the run has ended.
@@ -112,7 +112,7 @@ class TrainingLaunch:
         launch(recipe.grid.size, command, recipe.output / "logs", limit=limit, patience=limit)
 
     def _on(self, ranks: int, recipe: Recipe, error: HyperslabError) -> Recipe:
-        """The recipe with a grid of so many ranks, or of fewer if there is none.
+        """Return the recipe with a grid of so many ranks, or of fewer if there is none.
 
         Raises:
             HyperslabError: this one, where there is none at all.
@@ -146,12 +146,12 @@ REQUEUE_EXIT_CODES = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
 """Exit codes of a command that Slurm's ``--signal`` has ended."""
 
 SCONTROL_LIMIT = 60.0
-"""How long [s] `scontrol` may take."""
+"""Limits how long [s] `scontrol` may take."""
 
 
 @contextmanager
 def requeue_when_stopped(wanted: bool) -> Iterator[None]:
-    """If ``wanted``, put this job back into the queue where SIGUSR1 or SIGUSR2 ended the work.
+    """Put this job, if ``wanted``, back into the queue where SIGUSR1 or SIGUSR2 ended the work.
 
     Of several ranks that Slurm started the main one does it.
 
@@ -175,7 +175,7 @@ def requeue_when_stopped(wanted: bool) -> Iterator[None]:
 
 
 def _requeue(job: str) -> None:
-    """The work is saved, whatever comes of this: what goes wrong is only said."""
+    """Requeue the job; an error is only logged, as the work is saved in any case."""
     command = ["scontrol", "requeue", job]
     try:
         done = subprocess.run(

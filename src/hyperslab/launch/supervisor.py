@@ -37,7 +37,7 @@ from hyperslab.util.startup import PARENT, tie_to_parent
 
 
 class MemoryFile:
-    """A file in memory, for this process and those that inherit its ``descriptor``.
+    """Keeps a file in memory, for this process and those that inherit its ``descriptor``.
 
     They open it as ``path``. Other users of the machine cannot. Outside Linux it is a temporary
     file of this user's, which has a name for as long as this process lives.
@@ -57,12 +57,12 @@ class MemoryFile:
             self.path = self._named.name
 
     def read(self) -> bytes:
-        """All that has been written into it."""
+        """Return all that has been written into it."""
         return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
 
     @property
     def changed(self) -> int:
-        """When it was written last [ns since the epoch]."""
+        """Return when it was written last [ns since the epoch]."""
         return os.fstat(self.descriptor).st_mtime_ns
 
     def close(self) -> None:
@@ -79,17 +79,17 @@ class MemoryFile:
 
 
 LAUNCHER_VARIABLE = "HYPERSLAB_LAUNCHER"
-"""In a rank's environment: the process that started it."""
+"""Names the process, in a rank's environment, that started it."""
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""Where torch's `record` writes what a rank raised."""
+"""Names the file where torch's `record` writes what a rank raised."""
 
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""How often the ranks were started before; torchrun says it, too."""
+"""Counts how often the ranks were started before, as torchrun does."""
 
 
 def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> dict[str, str]:
-    """What all ranks of a launch have: an equal part of the cores, and each other.
+    """Return the variables of all ranks of a launch: an equal part of the cores, and each other.
 
     They meet in the file ``store`` and talk over the loopback, whatever interface ``environ`` names
     for ranks on several machines: nobody else can reach them.
@@ -109,12 +109,12 @@ def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> di
 
 
 def rank_environment(shared: Mapping[str, str], rank: int, error_file: str) -> dict[str, str]:
-    """What one rank has besides."""
+    """Return the variables that one rank has besides."""
     return {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE_VARIABLE: error_file}
 
 
 class ProcessGroup:
-    """A group led by a guard, which ends it when this process has ended, in whatever way.
+    """Start a group led by a guard, which ends it when this process has ended, in whatever way.
 
     ``id`` is its number. It has the terminal's signals not.
 
@@ -227,7 +227,7 @@ class RankProcess:
         self.send(signal.SIGKILL)
 
     def end(self) -> RankEnd:
-        """How it ended; waits for that."""
+        """Wait for its end and return how it ended."""
         exitcode = self._process.wait()
         said = error_said(self._report.read())
         when = self._report.changed if said else time.time_ns()
@@ -236,10 +236,10 @@ class RankProcess:
 
 
 SETTLE = 2.0
-"""How long [s] the others have to end by themselves after one failed: they say what they saw."""
+"""Limits how long [s] the others have to end, and say what they saw, after one failed."""
 
 AFTER_TERM = 5.0
-"""How long [s] they have after SIGTERM."""
+"""Limits how long [s] they have after SIGTERM."""
 
 
 class Supervisor:
@@ -335,7 +335,7 @@ class Supervisor:
             rank.send(number)
 
     def _kill_all(self) -> None:
-        """What is left, whatever went wrong here."""
+        """End what is left, whatever went wrong here."""
         for rank in self.ranks:
             if rank.rank not in self.ends:
                 rank.send(signal.SIGKILL)
@@ -358,7 +358,7 @@ class Supervisor:
 
 
 PATIENCE = 60.0
-"""How long [s] ranks that write no checkpoint have to end after a signal."""
+"""Limits how long [s] ranks that write no checkpoint have to end after a signal."""
 
 
 def launch(

@@ -118,7 +118,7 @@ def lbann(width: int) -> Variant:
 
 
 def mlperf(width: int) -> Variant:
-    """The MLPerf HPC benchmark: five convolutions, so that the last map is (width / 32)^3."""
+    """Implements the MLPerf HPC benchmark: five convolutions, a last map of (width / 32)^3."""
     return Variant(
         convolutions=tuple(ConvLayer(c) for c in (32, 64, 128, 256, 512)),
         pool=functools.partial(nn.MaxPool3d, 2),

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
+from hyperslab.util.torch_internals import foreach_multiply_
+
 ROW_LENGTH = 1024
-"""So many squares are summed in the tensor's own type: in float32 that is exact to 1e-8."""
+"""Limits how many squares are summed in the tensor's own type: exact to 1e-8 in float32."""
 
 
 LEAST_NORM = 1e-15
@@ -45,7 +47,7 @@ def scale_by_norms(
     of_gradients = _norms(gradients)
     defined = (of_weights != 0) & (of_gradients != 0)
     factors = torch.where(defined, trust * of_weights / of_gradients, otherwise).clamp(max=1.0)
-    torch._foreach_mul_(gradients, list(factors.unbind()))
+    foreach_multiply_(gradients, list(factors.unbind()))
 
 
 def _norms(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -53,7 +55,7 @@ def _norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """The L2 norm in float64; all of it so would take as long as a step of Adam on the CPU.
+    """Return the L2 norm in float64; all of it so would take as long as a step of Adam.
 
     Where float32 cannot hold the square of a number, far from 1, it is taken so all the same.
     """

@@ -30,6 +30,7 @@ from hyperslab.tensor.deferred import (
     sees_serial_gradients,
 )
 from hyperslab.tensor.dispatch import refuse
+from hyperslab.util.torch_internals import graph_task
 
 Recut = Callable[[torch.Tensor], torch.Tensor]
 
@@ -166,7 +167,7 @@ def backward(
     **kwargs: object,
 ) -> None:
     """Inside a backward pass, where re-entrant checkpointing calls it with blocks' gradients."""
-    if torch._C._current_graph_task_id() == -1:
+    if graph_task() == -1:
         raise refuse(torch.autograd.backward, (tensors, grad_tensors), {})
     sequence = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
     with torch.enable_grad():

@@ -24,6 +24,7 @@ from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.torch_internals import dispatch_modes_active
 
 MADE_AT_HOME = 1 << 17
 """Numbers of a whole parameter whose gradient is made at home though nothing is cast."""
@@ -69,7 +70,7 @@ class _ShardParameter(torch.autograd.Function):
 
 def _set_to_zero(rows: torch.Tensor) -> None:
     """Set to zero; by the C library, which does not read memory that it overwrites."""
-    real = rows.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0
+    real = rows.device.type == "cpu" and dispatch_modes_active() == 0
     if real and rows.is_contiguous():
         ctypes.memset(rows.data_ptr(), 0, rows.nbytes)
     else:

@@ -453,7 +453,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     if isinstance(x.pending, FusedEpilogue):
         if torch.is_grad_enabled():
             return x.pending.taken_over(x)
-        x.settle()  # what goes on without gradients must not have the graph of what is pending
+        x.force()  # what goes on without gradients must not have the graph of what is pending
     empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
     if x.dtype not in EPILOGUE_DTYPES or not 3 <= x.dim() <= 5 or empty:
         return None
@@ -483,9 +483,9 @@ def conv_operand(
         block = x.block
     elif dtype != chain.dtype:
         block = chain.in_room(room).value(dtype)
-        x.bypassed = True
+        x.consumed_in_other_dtype = True
     else:
-        x.pending = chain.in_room(room)
+        x.extend(chain.in_room(room))
         block = x.block
     if not chain.recomputable:
         return block, None

@@ -186,7 +186,7 @@ def batch_norm(
     count = math.prod(shape) // shape[1]
     group = x.grid.group(axes)
     if x.pending is not None:  # a normalisation is the first link of its chain
-        x.settle()
+        x.force()
     affine = Affine.of(weight, bias)
     chain = begin_epilogue(x)
     if chain is None:
@@ -332,7 +332,7 @@ def normalise_space(
     group = group_over(x, range(2, x.dim()))
     count = pool * math.prod(x.shape[2:])
     if x.pending is not None:  # a normalisation is the first link of its chain
-        x.settle()
+        x.force()
     chain = begin_epilogue(x)
     if chain is not None:
         over = Population(count, group, pool)

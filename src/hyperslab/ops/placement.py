@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Partition, WindowMap
 from hyperslab.ops.overloads import Operator, spatial_dims
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import tree_map_only
 
 
 def check_input(x: object, n: int, name: str) -> None:

@@ -30,7 +30,7 @@ NEW_GRADIENT_IN_ROWS = 3  # NEW, and zero but for the rank's own rows
 
 @dataclass(frozen=True, slots=True)
 class _GradientSpan:
-    """Of a gradient: numbers ``begin`` to ``end`` of those of its type, ``row`` in each row.
+    """Locates a gradient: numbers ``begin`` to ``end`` of those of its type, ``row`` in a row.
 
     ``index``: of the byte that tells the others of it.
     """
@@ -43,7 +43,7 @@ class _GradientSpan:
 
 
 class SharedGradients:
-    """What DistributedDataParallel does for the gradients of a module, of ranks of one machine.
+    """Averages a module's gradients over ranks of one machine, as DistributedDataParallel does.
 
     Every ``.grad`` lies in memory that all ranks map. When the last gradient of a backward
     pass is there, each rank averages its share of the numbers, in place: nothing is sent. A rank
@@ -96,7 +96,7 @@ class SharedGradients:
             begin = end
 
     def begin(self) -> None:
-        """A forward pass begins."""
+        """Begin a forward pass."""
         self.homes.begin(averaged=self.require_backward_grad_sync)
         self._rows.clear()
         self._collected.clear()
@@ -110,7 +110,7 @@ class SharedGradients:
             self._rows[id(parameter)] = rows
 
     def average(self) -> None:
-        """All gradients that this rank's backward pass brought have been collected.
+        """Average, once all gradients that this rank's backward pass brought have been collected.
 
         Raises:
             CommError: a rank died or did not answer within the time limit.
@@ -136,7 +136,7 @@ class SharedGradients:
         self._told[self._rank].copy_(torch.tensor(told, dtype=torch.uint8))
 
     def _sums(self) -> Iterator[Shown]:
-        """What is averaged, by what all ranks have told.
+        """Yield what is averaged, by what all ranks have told.
 
         A hook of one rank alone, say, may have made another gradient of one that is in rows.
         """
@@ -165,7 +165,7 @@ class SharedGradients:
     def _from_owners(
         self, parts: Sequence[torch.Tensor], place: _GradientSpan, rows: Cut
     ) -> Iterator[Shown]:
-        """Of each interval of rows, which come from the ranks that have it."""
+        """Show each interval of rows, which come from the ranks that have it."""
         for (lo, hi), ranks in zip(rows.intervals, self._ranks[rows.axis], strict=True):
             begin = place.begin + lo * place.row
             end = place.begin + hi * place.row
@@ -173,7 +173,7 @@ class SharedGradients:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it gradients accumulate without communication."""
+        """Let gradients accumulate without communication within it."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -185,7 +185,7 @@ class SharedGradients:
 def share_gradients(
     module: nn.Module, grid: Grid, homes: GradientBuffers
 ) -> SharedGradients | None:
-    """For the trainable parameters of a module; None where ranks cannot share as much memory.
+    """Share the gradients of a module's trainable parameters; None where memory does not suffice.
 
     All ranks call this.
     """
@@ -197,7 +197,7 @@ def share_gradients(
 def _from_ranks(
     parts: Sequence[torch.Tensor], adjacent: Sequence[_GradientSpan], ranks: Sequence[int]
 ) -> Iterator[Shown]:
-    """Of gradients that lie one after the other; other ranks have none."""
+    """Show gradients that lie one after the other; other ranks have none."""
     if adjacent:
         begin = adjacent[0].begin
         end = adjacent[-1].end
@@ -205,7 +205,7 @@ def _from_ranks(
 
 
 def bytes_needed(parameters: Sequence[torch.Tensor]) -> int:
-    """Of their gradients, each on cache lines of its own.
+    """Return the size of their gradients [B], each on cache lines of its own.
 
     >>> bytes_needed([torch.zeros(3), torch.zeros(17)])
     192
@@ -214,7 +214,7 @@ def bytes_needed(parameters: Sequence[torch.Tensor]) -> int:
 
 
 def _ranks_along(axis: str, grid: Grid) -> list[list[int]]:
-    """Of each place along an axis the ranks that are there."""
+    """List the ranks at each place along an axis."""
     places = [grid.coords_of(rank)[axis] for rank in range(grid.size)]
     return [
         [rank for rank, place in enumerate(places) if place == i] for i in range(grid.extents[axis])
@@ -226,7 +226,7 @@ def _dtypes(parameters: Sequence[nn.Parameter]) -> list[torch.dtype]:
 
 
 def _laid_out_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """In the parameter's memory format, where that leaves no gaps."""
+    """View memory in the parameter's memory format, where that leaves no gaps."""
     if torch.ops.aten.is_non_overlapping_and_dense(parameter):
         return flat.as_strided(parameter.shape, parameter.stride())
     return flat.view(parameter.shape)
@@ -236,7 +236,7 @@ MOST_NAMES_LOGGED = 3
 
 
 class MissingGradients:
-    """Of a module: the average of those gradients that a backward pass brought.
+    """Averages those gradients of a module that a backward pass brought.
 
     Parameters that no loss uses keep the ``.grad`` that they have, None mostly, as in serial torch.
     Those that the losses of some replicas use have no gradient, zero, from the others.
@@ -254,7 +254,7 @@ class MissingGradients:
     def average(
         self, seen: Collection[int], averaged: Collection[int], gradients: SharedGradients
     ) -> None:
-        """Those of ``seen`` that have been collected, and what earlier passes left."""
+        """Average those of ``seen`` that have been collected, and what earlier passes left."""
         self._say(seen, averaged)
         for parameter in self._missing(seen, averaged):
             if id(parameter) in self.owed and parameter.grad is not None:
@@ -292,7 +292,7 @@ class MissingGradients:
         self.owed.clear()
 
     def _unused(self, without: Sequence[nn.Parameter]) -> Iterable[nn.Parameter]:
-        """Of those that had no gradient before: the ones to which no rank brought any."""
+        """Return the parameters without an earlier gradient to which no rank brought any."""
         if self.grid.data == 1 or not without:  # the ranks of a replica run the same program
             return without
         found = torch.stack([_was_used(p.grad) for p in without if p.grad is not None])
@@ -321,6 +321,6 @@ class MissingGradients:
 
 
 def _was_used(average: torch.Tensor) -> torch.Tensor:
-    """Whether anything but -0.0 has entered it."""
+    """Tell whether anything but -0.0 has entered it."""
     numbers = torch.view_as_real(average) if average.is_complex() else average
     return numbers.signbit().logical_not().any()

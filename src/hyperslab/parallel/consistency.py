@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import all_gather, broadcast_from_main, keeping_contact
@@ -28,9 +27,10 @@ from hyperslab.comm.rendezvous import compare_facts
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.inputs import comparisons_of, describe_ranks, digest_of_all
+from hyperslab.util.torch_internals import tree_leaves
 
 DEVICE_IN_REPR = (nn.ParameterList, nn.ParameterDict)
-"""What they say of themselves has the device in it, which ranks do not have alike."""
+"""Lists modules whose ``repr`` names the device, in which ranks differ."""
 
 
 def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ def _share_torch_state(grid: Grid) -> None:
 
 
 def _set_numpy_and_python_states(of_numpy: Any, of_python: Any, replica: int) -> None:
-    """Those of rank 0, and for other replicas than its own states that are seeded by them."""
+    """Take rank 0's random states; other replicas than its own seed theirs by them."""
     random.setstate(of_python)
     np.random.set_state(of_numpy)  # noqa: NPY002 - the generator that data sets draw from
     if replica > 0:
@@ -126,7 +126,7 @@ class EqualParameters:
         self._owed: AllGatheredInts | None = None  # of the last look, by a CUDA device
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """At a forward that all ranks make together, which those of cut tensors are.
+        """Compare parameters at a forward that all ranks make together, as on cut tensors.
 
         Raises:
             LayoutError: parameters differ by more than rounding.
@@ -146,7 +146,7 @@ class EqualParameters:
             self._read()
 
     def _read(self) -> None:
-        """On a CUDA device at the forward after the look, on every rank: it waits for nothing."""
+        """Judge the last look, on a CUDA device at the next forward, which waits for nothing."""
         owed, self._owed = self._owed, None
         if owed is not None:
             rows = owed.read()
@@ -154,7 +154,7 @@ class EqualParameters:
                 self._compare()
 
     def _compare(self) -> None:
-        """All ranks know that there is a difference; which one, and how large?"""
+        """Find out which parameter differs, and by how much, as all ranks know that one does."""
         found: str | None = None
         for name, parameter in self.module.named_parameters():
             first = parameter.detach().contiguous().clone()
@@ -194,14 +194,14 @@ ORDINARY: tuple[str, ...] = get_args(Ordinary)
 
 
 class OrdinaryInputs:
-    """Of the module named ``name``: what it is given has to be one thing on all ranks."""
+    """Checks that the ordinary inputs of the module ``name`` are equal on all ranks."""
 
     def __init__(self, name: str, grid: Grid) -> None:
         self.name = name
         self.grid = grid
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayoutError | None:
-        """What is wrong with a training on these arguments: there is no cut tensor among them.
+        """Return the error of a training on these arguments, which have no cut tensor among them.
 
         All ranks call this. Where they all pass nothing but cut tensors there is no message.
 

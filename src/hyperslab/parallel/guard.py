@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
 from hyperslab.parallel.averaging import MissingGradients, SharedGradients
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import at_end_of_backward, graph_task, tree_leaves
 
 
 def refuse_sharded_parameters(module: nn.Module) -> None:
@@ -48,11 +48,11 @@ def refuse_sharded_parameters(module: nn.Module) -> None:
 
 
 Averaging = DistributedDataParallel | SharedGradients
-"""What averages the gradients of a module."""
+"""Averages the gradients of a module."""
 
 
 class ForwardBody(nn.Module):
-    """A module's own forward, for DistributedDataParallel to wrap."""
+    """Calls a module's own forward, for DistributedDataParallel to wrap."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class ForwardBody(nn.Module):
             self._running = False
 
     def _check(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A part called by itself would get gradients that nobody averages: partial ones."""
-        recomputed = torch._C._current_graph_task_id() != -1  # activation checkpointing
+        """Refuse a part that is called by itself: nothing would average its partial gradients."""
+        recomputed = graph_task() != -1  # activation checkpointing
         if self._running or recomputed or not torch.is_grad_enabled():
             return
         if any(isinstance(value, Sharded) for value in (*args, *kwargs.values())):
@@ -115,7 +115,7 @@ class Guard:
     def begin(
         self, averaging: Averaging | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """A forward pass whose gradients will be averaged, unless in ``no_sync``."""
+        """Begin a forward pass whose gradients will be averaged, unless in ``no_sync``."""
         trainable = self._check_parameters()
         if self.inputs is not None and trainable:
             self.alone = self.inputs.check(args, kwargs)
@@ -130,7 +130,7 @@ class Guard:
             self.gradients.begin()
 
     def _check_parameters(self) -> dict[int, torch.dtype]:
-        """Those that are trained now."""
+        """Return the parameters that are trained now, with their types."""
         now = _trainable(self.module)
         frozen = self.averaged.keys() - now.keys()
         changed = any(self.averaged.get(key) != kind for key, kind in now.items())
@@ -166,9 +166,9 @@ class Guard:
                 "or call the module again for each, with no_sync() around all but the last;\n    "
                 "two activation checkpoints that share parameters need use_reentrant=False"
             )
-        if self._pass != torch._C._current_graph_task_id():
-            self._pass = torch._C._current_graph_task_id()
-            _at_end_of_backward(self._finished)
+        if self._pass != graph_task():
+            self._pass = graph_task()
+            at_end_of_backward(self._finished)
         self.seen.add(id(parameter))
         if self.gradients is not None:
             self.gradients.collect(parameter)
@@ -177,29 +177,24 @@ class Guard:
                 self.rest.owed.clear()
 
     def _finished(self) -> None:
-        """At the end of a backward pass: average what is there, if it is not everything."""
+        """Average what is there at the end of a backward pass, if it is not everything."""
         if len(self.seen) == len(self.averaged):
             self.rest.owed.clear()
             return
         function = _function_under_way()
         if function is not None:  # the pass of re-entrant checkpointing: another one goes on
-            function.register_hook(lambda *_: _at_end_of_backward(self._finished))
+            function.register_hook(lambda *_: at_end_of_backward(self._finished))
         elif self.gradients is not None:
             self.rest.average(self.seen, self.averaged, self.gradients)
         else:
             self.rest.complete(self.seen, self.averaged)
 
 
-def _at_end_of_backward(finished: Callable[[], None]) -> None:
-    """Have this called when the present backward pass ends."""
-    torch.autograd.Variable._execution_engine.queue_callback(finished)
-
-
 def _function_under_way() -> Any:
-    """The Python autograd function whose backward began this pass, in another one; if one did.
+    """Find the Python autograd function whose backward began this pass inside another one.
 
     That is how re-entrant checkpointing recomputes. A pass inside another ends as any pass does,
-    and torch does not say how deep one is (`torch._C._current_graph_task_id` knows the innermost);
+    and torch does not say how deep one is (`graph_task` knows the innermost);
     but the function's own ``apply`` is still under way on this thread: only its frame tells.
     """
     frame: FrameType | None = sys._getframe()
@@ -209,7 +204,7 @@ def _function_under_way() -> Any:
 
 
 class GuardedForward(functools.partial[Any]):
-    """The forward of a parallelised module.
+    """Runs the forward of a parallelised module.
 
     It runs eagerly, whether the module was compiled before, afterwards or in parts: torch.compile
     knows nothing of the messages that operators on cut tensors exchange. (It would look into a
@@ -238,10 +233,10 @@ class GuardedForward(functools.partial[Any]):
 
 
 def _force_outputs(outputs: Any) -> Any:
-    """What leaves a module is not pending: C++ asks without ``__torch_function__``."""
+    """Compute what leaves a module deferred: C++ asks without ``__torch_function__``."""
     for output in tree_leaves(outputs):
         if isinstance(output, Sharded):
-            output.settle()
+            output.force()
     return outputs
 
 
@@ -250,7 +245,7 @@ def _trainable(module: nn.Module) -> dict[int, torch.dtype]:
 
 
 def _weak_hook(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """A hook that holds nothing: what a parameter's hook holds is never freed.
+    """Return a hook that holds nothing: what a parameter's hook holds is never freed.
 
     The garbage collector does not see it, and it would be the module and its process group.
     """

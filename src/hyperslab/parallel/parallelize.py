@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
 
 from hyperslab.comm import Grid, average_gradients, log_once, shared_channels
 from hyperslab.errors import LayoutError
@@ -35,9 +34,10 @@ from hyperslab.parallel.guard import ForwardBody, Guard, GuardedForward, refuse_
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.tensor.sharded import ForwardScope, Policy
+from hyperslab.util.torch_internals import tree_map
 
 Submodule = str | nn.Module
-"""A submodule or its name."""
+"""Names a submodule, or is one."""
 
 
 def gather_before(module: nn.Module, until: Submodule | Sequence[Submodule], grid: Grid) -> None:
@@ -74,7 +74,7 @@ def _submodule_name(module: nn.Module, wanted: Submodule) -> str:
 
 
 class _GatherHook:
-    """A hook that runs before a submodule's forward.
+    """Gathers the inputs of a submodule before its forward.
 
     Distribution scheme: 1. every cut tensor among the arguments is gathered along the axes that
     cut space; along the batch it stays cut, 2. the ranks of a replica repeat the
@@ -107,7 +107,7 @@ class _GatherHook:
 
 
 Module = TypeVar("Module", bound=nn.Module)
-"""What `parallelize` takes and gives back; type checkers go on to know its own attributes."""
+"""Stands for what `parallelize` takes and gives back, so that type checkers know its attributes."""
 
 NoSync = Callable[[], AbstractContextManager[None]]
 
@@ -219,7 +219,7 @@ def prepare(
     kernels: Kernels = "measure",
     homes: GradientBuffers | None = None,
 ) -> Policy:
-    """What `parallelize` does for the forward pass: device, gathers, the policy of its tensors.
+    """Prepare a module for forward passes: device, gathers, the policy of its tensors.
 
     The inputs have to get that policy, and its scope has to be open while the module runs.
     ``homes``: see `Policy`.
@@ -243,7 +243,7 @@ def _average_gradients_of(
     homes: GradientBuffers,
     inputs: OrdinaryInputs | None,
 ) -> tuple[GuardedForward, NoSync]:
-    """The module's forward, whose backward averages gradients, and the way to have it not do so."""
+    """Return the module's forward, whose backward averages gradients, and its ``no_sync``."""
     if grid.size == 1:
         return GuardedForward(module.forward), contextlib.nullcontext
     _broadcast_parameters(module, grid)
@@ -269,7 +269,7 @@ def _average_gradients_of(
 
 
 def _can_share(module: nn.Module, grid: Grid) -> bool:
-    """Whether gradients lie in the memory of a machine that all ranks share, and are all dense."""
+    """Tell whether gradients lie in memory that all ranks share, and are all dense."""
     sparse = any(getattr(part, "sparse", False) for part in module.modules())
     return shared_channels() is not None and grid.device.type == "cpu" and not sparse
 

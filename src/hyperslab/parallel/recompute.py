@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import BatchNorm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLINGS = (nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool2d, nn.MaxPool3d)
@@ -36,7 +36,7 @@ def recompute_stages(module: nn.Module) -> int:
 
 
 class _Stages:
-    """The forward of an `nn.Sequential`, stage by stage."""
+    """Runs the forward of an `nn.Sequential`, stage by stage."""
 
     def __init__(self, layers: nn.Sequential) -> None:
         self.stages = tuple(_stages(layers))
@@ -52,7 +52,7 @@ class _Stage:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = layers
-        self.norms = [m for layer in layers for m in layer.modules() if isinstance(m, _BatchNorm)]
+        self.norms = [m for layer in layers for m in layer.modules() if isinstance(m, BatchNorm)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
@@ -83,7 +83,7 @@ class _Stage:
 
 
 @contextmanager
-def _keep_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+def _keep_statistics(norms: Sequence[BatchNorm]) -> Iterator[None]:
     """Keep running statistics as they are: the first run has updated them."""
     momenta = [norm.momentum for norm in norms]
     counts = [norm.num_batches_tracked for norm in norms]
@@ -100,7 +100,7 @@ def _keep_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
 
 
 def _stages(layers: nn.Sequential) -> Iterator[_Stage | nn.Module]:
-    """No stage begins with a layer that works in place: it would overwrite what is kept."""
+    """Cut layers into stages; none begins in place, which would overwrite what is kept."""
     stage: list[nn.Module] = []
     ended = False
     for layer in layers:

@@ -11,7 +11,6 @@ It only chooses which grids are traced.
 
 from __future__ import annotations
 
-import importlib
 import math
 import resource
 from collections import defaultdict
@@ -55,6 +54,7 @@ from hyperslab.planner.trace import (
 )
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.schema import GridSection
+from hyperslab.util.torch_internals import import_compiler
 
 PROCESS_STATUS = Path("/proc/self/status")
 
@@ -100,7 +100,7 @@ def host_limit(ranks: int, device: str) -> MemoryLimit:
 
 def process_bytes() -> int:
     """Measures the memory [B] of this process, with training's imports and no tensors."""
-    importlib.import_module("torch._dynamo")  # as a process's first optimizer does
+    import_compiler()  # as a process's first optimizer does
     return _status_bytes("VmRSS")
 
 

@@ -27,7 +27,7 @@ requires_grad_ register_post_accumulate_grad_hook
 """.split()
 
 
-SAME_FOR_BLOCK = "Of the block and the whole alike."
+SAME_FOR_BLOCK = "Is the same for the block and the whole."
 ASKS_BLOCK = "Asks or marks the block."
 
 
@@ -67,13 +67,13 @@ def retain_grad(self: Sharded) -> None:
 def is_contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> bool:
-    """Of the block, in a memory format."""
+    """Asks the block, in a memory format."""
     return self.local.is_contiguous(memory_format=memory_format)
 
 
 @register(torch.is_tensor, family="attribute", merged=True)
 def is_tensor(obj: object) -> bool:
-    """Always."""
+    """Is always true."""
     return isinstance(obj, torch.Tensor)
 
 
@@ -83,7 +83,7 @@ PythonNumber = float | int | bool | complex
 def _register_number(method: Callable[[torch.Tensor], PythonNumber]) -> None:
     @register(method, family="value")
     def rule(self: Sharded) -> PythonNumber:
-        """Of a single element, equal on all ranks; of more refused."""
+        """Returns a single element, equal on all ranks; refuses more."""
         if self.numel() != 1 or self.partition.cut_dims:
             raise refuse(method, (self,), {})
         return method(self.local)
@@ -96,7 +96,7 @@ for _method in ("item", "__float__", "__int__", "__bool__"):
 def _register_whole(method: Callable[..., Any]) -> None:
     @register(method, family="value")
     def rule(self: Sharded, *args: Any, **kwargs: Any) -> Any:
-        """Of a tensor that is not cut, on one rank say; of one that is refused."""
+        """Returns the values of a tensor that is not cut; refuses one that is."""
         if self.partition.cut_dims:
             raise UnsupportedOp(
                 f"{op_name(method)}: this rank holds a part of the tensor only\n    Sharded "

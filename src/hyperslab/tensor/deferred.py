@@ -1,4 +1,28 @@
-"""Keeps the state of a cut tensor's block: deferred, reordered, or a copy of what would be a view.
+"""Keeps the state of a cut tensor's block: deferred or computed, its memory, order and base.
+
+[Note: states] Four things are known of a block, each independent of the others but for the rules
+below. Each arrow is one method, and nothing else assigns the attributes.
+
+    value       pending       COMPUTED --put_off, put_off_in_place--> DEFERRED --extend--+
+                                  ^                                    |    ^            |
+                                  +--------------- force --------------+    +------------+
+                              (COMPUTED --replace_storage--> COMPUTED, in place)
+
+    memory      private       PRIVATE ------- share (local, a view, an alias) -----> SHARED
+
+    order       reordered     REORDERED --------- local, for whoever looks --------> SERIAL
+
+    base        is_copy       OWN -- mark_as_copy --> COPY -- its base changes --> unusable
+                is_crop       OWN -- mark_as_crop --> CROP
+
+- A rule makes a tensor by `Sharded.like`: COMPUTED, PRIVATE if its memory is ``fresh``, REORDERED
+  if it lies channels last where serial torch has it contiguous; or by `Sharded.will_be`: DEFERRED.
+- DEFERRED is PRIVATE and OWN: there is no memory yet that anybody could have seen.
+- The source of a deferred tensor has it among its ``readers``. Whoever uses the source but reads
+  the block alone has them forced before (`force_readers`), so that they see it unchanged.
+- A computed tensor may remember what it was computed from, its `recipe`, until its version
+  changes: a backward pass computes it once more where nobody keeps the block.
+- A view of a COPY or a CROP is one, too; nothing leads back to OWN but a new tensor.
 
 [Note: copies] Where serial torch has a view a rule may return a copy. Nothing may change the one
 without the other's notice: the copy cannot be changed in place, nor be used once its base was.
@@ -13,14 +37,16 @@ mark the tensor as `reordered`, where serial torch has it contiguous; ``local`` 
 order.
 
 [Note: functions] Torch asks no ``__torch_function__`` when a ``torch.autograd.Function`` is
-applied: `before_functions` says what happens before one runs, and `seeing_serial_gradients`
-which gradients its backward sees.
+applied, and a network, a loss or a backward pass may apply one to a cut tensor at any time. So
+`watch_functions` wraps ``apply`` when the first tensor of a grid is cut, and takes the wrapper off
+when the last such grid ends: a program that cuts nothing keeps torch's. `before_functions` says
+what happens before a function runs, and `seeing_serial_gradients` which gradients its backward
+sees.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -28,26 +54,31 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
 from torch.autograd import Function
 
+from hyperslab.comm import Grid, per_grid
 from hyperslab.errors import LayoutError
+from hyperslab.util.torch_internals import (
+    DisableTorchFunctionSubclass,
+    storage_address,
+    swap_tensor_impl,
+)
 
 PrepareFunction = Callable[[type[Function], tuple[Any, ...]], type[Function]]
-"""From a function's class and all arguments of a call to the class that is applied."""
+"""Maps a function's class and all arguments of a call to the class that is applied."""
 
 # Torch runs the backward pass of every device in a thread of its own.
 _backward_state = threading.local()
 
 
 def sees_serial_gradients() -> bool:
-    """Whether who asks for a gradient inside a backward pass wants the serial one."""
+    """Tell whether code inside a backward pass that asks for a gradient wants the serial one."""
     return getattr(_backward_state, "serial", False)
 
 
 @contextmanager
 def seeing_serial_gradients(serial: bool = True) -> Iterator[None]:
-    """Within it `sees_serial_gradients` is ``serial``."""
+    """Let `sees_serial_gradients` return ``serial`` within it."""
     before = sees_serial_gradients()
     _backward_state.serial = serial
     try:
@@ -56,25 +87,71 @@ def seeing_serial_gradients(serial: bool = True) -> Iterator[None]:
         _backward_state.serial = before
 
 
+_PREPARATIONS: list[PrepareFunction] = []
+
+
 def before_functions(prepare: PrepareFunction) -> None:
-    """Have it called at every ``torch.autograd.Function.apply``; what is named last comes first."""
-    apply = inspect.getattr_static(Function, "apply").__func__
+    """Call ``prepare`` whenever a function is applied, the one that was added last first."""
+    _PREPARATIONS.insert(0, prepare)
 
-    @functools.wraps(apply)
-    def run(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        return apply(prepare(cls, (*args, *kwargs.values())), *args, **kwargs)
 
-    # Torch has no hook for it: what every function inherits is replaced.
-    Function.apply = classmethod(run)  # type: ignore[assignment,method-assign]
+class _WatchedFunctions:
+    """Wraps ``torch.autograd.Function.apply`` while a grid exists of which tensors are cut."""
+
+    def __init__(self) -> None:
+        self._grids: set[int] = set()  # by id
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def watch(self, grid: Grid) -> None:
+        """Wrap ``apply`` from now on until this grid has ended, and all others."""
+        key = id(grid)
+        if not self._grids:
+            self._wrap()
+        self._grids.add(key)
+        weakref.finalize(grid, self._unwatch, key).atexit = False
+
+    def _wrap(self) -> None:
+        self._original = vars(Function)["apply"]
+        apply = self._original.__func__
+
+        @functools.wraps(apply)
+        def run(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+            if self._wrapper is wrapper:
+                for prepare in _PREPARATIONS:
+                    cls = prepare(cls, (*args, *kwargs.values()))
+            return apply(cls, *args, **kwargs)
+
+        # Torch has no hook for it: what every function inherits is replaced.
+        self._wrapper = wrapper = classmethod(run)
+        Function.apply = wrapper  # type: ignore[assignment,method-assign]
+
+    def _unwatch(self, key: int) -> None:
+        self._grids.discard(key)
+        if self._grids:
+            return
+        # Another library may have wrapped this wrapper, which then stays and does nothing.
+        if vars(Function)["apply"] is self._wrapper:
+            Function.apply = self._original  # type: ignore[method-assign]
+        self._original = self._wrapper = None
+
+
+_WATCHED = _WatchedFunctions()
+
+
+@per_grid
+def watch_functions(grid: Grid) -> None:
+    """Prepare whatever autograd function is applied, as long as this grid exists."""
+    _WATCHED.watch(grid)
 
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     with DisableTorchFunctionSubclass():
-        return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+        return storage_address(a.untyped_storage()) == storage_address(b.untyped_storage())
 
 
 def _changes(block: torch.Tensor) -> list[int]:
-    """How often rules changed an inference tensor's memory, of which torch keeps no version."""
+    """Count rules' changes of an inference tensor's memory, of which torch keeps no version."""
     storage: Any = block.untyped_storage()
     if not hasattr(storage, "_hyperslab_changes"):
         storage._hyperslab_changes = [0]
@@ -83,7 +160,7 @@ def _changes(block: torch.Tensor) -> list[int]:
 
 
 class _BaseOfCopy:
-    """The block of which serial torch would have a view."""
+    """Notices changes of the block of which serial torch would have a view."""
 
     def __init__(self, block: torch.Tensor) -> None:
         self._changes = _changes(block) if block.is_inference() else None
@@ -97,16 +174,16 @@ class _BaseOfCopy:
 
     @property
     def changed(self) -> bool:
-        """Whether it was changed in place since."""
+        """Tell whether it was changed in place since."""
         return self._now != self._version
 
 
 class TrackedTensor(torch.Tensor):
-    """A tensor that knows whether serial torch would have a view here, and of what."""
+    """Knows whether serial torch would have a view here, and of what."""
 
     _base_of_copy: _BaseOfCopy | None = None
     is_crop = False
-    """A view that leaves elements of a cut dim away; on some ranks none: blocks look whole."""
+    """It is a view without some elements of a cut dim; on some ranks none: blocks look whole."""
 
     @property
     def _block(self) -> torch.Tensor:
@@ -122,8 +199,12 @@ class TrackedTensor(torch.Tensor):
                 "(inplace=False) there, or clone() what was taken before"
             )
 
+    def mark_as_crop(self) -> None:
+        """State that this view leaves elements of a cut dim away, on whichever ranks."""
+        self.is_crop = True
+
     def mark_as_copy(self, base: TrackedTensor) -> None:
-        """Say that this is a copy of a part of ``base`` where serial torch would have a view.
+        """State that this is a copy of a part of ``base`` where serial torch would have a view.
 
         From now on it cannot be changed in place, nor be used once ``base`` was: the one would
         show in the other.
@@ -132,55 +213,57 @@ class TrackedTensor(torch.Tensor):
 
     @property
     def is_copy(self) -> bool:
-        """Whether serial torch would have a view here; see `mark_as_copy`."""
+        """Tell whether serial torch would have a view here; see `mark_as_copy`."""
         return self._base_of_copy is not None
 
     def note_change(self) -> None:
-        """Say that a rule changed this tensor in place, where torch does not count it."""
+        """Count a change in place by a rule, where torch does not."""
         block = self._block
         if block.is_inference():
             _changes(block)[0] += 1
 
     def _pass_on_to(self, other: TrackedTensor) -> None:
-        """A view of a copy or of a crop is one as well."""
+        """Make a view of a copy or of a crop one as well."""
         if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, other):
             other._base_of_copy = self._base_of_copy
             other.is_crop = self.is_crop
 
 
 class Deferred(Protocol):
-    """What a block will be."""
+    """Computes a block that is put off."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the block."""
+        """Return the type that the block will have."""
 
     @property
     def sources(self) -> Iterable[DeferredTensor]:
-        """The tensors that it is computed from."""
+        """Return the tensors that it is computed from."""
 
     @property
     def recomputable(self) -> bool:
-        """Whether the block is to be computed once more, by who would keep it otherwise."""
+        """Tell whether a backward pass computes the block once more rather than keep it."""
 
     def value(self) -> torch.Tensor:
-        """The block, with its graph."""
+        """Compute the block, with its graph."""
 
 
 class DeferredTensor(TrackedTensor):
-    """A tensor whose block may be pending or reordered; see the notes."""
+    """Holds a block that may be deferred or reordered; see the note on states."""
 
     pending: Deferred | None = None
+    """It is DEFERRED: what the block will be."""
     readers: tuple[weakref.ref[DeferredTensor], ...] = ()
-    """The tensors that are pending and have this one for their source."""
+    """The tensors that are deferred and have this one for their source."""
     private = False
-    """Nobody but the rules has seen its memory: it stays as it is until one of them changes it.
+    """Only rules have seen its memory: it stays as it is until one of them changes it.
 
     The same on all ranks, also where a view is empty or a copy on some of them.
     """
     reordered = False
-    bypassed = False
-    """Somebody computed from what is pending here, in another type: no gradient comes through."""
+    """It lies channels last, where serial torch has it contiguous."""
+    consumed_in_other_dtype = False
+    """A consumer computed what is deferred here in another type: no gradient comes through."""
     _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
     _computed: tuple[Deferred, int] | None = None  # from what, and the version that it has since
 
@@ -193,34 +276,34 @@ class DeferredTensor(TrackedTensor):
         with DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 
-    def settle(self) -> None:
-        """Compute what is pending here, and what this tensor is the source of."""
-        self.settle_readers()
+    def force(self) -> None:
+        """Compute what is deferred here, and what has this tensor for its source."""
+        self.force_readers()
         if self.pending is not None:
             self._compute()
 
-    def settle_readers(self) -> None:
-        """Compute what this tensor is the source of."""
+    def force_readers(self) -> None:
+        """Compute what has this tensor for its source."""
         readers, self.readers = self.readers, ()
         for reader in readers:
             pending = reader()
             if pending is not None:
-                pending.settle()
+                pending.force()
 
     def _compute(self) -> None:
-        """Become what is pending; the object stays the same, whoever refers to it."""
+        """Become what is pending; the object stays the same for all that refer to it."""
         assert self.pending is not None
         pending = self.pending
         recomputable = pending.recomputable
         with torch.inference_mode(False):  # put off outside of it, looked at inside
             value = pending.value()
             self.pending = None
-            self.become(value)
+            self.replace_storage(value)
         if recomputable:
             self._computed = (pending, value._version)
 
-    def become(self, value: torch.Tensor) -> None:
-        """Have another block from now on: what an operator in place makes of it.
+    def replace_storage(self, value: torch.Tensor) -> None:
+        """Take another block from now on: what an operator in place makes of it.
 
         For a `private` tensor. Torch would note the change in a view of this tensor, and copy the
         whole gradient for it, twice.
@@ -230,7 +313,7 @@ class DeferredTensor(TrackedTensor):
         self._computed = None
         with DisableTorchFunctionSubclass(), torch.set_grad_enabled(value.requires_grad):
             try:
-                torch._C._swap_tensor_impl(self, value.as_subclass(type(self)))
+                swap_tensor_impl(self, value.as_subclass(type(self)))
             except RuntimeError:  # torch's profiler knows the old one
                 self._own = value
 
@@ -240,7 +323,7 @@ class DeferredTensor(TrackedTensor):
         Raises:
             LayoutError: what used this tensor did so in another type, before it was computed.
         """
-        if self.bypassed:
+        if self.consumed_in_other_dtype:
             raise LayoutError(
                 f"{what}: the gradient does not come through this tensor, which an operator under "
                 "autocast took in another type\n    call it before the tensor is used"
@@ -248,7 +331,7 @@ class DeferredTensor(TrackedTensor):
 
     @property
     def recipe(self) -> Deferred | None:
-        """What the block was computed from, or will be, if nobody has changed it since."""
+        """Tell what the block was computed from, or will be, unless it was changed since."""
         if self.pending is not None:
             return self.pending
         if self._computed is None:
@@ -259,7 +342,7 @@ class DeferredTensor(TrackedTensor):
 
     @property
     def replaceable(self) -> bool:
-        """Whether an operator in place may give it another block: nobody would miss the old one.
+        """Tell whether an operator in place may give it another block and drop the old one.
 
         Only where gradients are wanted.
         """
@@ -267,16 +350,31 @@ class DeferredTensor(TrackedTensor):
             wanted = torch.is_grad_enabled() and self._block.requires_grad
             return self.private and wanted and not self.retains_grad
 
-    def defer(self, pending: Deferred) -> None:
-        """Have this tensor's block computed later; it has no memory until then."""
+    def put_off(self, pending: Deferred) -> None:
+        """Compute this tensor's block later; it has no memory until then."""
         for source in pending.sources:
             alive = tuple(reader for reader in source.readers if reader() is not None)
             source.readers = (*alive, weakref.ref(self))
         self.pending = pending
         self.private = True
 
+    def put_off_in_place(self, pending: Deferred) -> None:
+        """Let go of the block, which ``pending`` took over, and compute another one later."""
+        with torch.no_grad():
+            self.replace_storage(torch.empty(0, dtype=pending.dtype, device=self.device))
+        self.put_off(pending)
+
+    def extend(self, pending: Deferred) -> None:
+        """Defer more than before: ``pending`` took over what this tensor was to become."""
+        assert self.pending is not None
+        self.pending = pending
+
+    def share(self) -> None:
+        """Count on others from now on, who see this tensor's memory and may change it."""
+        self.private = False
+
     def _in_serial_order(self) -> torch.Tensor:
-        """The block as serial torch has it in memory; from now on this tensor's own, too."""
+        """Return the block as serial torch has it in memory, from now on this tensor's own."""
         if self.reordered:
             inference = self._block.is_inference()
             with torch.set_grad_enabled(not inference), DisableTorchFunctionSubclass():
@@ -309,7 +407,7 @@ def _force_arguments(cls: type[Function], values: tuple[Any, ...]) -> type[Funct
     """
     for value in values:
         if isinstance(value, DeferredTensor) and value.pending is not None:
-            value.settle()
+            value.force()
     return cls
 
 

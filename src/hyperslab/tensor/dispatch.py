@@ -28,7 +28,7 @@ NUMPY_NAMES = {
     "x1": "input",
     "x2": "other",
 }
-"""What torch takes instead of its own names."""
+"""Maps the names that torch takes, too, to its own."""
 
 _KINDS_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -54,7 +54,7 @@ def read_dims(dims: Iterable[int], ndim: int, name: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DimArgument:
-    """An argument of a rule that is a dim, a sequence of dims, or None.
+    """Describes an argument of a rule that is a dim, a sequence of dims, or None.
 
     ``position``: among the positional arguments; beyond all of them if it goes by name only.
     """
@@ -66,7 +66,7 @@ class DimArgument:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What has to be done to the arguments of a call before its rule runs.
+    """Holds what has to be done to the arguments of a call before its rule runs.
 
     ``first``: the name of the tensor whose dims are counted; ``own``: the names of the rule's
     arguments; ``numpy_names``: those that stand for one of them.
@@ -79,7 +79,7 @@ class Signature:
 
     @staticmethod
     def of(run: Callable[..., Any], dims: Sequence[str]) -> Signature:
-        """The signature of a rule whose arguments ``dims`` name dims of the first one.
+        """Return the signature of a rule whose arguments ``dims`` name dims of the first one.
 
         Raises:
             ValueError: one of them is no argument of the rule that could be given by name.
@@ -106,7 +106,7 @@ class Signature:
     def read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments as the rule takes them.
+        """Return the arguments as the rule takes them.
 
         Raises:
             LayoutError: ``out=`` is given and the rule has no such argument.
@@ -171,7 +171,7 @@ def _dims_from_front(value: Any, ndim: int, function: Callable[..., Any]) -> Any
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one operator runs on cut tensors; ``family`` and ``doc`` are for the table of ops."""
+    """Runs one operator on cut tensors; ``family`` and ``doc`` are for the table of ops."""
 
     run: Callable[..., Any]
     family: str
@@ -233,13 +233,13 @@ def register(
 
 
 def op_name(function: Callable[..., Any]) -> str:
-    """The name under which users know a torch function."""
+    """Return the name under which users know a torch function."""
     name = resolve_name(function) or getattr(function, "__qualname__", None) or repr(function)
     return str(name)
 
 
 def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedOp:
-    """The error for an operator without a rule: op, shapes, layout, remedy."""
+    """Return the error for an operator without a rule: op, shapes, layout, remedy."""
     if getattr(function, "__module__", "").startswith("torch.distributed"):
         return UnsupportedOp(
             f"{op_name(function)} has no rule for a cut tensor, which is one of all ranks already: "
@@ -256,7 +256,7 @@ def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedO
 
 
 def gather_first(*axes: str) -> str:
-    """What to do where an operator needs the whole of a dim that ``axes`` cut."""
+    """Say what to do where an operator needs the whole of a dim that ``axes`` cut."""
     return (
         f"    use hyperslab.gather(x, {axes}) before it, or hyperslab.parallelize(model, grid, "
         "until=...)\n    with the name of the submodule that calls it"
@@ -264,7 +264,7 @@ def gather_first(*axes: str) -> str:
 
 
 def describe(values: Any) -> str:
-    """One indented line for every tensor among ``values``."""
+    """Return one indented line for every tensor among ``values``."""
     lines = []
     for value in values:
         if isinstance(value, list | tuple):
@@ -283,7 +283,7 @@ def describe(values: Any) -> str:
 def check_operands(
     values: Iterable[Any], rule: Rule, cut: type, grid: Grid | None = None
 ) -> Grid | None:
-    """The grid of all cut tensors among the arguments of an operator; None if there are none.
+    """Return the grid of the cut tensors among an operator's arguments; None if there are none.
 
     ``cut`` is their class. Unless its rule is ``lazy``, what is pending is computed: see the note
     in `tensor.lazy`. Unless it takes them, dims that were merged where they are cut become whole.
@@ -297,7 +297,7 @@ def check_operands(
             grid = check_operands(value, rule, cut, grid)
         elif kind is cut:
             if not rule.lazy and (value.pending is not None or value.readers):
-                value.settle()
+                value.force()
             if value._partition.merged and not rule.merged:
                 value.gather_merged()
             if grid is None:

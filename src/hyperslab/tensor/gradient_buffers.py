@@ -9,11 +9,16 @@ import torch
 from torch.autograd.graph import Node
 
 from hyperslab.geometry import Cut
+from hyperslab.util.torch_internals import (
+    accumulation_hooks,
+    backward_hooks,
+    will_execute_node,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _GradientInPlace:
-    """A gradient that was made where it is averaged, while its version is still this one."""
+    """Marks a gradient that was made where it is averaged, while its version is still this one."""
 
     version: int
     rows: Cut | None
@@ -26,7 +31,7 @@ class _Buffer:
 
 
 class GradientBuffers:
-    """The homes of gradients, by parameter.
+    """Holds the homes of gradients, by parameter.
 
     A backward pass that makes the gradient of a parameter may write it into its home and return
     that, where a copy would follow. Nobody else may see a home before its gradient is there: not
@@ -44,12 +49,12 @@ class GradientBuffers:
         self._homes[id(parameter)] = _Buffer(weakref.ref(parameter), home)
 
     def begin(self, *, averaged: bool) -> None:
-        """A forward pass whose gradients will be averaged, or only accumulate."""
+        """Begin a forward pass whose gradients will be averaged, or only accumulate."""
         self._made.clear()
         self._averaged = averaged
 
     def free(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
-        """The home, for what this backward pass will accumulate; None: somebody else would see it.
+        """Return the home for what this backward pass accumulates; None if others would see it.
 
         It holds anything. ``accumulating`` is the node that accumulates the parameter's gradient.
         """
@@ -68,7 +73,7 @@ class GradientBuffers:
         return entry.gradient.data  # with a version of its own
 
     def made(self, parameter: torch.Tensor, gradient: torch.Tensor, rows: Cut | None) -> None:
-        """What `free` gave holds the gradient; ``rows``: on every rank it is zero but for its own.
+        """Note that what `free` gave holds the gradient; ``rows``: it is zero but for a rank's own.
 
         Those of the rank at ``i`` of the axis of ``rows``, in its interval ``i`` of the first dim.
         """
@@ -103,7 +108,7 @@ class GradientBuffers:
         return gradient._version == version
 
     def stay(self, parameter_id: int) -> bool:
-        """Whether a parameter that this pass brings nothing has a gradient; it is moved home.
+        """Move home the gradient of a parameter to which this pass brings none; tell if it has one.
 
         Else others may write a gradient into the home, which nobody here sees.
         """
@@ -133,17 +138,16 @@ class GradientBuffers:
 
 
 def _has_user_hooks(parameter: torch.Tensor) -> bool:
-    """Whether hooks of the user's see its gradient before it is averaged: to keep it, or change it.
+    """Tell whether users' hooks see its gradient before it is averaged: to keep or change it.
 
     One hook after it has accumulated is always there: it has the gradient averaged.
     """
-    after = getattr(parameter, "_post_accumulate_grad_hooks", None) or ()
-    return bool(parameter._backward_hooks) or len(after) > 1
+    return bool(backward_hooks(parameter)) or len(accumulation_hooks(parameter) or ()) > 1
 
 
 def _accumulates(node: Node) -> bool:
-    """Whether the present backward pass ends in ``parameter.grad``, not in somebody's hands."""
+    """Tell whether the present backward pass ends in ``parameter.grad``, not in a result."""
     try:
-        return bool(torch._C._will_engine_execute_node(node))
+        return will_execute_node(node)
     except RuntimeError:  # torch.autograd.grad
         return False

@@ -32,11 +32,11 @@ _POSITIVE = (1 << 63) - 1
 _LOW_BITS = (1 << 32) - 1
 _DIGEST_FACTOR = 1000003  # so that it counts which tensor is which
 _INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""By the size of an element [B]; of the largest there are two."""
+"""Maps the size of an element [B] to a type; an element of the largest is two numbers."""
 
 
 def memory_order(x: torch.Tensor) -> tuple[int, ...]:
-    """The dims in the order in which they lie in memory without a gap, outermost first.
+    """Return the dims in the order in which they lie in memory without a gap, outermost first.
 
     Where there are gaps (a slice) or repetitions (an expanded tensor), as they are counted.
 
@@ -50,7 +50,7 @@ def memory_order(x: torch.Tensor) -> tuple[int, ...]:
 
 
 def digest_in_memory(x: torch.Tensor, order: tuple[int, ...]) -> int:
-    """Of a tensor on the CPU, its dims taken in ``order``: XXH3, 63 bits.
+    """Digest a tensor on the CPU, its dims taken in ``order``: XXH3, 63 bits.
 
     No copy is made where that is its `memory_order`.
     """
@@ -59,7 +59,7 @@ def digest_in_memory(x: torch.Tensor, order: tuple[int, ...]) -> int:
 
 
 def digest_on_device(x: torch.Tensor) -> torch.Tensor:
-    """The same for a tensor anywhere, whose number (int64) stays where it is.
+    """Digest a tensor on any device; the number (int64) stays there.
 
     A sum of all elements' bits, each times a number of its place that looks random, modulo 2^64.
     The same on all devices: torch's own random numbers depend on the model of a GPU.
@@ -78,7 +78,7 @@ def digest_on_device(x: torch.Tensor) -> torch.Tensor:
 def digest_of_all(
     tensors: Iterable[torch.Tensor], device: torch.device
 ) -> tuple[int, torch.Tensor]:
-    """Of several tensors in their order: of those on the CPU, and of the others on ``device``."""
+    """Digest several tensors in their order: those on the CPU, and the others on ``device``."""
     on_host = 0
     on_device = torch.zeros((), dtype=torch.int64, device=device)
     for x in tensors:
@@ -99,7 +99,7 @@ def _splitmix(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """A flat tensor of whole numbers, in the order of the dims."""
+    """Return the bits as a flat tensor of integers, in the order of the dims."""
     x = x.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     return x.contiguous().reshape(-1).view(_INTEGER_TYPES[x.element_size()])
 
@@ -111,7 +111,7 @@ JudgeRows = Callable[[Sequence[Sequence[int]]], None]
 
 
 class Comparisons:
-    """Those of a grid; on the CPU none is ever owed.
+    """Keeps the comparisons of a grid that a device owes; on the CPU none is ever owed.
 
     On a CUDA device the first of a kind is waited for: a wrong sampler is found at the first step.
     Whoever waited for each would keep the host from queueing work ahead; so later ones are looked
@@ -137,12 +137,12 @@ class Comparisons:
 
 @per_grid
 def comparisons_of(_grid: Grid) -> Comparisons:
-    """A grid's."""
+    """Return the comparisons of a grid."""
     return Comparisons()
 
 
 Batch = Literal["global", "replica", "none"]
-"""Whether a tensor is the whole mini-batch, a replica's part of it, or has no batch dim."""
+"""Tells whether a tensor is the whole mini-batch, a replica's part of it, or has no batch dim."""
 
 _MOST_DIMS = 8  # that a statement has room for
 
@@ -167,14 +167,14 @@ class InputSpec:
         return ", ".join(words)
 
     def numbers(self) -> list[int]:
-        """For a row: as many for every form."""
+        """Return the specification as integers, equally many for each."""
         options = [self.channels, self.of_replica, self.batched]
         head = [self.dtype, *options, len(self.shape), *self.shape]
         return [*head, *[0] * (_MOST_DIMS - len(self.shape))]
 
     @classmethod
     def of(cls, tensor: object, *, channels: bool, batch: Batch) -> InputSpec:
-        """Of what a rank hands in, a tensor or not.
+        """Describe what a rank passes, a tensor or not.
 
         Raises:
             LayoutError: no such ``batch``.
@@ -192,16 +192,16 @@ class InputSpec:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether it is that of an ordinary tensor."""
+        """Tell whether it is that of an ordinary tensor."""
         return self.dtype not in _NOT_CUTTABLE
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type that `dtype` names."""
+        """Return the type that `dtype` names."""
         return _DTYPES[self.dtype]
 
     def samples(self, data: int, grid: Grid) -> Interval:
-        """Of the tensor those that a rank at place ``data`` of that axis computes."""
+        """Return the interval of samples that a rank at place ``data`` of that axis computes."""
         count = self.shape[0] if self.shape else 1
         if self.of_replica or not self.batched:
             return 0, count
@@ -210,7 +210,7 @@ class InputSpec:
 
     @classmethod
     def read(cls, row: Sequence[int]) -> InputSpec:
-        """The adjoint of `numbers`."""
+        """Read what `numbers` returned."""
         dtype, channels, of_replica, batched, dims = row[:5]
         shape = tuple(row[5 : 5 + dims])
         return cls(dtype, shape, bool(channels), bool(of_replica), bool(batched))
@@ -234,7 +234,7 @@ def check_spec(form: InputSpec, what: str = "what is handed in") -> None:
 
 
 def input_partition(form: InputSpec, grid: Grid) -> Partition:
-    """How the mini-batch is cut, of which a rank hands in this.
+    """Return how the mini-batch is cut of which a rank passes this part.
 
     Raises:
         LayoutError: an extent has fewer elements than its axis has ranks, or there is no batch dim
@@ -247,7 +247,7 @@ def input_partition(form: InputSpec, grid: Grid) -> Partition:
 
 
 def box_held(form: InputSpec, data: int) -> Box:
-    """The box of the mini-batch that a rank at place ``data`` of that axis hands in."""
+    """Return the box of the mini-batch that a rank at place ``data`` of that axis passes."""
     whole = Box.whole(form.shape)
     if not form.of_replica or not form.shape:
         return whole
@@ -256,7 +256,7 @@ def box_held(form: InputSpec, data: int) -> Box:
 
 
 def describe_specs(forms: Mapping[int, InputSpec]) -> list[str]:
-    """By rank: which ones have which."""
+    """Return a line for each specification that ranks have, with the ranks that have it."""
     holders: dict[InputSpec, list[int]] = {}
     for rank, form in forms.items():
         holders.setdefault(form, []).append(rank)
@@ -264,7 +264,7 @@ def describe_specs(forms: Mapping[int, InputSpec]) -> list[str]:
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
-    """Of many only the first ones.
+    """Name ranks in words, of many the first ones.
 
     >>> describe_ranks([3]), describe_ranks([0, 2])
     ('rank 3', 'ranks 0, 2')
@@ -296,7 +296,7 @@ _SAME_SAMPLE_REMEDY = (
 
 
 def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None:
-    """All ranks call this. Nothing is waited for on a CUDA device but at the first of a form.
+    """Check on all ranks that those which share samples hold the same ones.
 
     Raises:
         LayoutError: the ranks' forms differ, or the samples of ranks that share them, or the form
@@ -335,7 +335,7 @@ def _gather_statements(
 
 
 def _sharers(form: InputSpec, grid: Grid) -> tuple[tuple[int, ...], ...]:
-    """The ranks that compute the same samples, and are to hold them."""
+    """Return the ranks that compute the same samples, and are to hold them."""
     replicas: dict[object, list[int]] = {}
     for rank in range(grid.size):
         data = grid.coords_of(rank)["data"]
@@ -345,7 +345,7 @@ def _sharers(form: InputSpec, grid: Grid) -> tuple[tuple[int, ...], ...]:
 
 
 def compare_statements(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence[int]]) -> None:
-    """What the ranks state, by rank; ``sharers`` are those that hold the same samples.
+    """Compare the ranks' statements; ``sharers`` are to hold the same samples.
 
     Raises:
         LayoutError: see `check_same_sample`.

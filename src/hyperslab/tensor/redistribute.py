@@ -33,7 +33,7 @@ _Axes = tuple[str, ...]
 
 
 def gather(x: Sharded, axes: Sequence[str] | str) -> Sharded:
-    """The same tensor, no longer cut along ``axes`` (names of the grid); differentiable.
+    """Return the same tensor, no longer cut along ``axes`` (names of the grid); differentiable.
 
     The ranks along those axes then hold equal copies and repeat each other's work: the
     documented way to run an operator that needs the whole extent.
@@ -127,7 +127,7 @@ _OWN_DATA_PAGE = "docs/own-data.md, a DataLoader of your own"
 
 @dataclass(frozen=True)
 class LoadedBoxes:
-    """This rank's box of samples of ``sample_shape``; made by `boxes`."""
+    """Loads this rank's box of samples of ``sample_shape``; made by `boxes`."""
 
     grid: Grid
     sample_shape: tuple[int, ...]
@@ -143,16 +143,16 @@ class LoadedBoxes:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Where it lies in a sample: ``array[boxes.slices]`` of NumPy, h5py or Zarr."""
+        """Return where it lies in a sample: ``array[boxes.slices]`` of NumPy, h5py or Zarr."""
         return self.own.slices()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the box."""
+        """Return the shape of the box."""
         return self.own.shape
 
     def join(self, local: torch.Tensor) -> Sharded:
-        """The mini-batch (B, ...) of which this rank holds the boxes (b, ...); all ranks call it.
+        """Join the boxes (b, ...) of all ranks to a mini-batch (B, ...); all ranks call it.
 
         Each replica has as many samples, so that B is b times `Grid.data`. Nothing is copied but
         to the grid's device. The ranks compare shapes and types in one small message; that they
@@ -186,7 +186,7 @@ class LoadedBoxes:
         return Sharded.from_local(local.to(self.grid.device), partition, self.grid)
 
     def over(self, loader: Iterable[Any]) -> BoxLoader:
-        """What ``loader`` yields, with every tensor as one of the whole mini-batch.
+        """Yield what ``loader`` does, with every tensor as one of the whole mini-batch.
 
         Of a mini-batch, which may be nested in tuples, lists and dicts: boxes are joined, of
         volumes or (b, d, h, w) of labels; tensors of one or two dims (targets, numbers) are cut by
@@ -198,7 +198,7 @@ class LoadedBoxes:
         return BoxLoader(self, loader)
 
     def joined(self, item: Any) -> Any:
-        """What `over` makes of one mini-batch of a loader."""
+        """Cut one mini-batch of a loader, as `over` does."""
         if isinstance(item, torch.Tensor):
             return self._tensor(item)
         if isinstance(item, Mapping):
@@ -228,7 +228,7 @@ class LoadedBoxes:
 
 
 class BoxLoader:
-    """A `DataLoader` whose mini-batches are cut tensors; made by `LoadedBoxes.over`."""
+    """Wraps a `DataLoader`, so that its mini-batches are cut tensors; see `LoadedBoxes.over`."""
 
     def __init__(self, boxes: LoadedBoxes, loader: Iterable[Any]) -> None:
         self.boxes = boxes
@@ -236,7 +236,7 @@ class BoxLoader:
 
     @property
     def sampler(self) -> Any:
-        """That of the loader, which wants to be told the epoch: ``sampler.set_epoch(n)``."""
+        """Return the loader's sampler, which has to be told the epoch: ``sampler.set_epoch(n)``."""
         return self.loader.sampler  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
@@ -248,7 +248,7 @@ class BoxLoader:
 
 
 def boxes(grid: Grid, shape: Sequence[int], *, channels: bool = True) -> LoadedBoxes:
-    """The box that this rank reads of every sample of ``shape``: (C, D, H, W), or (C, H, W).
+    """Return the box that this rank reads of every sample of ``shape``: (C, D, H, W), or (C, H, W).
 
     A plain data set reads ``array[boxes.slices]`` of its files; `LoadedBoxes.join`, or
     `LoadedBoxes.over` a `DataLoader`, makes the mini-batch of which these are parts.

@@ -32,7 +32,7 @@ from hyperslab.tensor.sharded import Sharded
 def scatter_from_main(
     volume: NDArray[Any] | None, partition: Partition, dtype: np.dtype[Any], grid: Grid
 ) -> NDArray[Any]:
-    """This rank's box of a volume that only the main rank has; `gather_to_main` is the way back.
+    """Return this rank's box of a volume that only the main rank has; see `gather_to_main`.
 
     Distribution scheme: 1. the main rank owns everything and sends every other one its box, 2. each
     receives its own.
@@ -48,7 +48,7 @@ def scatter_from_main(
 
 
 def gather_to_main(x: Sharded) -> NDArray[Any] | None:
-    """All of a cut tensor on the main rank, None on the others.
+    """Return all of a cut tensor on the main rank, None on the others.
 
     Distribution scheme: 1. each rank sends its box to the main one, of ranks with equal copies
     only the first, 2. the main rank, which wants everything, puts them in their places.
@@ -61,7 +61,7 @@ def gather_to_main(x: Sharded) -> NDArray[Any] | None:
 
 
 def first_copies(partition: Partition, grid: Grid) -> dict[int, Box]:
-    """The boxes of the first ones among ranks with equal copies: they own each element once."""
+    """Return the boxes of the first rank of each group with equal copies: one owner an element."""
     every = ((rank, grid.coords_of(rank)) for rank in range(grid.size))
     return {rank: partition.box(at) for rank, at in every if partition.is_first_copy(at)}
 
@@ -69,7 +69,7 @@ def first_copies(partition: Partition, grid: Grid) -> dict[int, Box]:
 def run_transfers(
     plan: TransferPlan, held: torch.Tensor | None, like: torch.Tensor, grid: Grid, what: str
 ) -> torch.Tensor | None:
-    """What the plan wants, of ``held``, which is its own box, and of what other ranks send.
+    """Return the box that a plan wants, from ``held``, its own box, and what other ranks send.
 
     In new contiguous memory, of the type and on the device of ``like``. Message after message: who
     holds all of a volume has no room for it twice.
@@ -101,12 +101,12 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 def _as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor: not every backend sends every type."""
+    """Return the memory of a contiguous tensor: not every backend sends every type."""
     return x.reshape(-1).view(torch.uint8)
 
 
 class _ScatterPlan:
-    """Who holds which box of a mini-batch, and in which order of the dims it lies in memory."""
+    """Describes which rank holds which box of a mini-batch, and the order of its dims in memory."""
 
     def __init__(
         self, form: InputSpec, sources: dict[int, int], order: tuple[int, ...], grid: Grid
@@ -119,11 +119,11 @@ class _ScatterPlan:
         self.held = {rank: box_held(form, data) for data, rank in sources.items()}
 
     def box(self, rank: int) -> Box:
-        """What a rank gets."""
+        """Return the box that a rank gets."""
         return self.partition.box(self.grid.coords_of(rank))
 
     def hand_out(self, tensor: torch.Tensor | None) -> torch.Tensor:
-        """This rank's box of what the sources hold, laid out in memory as it is there."""
+        """Return this rank's box of what the sources hold, laid out in memory as it is there."""
         owned = {rank: self._in_memory(box) for rank, box in self.held.items()}
         wanted = {rank: self._in_memory(self.box(rank)) for rank in range(self.grid.size)}
         plan = plan_transfers(self.grid.rank, owned, wanted)
@@ -134,7 +134,7 @@ class _ScatterPlan:
         return block.permute([self.order.index(dim) for dim in range(len(self.order))])
 
     def bring_back(self, block: torch.Tensor) -> torch.Tensor | None:
-        """What sources hold, of all ranks' boxes; None on the others."""
+        """Return what sources hold, from all ranks' boxes; None on the others."""
         plan = plan_transfers(self.grid.rank, first_copies(self.partition, self.grid), self.held)
         return run_transfers(plan, block, block, self.grid, "the adjoint of the scatter")
 
@@ -229,7 +229,7 @@ def _announce_spec(
     sources: dict[int, int],
     grid: Grid,
 ) -> tuple[InputSpec, tuple[int, ...], bool]:
-    """What the sources hold: its form, the order of its dims in memory, whether it is tracked.
+    """Gather what the sources hold: its specification, its order in memory, if it is tracked.
 
     Raises:
         LayoutError: they differ, or the ranks ask for different things.

@@ -19,31 +19,36 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
 
 from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
 from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.tensor.deferred import Deferred, DeferredTensor, sees_serial_gradients
+from hyperslab.tensor.deferred import (
+    Deferred,
+    DeferredTensor,
+    sees_serial_gradients,
+    watch_functions,
+)
 from hyperslab.tensor.dispatch import RULES, check_operands, refuse
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.torch_internals import DisableTorchFunctionSubclass, graph_task
 
 
 class ForwardScope:
-    """A module's forward: open while it runs, and in backward passes, which may repeat parts."""
+    """Is open while a module's forward runs, and in backward passes, which may repeat parts."""
 
     def __init__(self) -> None:
         self._running = 0
 
     @property
     def is_open(self) -> bool:
-        return self._running > 0 or torch._C._current_graph_task_id() != -1
+        return self._running > 0 or graph_task() != -1
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The forward runs within it."""
+        """Keep the scope open, within a forward."""
         self._running += 1
         try:
             yield
@@ -75,11 +80,12 @@ _TORCH_GRAD: Any = torch.Tensor.grad
 
 @per_grid
 def _block_shape(grid: Grid, partition: Partition) -> tuple[int, ...]:
+    watch_functions(grid)  # in here it costs nothing but at the first tensor of a partition
     return partition.box(grid.coords).shape
 
 
 class Sharded(DeferredTensor):
-    """A block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` speak globally.
+    """Holds a block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` are global.
 
     Made by `hyperslab.shard`, by a data set, or by `from_local`. Operators run by the rules of
     the op table; one without a rule raises `hyperslab.UnsupportedOp`.
@@ -131,39 +137,39 @@ class Sharded(DeferredTensor):
             y.private = True
         else:
             self._pass_on_to(y)
-            self.private = False  # who holds the one may change the other
+            self.share()  # who holds the one may change the other
         if self.reordered if reordered is None else reordered:
             y.reordered = memory_format_of(local) is not torch.contiguous_format
         return y
 
     def will_be(self, pending: Deferred, partition: Partition) -> Sharded:
-        """A tensor on the same grid whose block is computed when somebody looks."""
+        """Return a tensor on the same grid whose block is computed when it is first used."""
         with DisableTorchFunctionSubclass():
             y = torch.empty(0, dtype=pending.dtype, device=self.device).as_subclass(Sharded)
         y._partition = partition
         y._grid = self._grid
         y._policy = self._policy
         y.reordered = self.reordered
-        y.defer(pending)
+        y.put_off(pending)
         return y
 
     @property
     def local(self) -> torch.Tensor:
-        """This rank's block as an ordinary tensor: a differentiable view, see the notes.
+        """Return this rank's block as an ordinary tensor: a differentiable view, see the notes.
 
         In the memory format that serial torch would have.
 
         Raises:
             LayoutError: it is a copy where serial torch has a view, whose base was changed since.
         """
-        self.settle()
-        self.private = False
+        self.force()
+        self.share()
         self._check_base_of_copy(self._partition)
         return self._in_serial_order()
 
     @property
     def block(self) -> torch.Tensor:
-        """As ``local``, for rules, which change no operand: in any memory format.
+        """Return ``local`` for rules, which change no operand: in any memory format.
 
         Raises:
             LayoutError: as ``local``.
@@ -178,7 +184,7 @@ class Sharded(DeferredTensor):
 
     @property
     def grid(self) -> Grid:
-        """The ranks over which it is cut."""
+        """Return the ranks over which it is cut."""
         return self._grid
 
     @property
@@ -187,18 +193,18 @@ class Sharded(DeferredTensor):
 
     @property
     def box(self) -> Box:
-        """The region of the global tensor that this rank holds."""
+        """Return the region of the global tensor that this rank holds."""
         return self._partition.box(self._grid.coords)
 
     def full(self) -> torch.Tensor:
-        """The global tensor, batch included, as an ordinary tensor equal on all ranks.
+        """Return the global tensor, batch included, as an ordinary tensor equal on all ranks.
 
         Differentiable. Takes the memory of the whole tensor on every rank.
         """
         return self.redistribute(Partition.whole(self.shape), "full()").local
 
     def redistribute(self, partition: Partition, why: str = "a change of the cut") -> Sharded:
-        """The same global tensor, cut otherwise; differentiable.
+        """Return the same global tensor, cut otherwise; differentiable.
 
         Raises:
             LayoutError: the two partitions are of different global shapes.
@@ -214,12 +220,12 @@ class Sharded(DeferredTensor):
     def gather_merged(self) -> None:
         """Have dims that a reshape merged whole, as the reshape would have made them."""
         axes = [cut.axis for cut in self._partition.cuts if cut is not None and cut.merged]
-        self.settle()
+        self.force()
         # Who looks first may do so under no_grad.
         with torch.inference_mode(False), torch.set_grad_enabled(self._block.requires_grad):
             whole = self.redistribute(self._partition.without(axes), "the gather of a merged dim")
         self.mark_as_copy(self)
-        self.become(whole.block)
+        self.replace_storage(whole.block)
         self._partition = whole._partition
 
     def take_place_of(self, ordinary: torch.Tensor) -> Sharded:
@@ -265,14 +271,14 @@ class Sharded(DeferredTensor):
 
     @property
     def grad(self) -> Sharded | None:
-        """This rank's block of the serial gradient of the loss.
+        """Return this rank's block of the serial gradient of the loss.
 
         All ranks ask together: copies along axes that do not cut the tensor are summed.
         """
         with DisableTorchFunctionSubclass():
             gradient = _TORCH_GRAD.__get__(self)
             # Inside a backward pass it is re-entrant checkpointing that hands the block's on.
-            inside = torch._C._current_graph_task_id() != -1 and not sees_serial_gradients()
+            inside = graph_task() != -1 and not sees_serial_gradients()
             if gradient is None or inside:
                 return gradient
             return self.serial_gradient(gradient)
@@ -285,7 +291,7 @@ class Sharded(DeferredTensor):
             _TORCH_GRAD.__set__(self, None)
 
     def serial_gradient(self, gradient: torch.Tensor) -> Sharded:
-        """The serial gradient, cut like this tensor, from what came to its block; differentiable.
+        """Return the serial gradient, cut like this tensor, from its block's; differentiable.
 
         All ranks ask together: copies along axes that do not cut the tensor are summed.
         """

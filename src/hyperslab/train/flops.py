@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from hyperslab.comm.agreement import all_gather
 from hyperslab.kernels import direct_bf16, winograd  # noqa: F401 - declare their operators
+from hyperslab.util.torch_internals import (
+    OpOverload,
+    TorchDispatchMode,
+    onednn_transposed_convolution,
+    tree_map_only,
+)
 
 _aten = torch.ops.aten
 
@@ -65,7 +69,7 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
         _aten._fft_r2c: _fft_r2c_flops,
         _aten._fft_c2r: _fft_c2r_flops,
         _aten.mkldnn_convolution: convolution,
-        torch.ops.mkldnn._convolution_transpose_pointwise: transposed_convolution,
+        onednn_transposed_convolution(): transposed_convolution,
         torch.ops.hyperslab.direct_convolution: convolution,
         **dict.fromkeys(WEIGHT_GRADIENTS, weight_gradient),
     }
@@ -95,7 +99,7 @@ class FlopCount(TorchDispatchMode):
 
 
 def _flops_of_call(operator: Any, args: Any, options: Any, result: Any) -> int | None:
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, OpOverload):
         return None  # it runs operators of its own, out of sight
     formula = flop_formulas().get(operator.overloadpacket)
     if formula is None:

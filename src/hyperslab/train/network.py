@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab import models
@@ -36,6 +35,7 @@ from hyperslab.recipe.schema import (
     UNet3DSection,
 )
 from hyperslab.recipe.section import TargetSection, choose
+from hyperslab.util.torch_internals import FAKE_TENSOR_MODULE, fake_tensor_mode, own_tensors
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -166,7 +166,7 @@ def _described(model: torch.nn.Module) -> Iterator[str]:
         for key, value in sorted(vars(part).items()):
             if not key.startswith("_") and key not in ("training", "forward", "no_sync"):
                 yield f"{name}.{key} = {_plainly(value)}"
-        for key, weight in (*part._parameters.items(), *part._buffers.items()):
+        for key, weight in own_tensors(part):
             form = None if weight is None else (tuple(weight.shape), weight.dtype)
             yield f"{name}.{key}: {form}"
 
@@ -397,7 +397,7 @@ def _network_suits(
         with (
             _fake_tensor_errors_silenced(),
             torch.no_grad(),
-            FakeTensorMode(allow_non_fake_inputs=True),
+            fake_tensor_mode(),
         ):
             output = forward(torch.empty(shape))
     except Exception:  # whatever is wrong in somebody else's code
@@ -419,7 +419,7 @@ def _buffers_kept(model: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def _fake_tensor_errors_silenced() -> Iterator[None]:
     """Torch logs what fails on tensors without values, and warns; both is expected here."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log = logging.getLogger(FAKE_TENSOR_MODULE)
     before = log.disabled
     log.disabled = True
     try:

@@ -39,6 +39,7 @@ from hyperslab.train.step import (
     Vote,
     autocast,
 )
+from hyperslab.util.torch_internals import foreach_multiply_
 
 LOST_AFTER = datetime.timedelta(seconds=2)
 """Without an answer [s]: in a run that failed a vote may never arrive."""
@@ -350,7 +351,7 @@ class Trainer:
                 loss.backward()
             losses.append(loss.detach())
         if seen != planned:  # samples were left out because they could not be read
-            torch._foreach_mul_(
+            foreach_multiply_(
                 [p.grad for p in self.model.parameters() if p.grad is not None], planned / seen
             )
         if self.recipe.optimizer.clip is not None:

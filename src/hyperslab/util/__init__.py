@@ -1,1 +1,1 @@
-"""Holds what every layer uses and torch is not needed for, from files to worker processes."""
+"""Holds what every layer uses: files, documents, processes, and the private names of torch."""

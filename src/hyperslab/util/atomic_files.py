@@ -28,7 +28,7 @@ from hyperslab.util.documents import value_of_json
 
 
 def partial_path(path: Path) -> Path:
-    """The name that a file or folder has until it is complete."""
+    """Return the name that a file or folder has until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -62,7 +62,7 @@ def created_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> 
 
 @contextmanager
 def written_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[Path]:
-    """As `created_aside`, for what takes a name and no file: the name of a new, empty file."""
+    """Yield the name of a new, empty file, for what takes a name; else as `created_aside`."""
     with created_aside(path, concurrent=concurrent, ending=ending) as file:
         yield Path(file.name)
 
@@ -103,12 +103,12 @@ def _finite(value: Any) -> Any:
 
 
 def json_lines(rows: Iterable[object]) -> bytes:
-    """One line of JSON a row, as a journal has them."""
+    """Return one line of JSON a row, as a journal has them."""
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def read_json_lines(path: Path) -> tuple[list[Any], int]:
-    """The rows of a journal and the bytes [B] of its whole lines.
+    """Return the rows of a journal and the bytes [B] of its whole lines.
 
     A last line that was not finished is no line.
 
@@ -140,7 +140,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def open_to_append(path: Path) -> int:
-    """The number of a file that is open to grow, and is made if there is none.
+    """Return the number of a file that is open to grow, and is made if there is none.
 
     Raises:
         OSError: it is a link (see [Note: links]), or cannot be opened.

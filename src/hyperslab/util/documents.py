@@ -21,23 +21,23 @@ MOST_LONG_YAML_CHARACTERS = 32 << 20
 """Characters of one that a program has written, such as a machine file."""
 
 MOST_NODES = 200_000
-"""Of a document that somebody has written, aliases counted as what they stand for."""
+"""Limits the nodes of a document that a person wrote, aliases counted as what they stand for."""
 
 MOST_JSON_BYTES = 256 << 20
-"""Of a JSON file [B]."""
+"""Limits the size of a JSON file [B]."""
 
 MOST_DEPTH = 64
-"""Of brackets, lists and mappings in each other."""
+"""Limits how deep brackets, lists and mappings nest."""
 
 MOST_DIGITS = 100
-"""Of a whole number in YAML."""
+"""Limits the digits of an integer in YAML."""
 
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class TooMuch(yaml.YAMLError):
-    """A document is larger or deeper than it may be; says what."""
+    """Reports a document that is larger or deeper than it may be, and in what."""
 
 
 class _BoundedLoader(yaml.SafeLoader):
@@ -97,7 +97,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def read_text(path: Path, most: int = MOST_YAML_CHARACTERS) -> str:
-    """The text of a file, but of one that is longer only a little more than ``most`` characters.
+    """Return a file's text, of a longer one little more than ``most`` characters.
 
     Raises:
         OSError: it cannot be read.
@@ -108,7 +108,7 @@ def read_text(path: Path, most: int = MOST_YAML_CHARACTERS) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document.
+    """Return the value of a YAML document.
 
     Raises:
         yaml.YAMLError: it is none, or larger or deeper than it may be.
@@ -119,7 +119,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_long_yaml(text: str) -> Any:
-    """As `parse_yaml`, for the megabytes that programs write: ten times faster where that is built.
+    """Parse the YAML that programs write as `parse_yaml` does, ten times faster where it is built.
 
     Such files have no aliases. libyaml crashes where brackets are thousands deep, so its events,
     which it makes without going down, are looked at first.
@@ -148,7 +148,7 @@ def _load(text: str, loader: Any) -> Any:
 
 
 def value_of_json(text: str | bytes) -> Any:
-    """The value of a JSON document.
+    """Return the value of a JSON document.
 
     Raises:
         ValueError: it is none, or deeper than Python goes.
@@ -160,7 +160,7 @@ def value_of_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises:
         OSError: it cannot be read.

@@ -14,7 +14,7 @@ from hyperslab.errors import HyperslabError
 
 
 def how_to_install(extra: str) -> str:
-    """The command that brings the libraries of an extra, as the installed package asks for them.
+    """Return the command that installs the libraries of an extra.
 
     Not ``pip install hyperslab[...]``, which would look for hyperslab on the package index.
     For example ``pip install "zarr<4,>=3"``.

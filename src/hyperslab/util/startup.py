@@ -1,6 +1,6 @@
-"""Prepares a process before anything slow is imported: its parent, signals, standard streams.
+"""Prepares the process of a command, or a server of workers, before anything slow is imported.
 
-`hyperslab/__init__.py` imports this module first. It uses the standard library alone.
+It uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from types import FrameType
 
 PARENT = os.getppid()
-"""The process that started this one, while it was there."""
+"""Names the process that started this one, while it was there."""
 
 
 TIED_TO = "HYPERSLAB_TIED_TO"
-"""In the environment of a server of worker processes: the process that both end with."""
+"""Names the process, in a worker server's environment, that both end with."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -28,7 +28,7 @@ def tie_to_parent(number: int) -> None:
 
 
 def _tie_server_to_parent() -> None:
-    """As the server, and in all that it forks from now on."""
+    """End the server, and all that it forks from now on, when its parent ends."""
     tie_to_parent(signal.SIGKILL)
     os.register_at_fork(after_in_child=lambda: tie_to_parent(signal.SIGKILL))
     if os.environ[TIED_TO] != str(os.getppid()):  # too late to be told
@@ -36,7 +36,7 @@ def _tie_server_to_parent() -> None:
 
 
 def say_stopped() -> None:
-    """The one line of a command that Ctrl-C ends.
+    """Print the one line of a command that Ctrl-C ends.
 
     The error output of ranks goes to files: the main one speaks on its standard output.
     """
@@ -49,7 +49,7 @@ def say_stopped() -> None:
 
 
 def fill_standard_descriptors() -> None:
-    """Where a standard stream is closed, let it lead nowhere.
+    """Open the null device in place of each standard stream that is closed.
 
     The next pipe or file would be given its number, and whoever takes that for the stream would
     close it, or read and write there.
@@ -61,11 +61,12 @@ def fill_standard_descriptors() -> None:
     os.close(nowhere)
 
 
-def _is_command() -> bool:
-    """Whether this process was started as ``hyperslab`` or ``python -m hyperslab``."""
-    words = sys.orig_argv
-    module = "-m" in words and words[words.index("-m") + 1 :][:1] == ["hyperslab"]
-    return module or os.path.basename(sys.argv[0]) == "hyperslab"
+def begin_command() -> None:
+    """Prepare the process of a command: streams that are closed, and Ctrl-C during the imports."""
+    fill_standard_descriptors()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until `hyperslab.cli.main` begins: an interrupted import would print a traceback.
+        signal.signal(signal.SIGINT, _exit_on_sigint)
 
 
 def _exit_on_sigint(_number: int, _frame: FrameType | None) -> None:
@@ -73,10 +74,6 @@ def _exit_on_sigint(_number: int, _frame: FrameType | None) -> None:
     os._exit(128 + signal.SIGINT)
 
 
+# The server of `hyperslab.util.worker_pool` imports this module first, in a process of its own.
 if TIED_TO in os.environ and "multiprocessing.forkserver" in sys.modules:
     _tie_server_to_parent()
-
-if _is_command():
-    fill_standard_descriptors()
-if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _exit_on_sigint)  # until `hyperslab.cli.main` begins: no traceback

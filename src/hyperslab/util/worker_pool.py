@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hyperslab.errors import HyperslabError
-from hyperslab.util.startup import TIED_TO
+from hyperslab.util import startup
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 def map_tasks(
     function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], workers: int
 ) -> Generator[T, None, None]:
-    """What ``function`` returns of each task's arguments, as they end; of one worker, in order.
+    """Yield what ``function`` returns for each task, as they end; with one worker, in order.
 
     With one worker or one task everything happens in this process. What the function raises ends
     the others that have not begun; Ctrl-C, and closing this, ends all of them at once.
@@ -34,7 +34,7 @@ def map_tasks(
         yield from (function(*task) for task in tasks)
         return
     context = multiprocessing.get_context("forkserver")  # threads, a progress bar's say, never fork
-    context.set_forkserver_preload([function.__module__])
+    context.set_forkserver_preload([startup.__name__, function.__module__])
     pool = ProcessPoolExecutor(workers, context, _begin_worker)
     others = {*multiprocessing.active_children()}
     try:
@@ -57,15 +57,15 @@ def map_tasks(
 @contextmanager
 def _tied() -> Iterator[None]:
     """Have the server of the workers end with this process, also while it imports."""
-    os.environ[TIED_TO] = str(os.getpid())
+    os.environ[startup.TIED_TO] = str(os.getpid())
     try:
         yield
     finally:
-        del os.environ[TIED_TO]
+        del os.environ[startup.TIED_TO]
 
 
 def _begin_worker() -> None:
-    """A worker whose parent is killed would wait for work for ever; Ctrl-C is for the parent."""
+    """End with the parent, or a worker would wait for ever if it is killed; leave it Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -136,7 +136,7 @@ def _replaced(
     """``x``, changed: a new block instead of a write into the old one."""
     local = partial(operand_block, target=x.partition, like=x)
     result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
-    x.become(result.to(x.dtype))
+    x.replace_storage(result.to(x.dtype))
     return x
 
 
@@ -234,7 +234,7 @@ def relu(input: Sharded, inplace: bool = False) -> Sharded:
         return input
     chain = None if inplace else _with_activation(input, 0.0)
     if chain is None:
-        input.settle()
+        input.force()
         return apply_pointwise(F.relu, (input,), {"inplace": inplace})
     return epilogue_result(chain, input, input.partition)
 
@@ -247,7 +247,7 @@ def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = Fal
         return input
     chain = None if inplace else _with_activation(input, slope)
     if chain is None:
-        input.settle()
+        input.force()
         options = {"negative_slope": negative_slope, "inplace": inplace}
         return apply_pointwise(F.leaky_relu, (input,), options)
     return epilogue_result(chain, input, input.partition)
@@ -258,7 +258,7 @@ def _with_activation(x: Sharded, slope: float) -> FusedEpilogue | None:
     if isinstance(x.pending, FusedEpilogue) and (
         x.pending.links.slope != 1 or x.pending.links.pool
     ):
-        x.settle()
+        x.force()
     chain = begin_epilogue(x) if x.private and torch.is_grad_enabled() and slope >= 0 else None
     if chain is None or slope == 1:
         return None
@@ -269,10 +269,10 @@ def _joined_in_place(x: Sharded, slope: float, inplace: bool) -> bool:
     """In place: whether ``x`` has become what its activation will be."""
     if not inplace or slope < 0 or slope == 1 or not torch.is_grad_enabled():
         return False
-    x.settle_readers()
+    x.force_readers()
     pending = x.pending
     if isinstance(pending, FusedEpilogue) and pending.links.slope == 1 and not pending.links.pool:
-        x.pending = pending.linked(pending.links.activated(slope))
+        x.extend(pending.linked(pending.links.activated(slope)))
         return True
     if not x.replaceable:
         return False
@@ -280,9 +280,7 @@ def _joined_in_place(x: Sharded, slope: float, inplace: bool) -> bool:
     chain = begin_epilogue(source)
     if chain is None:
         return False
-    with torch.no_grad():
-        x.become(torch.empty(0, dtype=x.dtype, device=x.device))
-    x.defer(chain.linked(chain.links.activated(slope)))
+    x.put_off_in_place(chain.linked(chain.links.activated(slope)))
     return True
 
 

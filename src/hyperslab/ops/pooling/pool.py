@@ -115,7 +115,7 @@ def pooled_epilogue(p: PoolingInput, *, maximum: bool) -> FusedEpilogue | None:
     if not _tiles_every_block(p):
         return None
     if isinstance(p.x.pending, FusedEpilogue) and p.x.pending.links.pool:
-        p.x.settle()
+        p.x.force()
     chain = begin_epilogue(p.x)
     if chain is None or (maximum and math.prod(p.kernel) > MOST_WINNERS):
         return None

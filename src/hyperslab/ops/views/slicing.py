@@ -75,7 +75,7 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     if not stay:
         y.mark_as_copy(x)
     elif any(x.partition.cuts[d] and s.count != x.shape[d] for d, s in enumerate(chosen)):
-        y.is_crop = True
+        y.mark_as_crop()
     return y
 
 
@@ -244,7 +244,7 @@ def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     if not stay:
         y.mark_as_copy(self)
     elif self.partition.cuts[dim] is not None:
-        y.is_crop = True
+        y.mark_as_crop()
     return y
 
 

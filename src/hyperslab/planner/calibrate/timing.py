@@ -31,6 +31,7 @@ from hyperslab.planner.machine.operator_times import entry_of, write_call
 from hyperslab.planner.trace.records import Call, Exchange, LocalOperator, TensorSpec
 from hyperslab.planner.trace.step import Device, Workload, trace_step
 from hyperslab.tensor import shard
+from hyperslab.util.torch_internals import OpOverload
 
 REPETITIONS = (5, 100)  # at least and at most
 
@@ -139,7 +140,7 @@ class Replay:
         return value
 
 
-def operator_of(name: str) -> torch._ops.OpOverload:
+def operator_of(name: str) -> OpOverload:
     """Finds the operator of a name such as ``aten.convolution.default``.
 
     Raises:
@@ -151,7 +152,7 @@ def operator_of(name: str) -> torch._ops.OpOverload:
             at = getattr(at, part)
         except AttributeError:
             raise LookupError(f"this torch has no operator {name}") from None
-    if not isinstance(at, torch._ops.OpOverload):
+    if not isinstance(at, OpOverload):
         raise LookupError(f"{name} names no overload of an operator")
     return at
 

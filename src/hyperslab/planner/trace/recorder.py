@@ -16,9 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
@@ -26,6 +23,18 @@ from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpe
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory, scratch_of
 from hyperslab.train.flops import WEIGHT_GRADIENTS, flop_formulas
 from hyperslab.train.profile import Stage
+from hyperslab.util.torch_internals import (
+    DisableTorchFunctionSubclass,
+    OpOverload,
+    TorchDispatchMode,
+    autograd_node,
+    graph_task,
+    next_node_number,
+    onednn_transposed_convolution,
+    storage_address,
+    tree_leaves,
+    tree_map_only,
+)
 
 
 class Layers:
@@ -62,8 +71,8 @@ class Layers:
         stack.callback(part.register_forward_hook(leave, always_call=True).remove)
 
     def _mark(self) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            self._numbers.append(torch._C._autograd._get_sequence_nr())
+        if graph_task() == -1:
+            self._numbers.append(next_node_number())
             self._names.append(self._stack[-1] if self._stack else "")
 
     @property
@@ -71,7 +80,7 @@ class Layers:
         """Returns the name of the innermost submodule at work, "" outside of all."""
         if self._stack:
             return self._stack[-1]
-        node = torch._C._current_autograd_node()
+        node = autograd_node()
         if node is None:
             return ""
         at = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
@@ -203,7 +212,7 @@ def _convolution_transpose_meta(
 META_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
     _aten.convolution: _convolution_meta,
     _aten.mkldnn_convolution: _mkldnn_convolution_meta,
-    torch.ops.mkldnn._convolution_transpose_pointwise: _convolution_transpose_meta,
+    onednn_transposed_convolution(): _convolution_transpose_meta,
     _aten.to_mkldnn: lambda x, *_: torch.empty_like(x),
 }
 
@@ -212,7 +221,7 @@ GRADIENT_PASSES: tuple[Pass, Pass] = ("backward-data", "backward-filter")
 
 
 def flops_of(
-    operator: torch._ops.OpOverload, call: Call, result: object, stage: Stage
+    operator: OpOverload, call: Call, result: object, stage: Stage
 ) -> tuple[tuple[Pass, int], ...]:
     """Counts the flops of each pass of a call; none where elements are only moved or scaled.
 
@@ -308,13 +317,13 @@ class TraceMode(TorchDispatchMode):
         """Tells the stage that the step is in."""
         if self.optimizing:
             return "optimizer"
-        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        return "forward" if graph_task() == -1 else "backward"
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if operator.is_view or torch.Tag.inplace_view in operator.tags:
                 return operator(*args, **kwargs)
             if operator.namespace == "profiler":  # marks that the optimizer's step leaves
@@ -333,8 +342,8 @@ class TraceMode(TorchDispatchMode):
     def _has_values(self, tensor: torch.Tensor) -> bool:
         if self.memory.has(tensor):
             return False
-        address = tensor.untyped_storage()._cdata
-        return all(storage._cdata != address for storage in self._overwritten)
+        address = storage_address(tensor.untyped_storage())
+        return all(storage_address(storage) != address for storage in self._overwritten)
 
     def _compute(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
         """Records an operator that returns new tensors."""

@@ -23,6 +23,7 @@ from hyperslab.planner.trace.unbacked_memory import UnbackedMemory
 from hyperslab.planner.trace.virtual_grid import GradientBuckets, MessageJournal, VirtualGrid
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.torch_internals import DisableTorchFunctionSubclass
 
 Device = Literal["cpu", "cuda"]
 Extents = Mapping[str, int]
@@ -201,7 +202,7 @@ def counting_saved(excluded: tuple[torch.Tensor, ...], trace: Trace) -> Iterator
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        with torch._C.DisableTorchFunctionSubclass():  # checkpointing keeps a `Sharded`
+        with DisableTorchFunctionSubclass():  # checkpointing keeps a `Sharded`
             storage = tensor.untyped_storage()
         if storage.data_ptr() not in skip:
             kept[storage.data_ptr()] = storage.nbytes()

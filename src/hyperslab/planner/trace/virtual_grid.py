@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from hyperslab.comm import AXES, Communicator, Grid
@@ -23,6 +22,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.planner.trace.recorder import Layers
 from hyperslab.planner.trace.records import Exchange, Purpose, Sum, Trace, Wait
 from hyperslab.train.profile import Stage
+from hyperslab.util.torch_internals import FIRST_BUCKET_BYTES
 
 
 class MessageJournal:
@@ -153,7 +153,6 @@ def _bytes_by_peer(messages: Sequence[PeerTensor]) -> tuple[tuple[int, int], ...
 
 
 BUCKET_BYTES = 25 << 20  # [B] of DistributedDataParallel's buckets, but for the first one
-FIRST_BUCKET_BYTES: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
 
 
 class GradientBuckets:

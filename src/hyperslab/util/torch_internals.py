@@ -1,0 +1,180 @@
+"""Names everything of torch that is used here and not public, each with the reason.
+
+No other module reaches into private torch: whoever moves to another version of torch reads this
+file. Everything in it was run with torch 2.13. What a step calls often is an alias, not a function
+of its own, so that the indirection costs nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import Node
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _python_dispatch, _pytree
+
+# Operators and their dispatch.
+
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+"""Runs operators on a subclass as on an ordinary tensor; public names exist as decorators alone."""
+
+OpOverload = torch._ops.OpOverload
+"""Is the type of what ``__torch_dispatch__`` receives, for which torch has no public name."""
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+"""Sees every operator below autograd; torch documents it under this private module."""
+
+dispatch_modes_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""Counts the active modes: one that watches or traces must see no write past the dispatcher."""
+
+foreach_multiply_: Callable[..., None] = torch._foreach_mul_
+"""Scales a list of tensors in place with one kernel on a GPU; no optimizer offers that alone."""
+
+tree_leaves = _pytree.tree_leaves
+tree_map = _pytree.tree_map
+tree_map_only = _pytree.tree_map_only
+"""Walk nested arguments as torch does, users' registered containers included."""
+
+
+def fake_tensor_mode() -> Any:
+    """Return a mode in which operators compute shapes alone, next to tensors with values.
+
+    ``torch.device("meta")`` would not do: modules whose parameters have values run in it.
+    """
+    # Imported when it is needed: it takes long.
+    return importlib.import_module(FAKE_TENSOR_MODULE).FakeTensorMode(allow_non_fake_inputs=True)
+
+
+FAKE_TENSOR_MODULE = "torch._subclasses.fake_tensor"
+"""Names the logger by which torch says what fails in that mode."""
+
+
+def import_compiler() -> None:
+    """Import ``torch._dynamo``, as the first optimizer of a process does, for its memory."""
+    importlib.import_module("torch._dynamo")
+
+
+# Tensors and their memory.
+
+swap_tensor_impl: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+"""Exchanges what two Python tensors stand for, graph included.
+
+The public ``swap_tensors`` exchanges attributes, too, and refuses tensors that are referred to
+weakly.
+"""
+
+
+storage_address: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+"""Tells storages apart that have no memory.
+
+Two Python objects may stand for one storage, and ``data_ptr`` of an empty one is 0.
+"""
+
+
+def count_storage_users(storage: torch.UntypedStorage) -> int:
+    """Count the tensors and Python objects that hold a storage, the argument included."""
+    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+
+
+backward_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter("_backward_hooks")
+"""Returns what ``register_hook`` has added to a tensor, which nothing public lists."""
+
+accumulation_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter(
+    "_post_accumulate_grad_hooks"
+)
+"""Returns what ``register_post_accumulate_grad_hook`` has added, which nothing public lists."""
+
+# Backward passes.
+
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Tells which backward pass this thread is in, -1 outside of all: there is no public question."""
+
+autograd_node: Callable[[], Any] = torch._C._current_autograd_node
+"""Returns the node that the engine runs: a trace finds the layer of a backward operator by it."""
+
+next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""Returns the number of a graph's next node: nodes between two of them belong to one layer."""
+
+will_execute_node: Callable[[Node], bool] = torch._C._will_engine_execute_node
+"""Tells whether this backward pass reaches a node, here one that accumulates into ``.grad``.
+
+It raises RuntimeError in ``torch.autograd.grad``, which hands gradients to its caller.
+"""
+
+
+at_end_of_backward: Callable[[Callable[[], None]], None] = (
+    torch.autograd.Variable._execution_engine.queue_callback
+)
+"""Has a function called when the present backward pass ends, as DistributedDataParallel does."""
+
+# Modules.
+
+BatchNorm = _BatchNorm
+"""Is the base class of batch normalisations of all dimensions, and of users' own."""
+
+
+def own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor | None]]:
+    """List a module's own parameters and buffers, also those that are None."""
+    return [*module._parameters.items(), *module._buffers.items()]
+
+
+# OneDNN.
+
+onednn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
+"""Tells whether oneDNN is switched on, as the public flag does, which every convolution asks."""
+
+
+def onednn_has_bfloat16() -> bool:
+    """Tell whether oneDNN computes in bfloat16 on this processor."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def onednn_transposed_convolution() -> Any:
+    """Return oneDNN's transposed convolution, which aten's chooses for few shapes only.
+
+    Builds without oneDNN have no such operator.
+    """
+    return torch.ops.mkldnn._convolution_transpose_pointwise
+
+
+# Process groups.
+
+FIRST_BUCKET_BYTES: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+"""Is the size of DistributedDataParallel's first bucket [B], which a trace imitates."""
+
+
+def default_group() -> dist.ProcessGroup:
+    """Return the group of all ranks; ``dist.group.WORLD`` is None before it is initialised."""
+    return dist.distributed_c10d._get_default_group()
+
+
+def default_store() -> dist.distributed_c10d.Store:
+    """Return the store in which all ranks met, to hear of failures where no message passes."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def time_limit_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
+    """Return how long ranks of a group wait for each other, which is told when it is made only."""
+    return group._get_backend(device).options._timeout
+
+
+def set_time_limit(options: Any, limit: datetime.timedelta) -> None:
+    """Write a limit into the options of a group, for which their constructor has no argument."""
+    options._timeout = limit
+
+
+def number_of_groups() -> int:
+    """Return how many process groups this process has made: the next one's name on all ranks."""
+    return dist.distributed_c10d._world.group_count
+
+
+def set_number_of_groups(count: int) -> None:
+    """Skip names of process groups that another rank has used for groups of its own."""
+    dist.distributed_c10d._world.group_count = count
