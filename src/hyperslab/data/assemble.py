@@ -123,7 +123,7 @@ MESSAGE_WORDS = ("values", "labels or target")
 
 
 class TargetKind(ABC):
-    """What the target of a sample is: how much of it goes with a box of the volume."""
+    """Defines the target of a sample: how much of it goes with a box of the volume."""
 
     dtype: np.dtype[Any]
 
@@ -178,7 +178,7 @@ def target_kind(source: Source) -> TargetKind:
 
 
 def part_of(whole: SampleBox, box: Box, part: Box, kind: TargetKind) -> SampleBox:
-    """Of what holds ``box`` the views of ``part``."""
+    """Views ``part`` of what holds ``box``."""
     inside = part.slices(box)
     return SampleBox(whole.values[inside], kind.part(whole.target, inside[1:]))
 
@@ -319,7 +319,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 log = logging.getLogger("hyperslab")
 
 Reasons = dict[int, str]
-"""By sample, why this rank cannot read it."""
+"""Errors by sample that this rank cannot read."""
 
 
 class Skipped:
@@ -331,7 +331,7 @@ class Skipped:
         self.samples: set[int] = set()
 
     def agree(self, samples: Sequence[int], attempt: Callable[[list[int]], Reasons]) -> list[int]:
-        """Those of ``samples`` that all ranks can read.
+        """Keeps those of ``samples`` that all ranks can read.
 
         ``attempt`` reads what this rank has to of a mini-batch. When a sample is left out the
         others move up, to other ranks too, which then have to read them: so it is done again.
@@ -353,7 +353,7 @@ class Skipped:
 
 
 BoxesRead = dict[int, SampleBox]
-"""By sample, the wanted box, read before it was agreed that it can be."""
+"""Boxes by sample that were read before it was agreed that all ranks can."""
 
 
 class BatchAssembler:

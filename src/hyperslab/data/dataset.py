@@ -41,7 +41,7 @@ _Waiting = deque[tuple[int, Future[V]]]
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPolicy:
-    """How much is read ahead: ``depth`` mini-batches, of together at most ``bytes`` a rank [B].
+    """Sets what is read ahead: ``depth`` mini-batches, of together at most ``bytes`` a rank [B].
 
     Raises:
         DataError: one of them is negative.
@@ -108,7 +108,7 @@ class Prefetcher(Generic[V]):
         return StepsAhead(waiting, self._todo(epoch, first, onward))
 
     def take(self, ahead: StepsAhead[V]) -> V:
-        """What was loaded for the next step; later ones are asked for first."""
+        """Returns what was loaded for the next step; later ones are asked for first."""
         self._ask(ahead, 1 + self.depth)
         begin = time.perf_counter()
         result = ahead.waiting[0][1].result()
@@ -320,7 +320,7 @@ class Dataset:
 
     @property
     def transform(self) -> str | LowHigh | None:
-        """What is done to stored values, as `hyperslab.open` takes it."""
+        """The transform of stored values, as `hyperslab.open` takes it."""
         return self._transform.name
 
     @property
@@ -459,7 +459,7 @@ def _leave(
     which: weakref.ref[Prefetcher[InFlight | None]],
     through: weakref.ref[HostP2P] | None,
 ) -> None:
-    """What the end of the process does in place of a forgotten `close`; takes seconds at most.
+    """Takes the place of a forgotten `close` when the process ends, in seconds at most.
 
     After an error nothing is waited for. A thread that still read or received while the
     interpreter goes would be aborted, and the process with it.

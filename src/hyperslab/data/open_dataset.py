@@ -49,7 +49,7 @@ Mode = Literal["direct", "store", "preload"]
 
 @dataclass(frozen=True, slots=True)
 class StorePolicy:
-    """Which boxes a rank keeps.
+    """Chooses the boxes that a rank keeps.
 
     ``mode``: ``"direct"`` reads every box when it is its turn. ``"store"`` keeps what was read in
     memory, so that after epoch 0 nothing is read again; the ranks send each other what they keep.
@@ -126,7 +126,7 @@ def open(
     missing_chunks: bool = False,
     **short: Unpack[ShortForms],
 ) -> Dataset:
-    """Open a folder of samples (or several, or a `Source`); every rank calls this alike.
+    """Opens a folder of samples (or several, or a `Source`); every rank calls this alike.
 
     Universes with their parameters or scans with a class for every voxel, in HDF5, Zarr v3, .npy,
     TFRecord or NIfTI files: names, keys and first bytes tell (docs/formats.md).
@@ -303,7 +303,7 @@ class Refused:
 
 
 def _check_alike(**arguments: object) -> None:
-    """Refuse a seed of each rank's own, say: it would mix boxes of different samples."""
+    """Refuses a seed of each rank's own, say: it would mix boxes of different samples."""
     differ = [
         name
         for name, value in arguments.items()
@@ -335,7 +335,7 @@ def build_assembler(
     policy: StorePolicy,
     skip: bool,
 ) -> BatchAssembler:
-    """What assembles the mini-batches of a data set; every rank calls it.
+    """Builds what assembles the mini-batches of a data set; every rank calls it.
 
     With ``"preload"`` the store is filled.
 
@@ -369,7 +369,7 @@ def build_assembler(
 
 
 def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
-    """Fail now and not in the background.
+    """Fails now and not in the background.
 
     Raises:
         DataError: mini-batches of several volumes that differ in shape.
@@ -401,7 +401,7 @@ def _extents(shape: Sequence[int]) -> str:
 
 
 def sample_bytes(source: Source, grid: Grid) -> int:
-    """Of one sample the most that a rank holds, its target included [B]."""
+    """Computes the most that a rank holds of one sample, its target included [B]."""
     kind = target_kind(source)
     box = largest_box(grid, source)
     values = box.size * np.dtype(source.dtype).itemsize
@@ -409,7 +409,7 @@ def sample_bytes(source: Source, grid: Grid) -> int:
 
 
 def batch_bytes(source: Source, grid: Grid, count: int) -> int:
-    """Of a mini-batch of ``count`` samples the most that a rank holds [B]."""
+    """Computes the most that a rank holds of a mini-batch of ``count`` samples [B]."""
     replicas = 1 if count < grid.data else grid.data
     return -(-count // replicas) * sample_bytes(source, grid)
 
@@ -417,7 +417,7 @@ def batch_bytes(source: Source, grid: Grid, count: int) -> int:
 def _ownership(
     grid: Grid, schedule: Schedule, policy: StorePolicy, size: int
 ) -> tuple[Ownership, int]:
-    """Who keeps what, and how many samples each rank keeps in memory at most."""
+    """Deals out who keeps what, and how many samples each rank keeps in memory at most."""
     if policy.mode == "direct":
         return Ownership(((),) * grid.data), 0
     budget = memory_budget(grid) if policy.budget is None else policy.budget

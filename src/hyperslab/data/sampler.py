@@ -28,7 +28,7 @@ from hyperslab.formats.source import Source
 SPLITS = ("train", "validation", "test")
 
 ORDER, SYMMETRY = range(2)
-"""What is drawn: each has its own stream of random numbers."""
+"""Streams of random numbers, one for each thing that is drawn."""
 
 
 def random_bits(count: int, *key: int) -> NDArray[np.uint64]:
@@ -91,7 +91,7 @@ FOLDERS = {
     "validation": ("validation", "val", "valid"),
     "test": ("test",),
 }
-"""Of each split, by any of these names."""
+"""Sub-folders of each split, by any of these names."""
 
 
 def samples_in(names: Sequence[str], which: str) -> list[int]:
@@ -207,11 +207,11 @@ POSITIONS = re.compile(r"(\d*):(\d*)")
 
 
 class Splits(ABC):
-    """Which samples of a source are those to train, to validate and to test on."""
+    """Chooses the samples of a source to train, to validate and to test on."""
 
     @abstractmethod
     def samples(self, source: Source, which: str, seed: int) -> list[int]:
-        """Those of one split; ``"all"`` takes all of them. ``seed``: of what is drawn.
+        """Lists the samples of one split; ``"all"`` takes all of them. ``seed``: of what is drawn.
 
         Raises:
             DataError: there is no such split, a word names no sample, or two splits share one.

@@ -12,7 +12,7 @@ from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 
 OF_VALUES, OF_LABELS, OF_TARGETS = range(3)
-"""What is drawn: each has its own stream of random numbers."""
+"""Streams of random numbers, one for each thing that is drawn."""
 
 GOLDEN = 0x9E3779B9
 """2³² over the golden ratio: so many apart, neighbours have keys that look unlike each other."""
@@ -97,5 +97,5 @@ class SyntheticVolumes(Source):
 
 
 def _key(stream: int, sample: int) -> np.uint32:
-    """Where the keys of a sample begin."""
+    """Returns the first key of a sample."""
     return mix_bits(np.array([(3 * sample + stream + 1) % 2**32], np.uint32))[0]

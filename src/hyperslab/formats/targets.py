@@ -88,7 +88,7 @@ class Parameters:
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """By name, the physical values at unit = -1 and +1."""
+        """The physical values at unit = -1 and +1, by name."""
         return {
             name: (centre - scale, centre + scale)
             for name, centre, scale in zip(self.names, self.centre, self.scale, strict=True)
@@ -113,7 +113,7 @@ def range_words(ranges: Mapping[str, tuple[float, float]]) -> str:
 
 
 def ranges_in(words: str) -> dict[str, tuple[float, float]]:
-    """What `range_words` has written; nothing, if it was not that.
+    """Parses what `range_words` has written; nothing, if it was not that.
 
     >>> ranges_in("Omega_m=0.25..0.35,H_0=70..70")
     {'Omega_m': (0.25, 0.35), 'H_0': (70.0, 70.0)}

@@ -208,7 +208,7 @@ class Selected(SourceView):
         return (len(self.channels), *self.source.whole_shape[1:])
 
     def extras(self, sample: int) -> Extras:
-        """Those of the source, arrays too as far as chosen, but for the attributes."""
+        """Selects the extras of the source, arrays too as far as chosen, but for the attributes."""
         whole = self.source.extras(sample)
         if self.classes:
             return whole
@@ -354,7 +354,7 @@ class Subvolumes(SourceView):
         """Not known: the volume's would be of more than the sample."""
 
     def extras(self, sample: int) -> Extras:
-        """Those of the volume but for the attributes and the affine, which speak of the whole."""
+        """Takes the extras of the volume but for attributes and affine, which are of the whole."""
         whole = self.source.extras(sample // len(self.places))
         return Extras(whole.keys, whole.names, whole.target, whole.arrays)
 
@@ -451,7 +451,7 @@ def take_filled(whole: Array, box: Box, fill: float) -> Array:
 
 
 def fill_as(fill: float, dtype: np.dtype[Any]) -> float:
-    """As near as the storage type has it, and not above: what is clipped at ``fill`` becomes it."""
+    """Rounds ``fill`` down to the storage type: what is clipped at it becomes it."""
     if dtype.kind not in "iu":
         return fill
     limits = np.iinfo(dtype)

@@ -353,7 +353,7 @@ class Catalog:
 
     @property
     def reach(self) -> FileAccess:
-        """How far the files may refer to others."""
+        """Says how far the files may refer to others."""
         return FileAccess(self.folder, self.allowed)
 
     @property
@@ -571,7 +571,7 @@ class MpioReader(ArrayReader):
         return values
 
     def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:
-        """What ``attempt`` returns, if it succeeds on all ranks of the replica.
+        """Returns what ``attempt`` does, if it succeeds on all ranks of the replica.
 
         Raises:
             DataError: on all of them; see `collective_try`.

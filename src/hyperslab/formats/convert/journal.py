@@ -105,7 +105,7 @@ SHARD_DIGITS = 5
 
 
 def is_in_shard(folder: Path, entry: Entry) -> bool:
-    """Whether a recorded sample is in its file.
+    """Tells if a recorded sample is in its file.
 
     Raises:
         DataError: the file is shorter than it was, or damaged.

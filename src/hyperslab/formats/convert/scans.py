@@ -108,7 +108,7 @@ def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
 
 
 def _source_attributes(pair: Pair) -> dict[str, str | int]:
-    """By what a file is known again; a date would change when it is copied."""
+    """Collects what identifies a file later; a date would change when it is copied."""
     sizes = (path.stat().st_size for path in (pair.image, pair.labels))
     return dict(zip(SOURCE_ATTRIBUTES, (pair.image.name, *sizes), strict=True))
 
@@ -140,7 +140,7 @@ def _file_image(
 
 @dataclass(frozen=True, slots=True)
 class ScanOutcome:
-    """What became of a pair; ``reason`` names the file and what is wrong with it."""
+    """Reports what became of a pair; ``reason`` names the file and what is wrong with it."""
 
     pair: Pair
     state: Literal["converted", "kept", "skipped"]

@@ -89,7 +89,7 @@ def _compare_written(
 
 
 def _columns(shape: tuple[int, ...], cut: RankShares) -> list[Box]:
-    """What the ranks of each row and column would hold of a volume (C, D, H, W), all D of it."""
+    """Lists the boxes that each row and column of ranks would hold of (C, D, H, W), all D of it."""
     height, width = (
         Cut.balanced(*dim) for dim in zip(SPATIAL_AXES[1:], shape[2:], cut[1:], strict=True)
     )

@@ -130,7 +130,7 @@ def _pair(files: dict[str, list[Path]]) -> Pair:
 NIFTI_ENDINGS = (".nii", ".nii.gz")
 
 LARGEST_LIST = 256 * 1024 * 1024
-"""Of a list [B]: millions of scans."""
+"""The largest list that is read [B]: millions of scans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,7 @@ def _classes_in_csv(path: Path, notes: list[str]) -> tuple[str, ...]:
 DATASET_JSON = "dataset.json"
 
 SPLIT_KEYS = {"training": "train", "validation": "validation", "testing": "test"}
-"""Of lists that deal out their scans, the split of each key; the Decathlon has the first alone."""
+"""Splits by the keys of a list that deals out its scans; the Decathlon has the first alone."""
 
 JsonContent = Mapping[str, Any]
 

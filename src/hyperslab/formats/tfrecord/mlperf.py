@@ -33,7 +33,7 @@ from hyperslab.formats.tfrecord.sc18 import DATA_KEY, Sc18Folder
 from hyperslab.geometry import Box
 
 CHANNEL_REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
-"""Of MLPerf's universes, in the order of their channels: those of the public files."""
+"""Redshifts of MLPerf's universes, in the order of their channels: those of the public files."""
 
 CHANNELS = len(CHANNEL_REDSHIFTS)
 
@@ -173,7 +173,7 @@ class TfRecordFolder(Source):
 
 
 def _is_sc18(folder: Path) -> bool:
-    """Whether the first record that is whole names its volume so."""
+    """Tells if the first record that is whole names its volume so."""
     for file in list_files(folder, TfRecordFolder.suffixes):
         path = folder / file
         try:

@@ -50,7 +50,7 @@ class FileBytes:
         return data
 
     def after(self, count: int) -> FileBytes:
-        """So many bytes that come next in the file."""
+        """Reads ``count`` bytes that come next in the file."""
         return FileBytes(self.file, self.hi, self.hi + count)
 
     def read(self) -> memoryview:
@@ -81,7 +81,7 @@ class FileBytes:
 
 
 MOST_FIELDS = 10_000
-"""Of a message: what has more is no sample, and would be looked through for hours."""
+"""The most fields of a message: one with more is no sample, and would take hours."""
 
 MessageBytes = memoryview | FileBytes
 """Bytes of a message, in memory or in its file."""
@@ -171,7 +171,7 @@ class Example:
 
     @property
     def unpacked(self) -> bool:
-        """Whether it is in memory; else it is there as long as its file is open."""
+        """Tells if it is in memory; else it is there as long as its file is open."""
         return not any(isinstance(value, FileBytes) for value in self.features.values())
 
     def box(self, name: str, stored: tuple[int, ...], box: Box) -> NDArray[np.int16]:
@@ -237,7 +237,7 @@ def record_length(path: Path) -> int:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether the file starts as gzip does, whatever its name says."""
+    """Tells if the file starts as gzip does, whatever its name says."""
     with path.open("rb") as file:
         return file.read(2) == GZIP_MAGIC
 
