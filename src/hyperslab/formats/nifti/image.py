@@ -192,16 +192,27 @@ def _check_affines(
     shape: tuple[int, ...],
     affine: NDArray[Any],
 ) -> None:
-    """Nothing, if the voxels of ``path`` are where those of the file ``like`` are.
+    """Accepts voxels of ``path`` that are where those of the file ``like`` are.
 
     Raises:
         DataError: they are others, or half a voxel away.
     """
     if found[1:] != shape[1:]:
         raise DataError(f"{path}: has {found[1:]} voxels (D, H, W) but {like.name} has {shape[1:]}")
-    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape[:0:-1]) - 1)
+    _check_place(path, place, like, affine, shape[:0:-1])
+
+
+def _check_place(
+    path: Path, place: Floats, like: Path, affine: Floats, extents: Sequence[int]
+) -> None:
+    """Accepts an affine that puts voxels of these ``extents`` where that of ``like`` does.
+
+    Raises:
+        DataError: the corners are more than half a voxel of ``like`` apart.
+    """
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(extents) - 1)
     indices = np.c_[corners, np.ones(8)].T
-    off = np.abs(np.linalg.inv(affine) @ place @ indices - indices).max()
+    off = float(np.abs(np.linalg.inv(affine) @ place @ indices - indices).max())
     if not off <= 0.5:
         raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.name}'s")
 
@@ -269,7 +280,7 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
                 f"{path}: is {other.values.shape} (C, D, H, W) but {paths[0].name} is "
                 f"{first.values.shape}; each channel has a file, and all have one shape"
             )
-        _check_place_of_labels(other, first)
+        _check_place(path, other.affine, first.path, first.affine, first.values.shape[-3:])
     if others:
         values = np.concatenate([volume.values for volume in (first, *others)])
         first = replace(first, values=values)
@@ -293,7 +304,7 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     if labels.values.shape != like.values.shape:
         ours, theirs = (" x ".join(map(str, v.values.shape)) for v in (labels, like))
         raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
-    _check_place_of_labels(labels, like)
+    _check_place(path, labels.affine, like.path, like.affine, like.values.shape[-3:])
     whole = _whole(path, labels.values)
     low = whole.min()
     high = whole.max()
@@ -391,19 +402,3 @@ def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
     if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
         raise DataError(f"{path}: holds labels that are no whole numbers")
     return whole
-
-
-def _check_place_of_labels(one: CtVolume, like: CtVolume) -> None:
-    """Nothing, if the voxels of a volume are where those of ``like``, of one shape, are.
-
-    Raises:
-        DataError: their corners are more than half a voxel of ``like`` apart.
-    """
-    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(like.values.shape[-3:]) - 1)
-    indices = np.c_[corners, np.ones(8)].T
-    there = np.linalg.inv(like.affine) @ one.affine @ indices
-    off = float(np.abs(there - indices).max())
-    if not off <= 0.5:
-        raise DataError(
-            f"{one.path}: its affine is off by {off:.3g} voxels from {like.path.name}'s"
-        )
