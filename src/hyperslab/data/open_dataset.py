@@ -12,7 +12,7 @@ import os
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
@@ -25,7 +25,7 @@ from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.data.assemble import BatchAllocator, BatchAssembler, Reader, Skipped, target_kind
 from hyperslab.data.augment import Augmenter
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
-from hyperslab.data.sampler import Schedule, SplitCounts, Splits, samples_shown
+from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits
 from hyperslab.data.store import (
     BatchPlanner,
     Ownership,
@@ -179,8 +179,13 @@ def open(
         DataError: the folder or a file in it is not what it should be, or an argument.
         LayoutError: the volumes are too small to be cut for this grid, or into sub-volumes.
     """
+    # Here, and nowhere else, keywords become policies; what follows knows these alone.
     store_policy = _store_policy(store, short)
     prefetch_policy = _prefetch_policy(prefetch, short)
+    split_policy = SplitPolicy(split, splits, tuple(fractions), counts, folders, seed)
+    refuse = Refused() if on_error == "skip" else None
+    allowed = AccessPolicy(outside_files, missing_chunks)
+    options = ScanOptions(channels, format, refuse, allowed, mapping)
     if short:
         raise TypeError(f"open() got an unexpected keyword argument {min(short)!r}")
     check_name(transform)
@@ -193,9 +198,6 @@ def open(
     if isinstance(path, Source):
         source = path
     else:
-        refuse = Refused() if on_error == "skip" else None
-        allowed = AccessPolicy(outside_files, missing_chunks)
-        options = ScanOptions(channels, format, refuse, allowed, mapping)
         roots = [path] if isinstance(path, str | os.PathLike) else path
         source = sources_of(roots, grid, options, driver)
         if refuse is not None:
@@ -216,7 +218,7 @@ def open(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         shapes=tuple(map(tuple, source.shapes)),
         batch_size=batch_size,
-        split=(split, tuple(fractions), counts, folders, repeat, splits),
+        split=(replace(split_policy, seed=0), repeat),
         selection=(source.redshifts, source.parameters.names),
         seed=seed,
         shuffle=shuffle,
@@ -226,11 +228,9 @@ def open(
     )
     check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
-    samples = samples_shown(
-        source, split, splits, fractions=fractions, counts=counts, folders=folders, seed=seed
-    )
+    samples = tuple(split_policy.samples(source))
     shuffled = split == "train" if shuffle is None else shuffle
-    schedule = Schedule(tuple(samples), batch_size, seed, shuffled, repeat)
+    schedule = Schedule(samples, batch_size, seed, shuffled, repeat)
     assembler = build_assembler(
         source,
         grid,

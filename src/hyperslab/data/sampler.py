@@ -218,32 +218,35 @@ class Splits(ABC):
         """
 
 
-def samples_shown(
-    source: Source,
-    which: str,
-    splits: Splits | None,
-    *,
-    fractions: Sequence[float],
-    counts: SplitCounts | None,
-    folders: bool,
-    seed: int,
-) -> list[int]:
-    """The samples of one split; ``"all"`` takes all of them.
+@dataclass(frozen=True, slots=True)
+class SplitPolicy:
+    """Chooses the samples that are shown: one split, or ``"all"``, and how it is dealt out.
 
-    By ``splits`` where a user says them, by folder, by what the data set itself says unless there
-    are ``counts``, and else dealt out by volume.
-
-    Raises:
-        DataError: as `Splits.samples`, `samples_in`, `samples_listed` and `samples_of`.
+    By ``splits`` where a user says them, by ``folders``, by what the data set itself says unless
+    there are ``counts``, and else drawn by volume, by ``counts`` or ``fractions`` and ``seed``.
     """
-    if splits is not None:
-        return splits.samples(source, which, seed)
-    if folders:
-        return samples_in(source.names, which)
-    if source.splits and counts is None:
-        return samples_listed(source.names, source.splits, which)
-    volumes = [source.volume(sample) for sample in range(len(source.names))]
-    return samples_of(volumes, which, fractions, seed, counts)
+
+    split: str = "train"
+    splits: Splits | None = None
+    fractions: Sequence[float] = (0.8, 0.1, 0.1)
+    counts: SplitCounts | None = None
+    folders: bool = False
+    seed: int = 0
+
+    def samples(self, source: Source) -> list[int]:
+        """Lists the samples of the split.
+
+        Raises:
+            DataError: as `Splits.samples`, `samples_in`, `samples_listed` and `samples_of`.
+        """
+        if self.splits is not None:
+            return self.splits.samples(source, self.split, self.seed)
+        if self.folders:
+            return samples_in(source.names, self.split)
+        if source.splits and self.counts is None:
+            return samples_listed(source.names, source.splits, self.split)
+        volumes = [source.volume(sample) for sample in range(len(source.names))]
+        return samples_of(volumes, self.split, self.fractions, self.seed, self.counts)
 
 
 @dataclass(frozen=True, slots=True)
