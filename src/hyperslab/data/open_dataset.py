@@ -246,7 +246,7 @@ def open(
 
 
 def _store_policy(store: Mode | StorePolicy, short: ShortForms) -> StorePolicy:
-    """The policy of `open`'s arguments; takes its short forms away."""
+    """Returns the policy of `open`'s arguments; takes its short forms away."""
     said = {name for name in ("mode", "budget", "staging") if name in short}
     if said and (isinstance(store, StorePolicy) or (store != "direct" and "mode" in said)):
         raise DataError(f"{store=} says {', '.join(sorted(said))} already; give one of them")
@@ -257,7 +257,7 @@ def _store_policy(store: Mode | StorePolicy, short: ShortForms) -> StorePolicy:
 
 
 def _prefetch_policy(prefetch: int | PrefetchPolicy, short: ShortForms) -> PrefetchPolicy:
-    """The policy of `open`'s arguments; takes its short form away."""
+    """Returns the policy of `open`'s arguments; takes its short form away."""
     if not isinstance(prefetch, PrefetchPolicy):
         return PrefetchPolicy(prefetch, short.pop("prefetch_bytes", PrefetchPolicy().bytes))
     if "prefetch_bytes" in short:

@@ -95,7 +95,7 @@ FOLDERS = {
 
 
 def samples_in(names: Sequence[str], which: str) -> list[int]:
-    """The samples of one split where the sub-folders of a data set are the splits.
+    """Returns the samples of one split where the sub-folders of a data set are the splits.
 
     Raises:
         DataError: there is no such split, or no sample in its folder.
@@ -115,7 +115,7 @@ def samples_in(names: Sequence[str], which: str) -> list[int]:
 
 
 def samples_listed(names: Sequence[str], splits: Mapping[str, str], which: str) -> list[int]:
-    """The samples of one split where a list has dealt them out, by name.
+    """Returns the samples of one split where a list has dealt them out, by name.
 
     Raises:
         DataError: there is no such split, or it has no sample.
@@ -182,7 +182,7 @@ class Schedule:
         return -(-self.shown // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
-        """The samples in the order in which this epoch shows them."""
+        """Returns the samples in the order in which this epoch shows them."""
         first = epoch * self.repeat
         return [s for number in range(first, first + self.repeat) for s in self._pass(number)]
 
@@ -197,7 +197,7 @@ class Schedule:
         return epoch * self.repeat + step * self.batch_size // max(1, len(self.samples))
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """The samples of every step."""
+        """Returns the samples of every step."""
         order = self.order(epoch)
         return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
@@ -352,7 +352,7 @@ class _Names:
         self.suffixes = tuple(sorted(suffixes, key=len, reverse=True))
 
     def listed(self, split: str, words: Sequence[str]) -> list[int]:
-        """The samples of a split, in the order of the data set.
+        """Returns the samples of a split, in the order of the data set.
 
         Raises:
             DataError: a word names none, or what another has named.

@@ -93,7 +93,7 @@ class Store:
         self.bytes = self.room = 0
 
     def _write(self, offset: int, box: SampleBox) -> SampleBox:
-        """A copy in the file: the part of larger items first, so that both are aligned."""
+        """Returns a copy in the file: the part of larger items first, so that both are aligned."""
         assert self._file is not None
         copies = {}
         for number in sorted((0, 1), key=lambda number: -box[number].itemsize):
@@ -194,7 +194,7 @@ def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
 
 
 def _least_share(machine: int, share: float, promised: int = 0) -> int:
-    """The smallest share of a rank, where the ranks of a machine share what it has."""
+    """Returns the smallest share of a rank, where the ranks of a machine share what it has."""
     host = f"{socket.gethostname()} {_boot_id()}"
     here = all_gather(host).count(host)
     return min(all_gather(max(0, int(share * (machine // here - promised)))))
@@ -290,14 +290,14 @@ class BoxMap:
         return self._boxes[rank]
 
     def ranks(self, replica: int) -> Iterator[int]:
-        """The ranks of a replica, one for each position."""
+        """Yields the ranks of a replica, one for each position."""
         grid = self.grid
         for position in itertools.product(*(range(grid.extents[axis]) for axis in AXES[1:])):
             coords = dict(zip(AXES[1:], position, strict=True))
             yield grid.rank_of({"data": replica, **coords})
 
     def peer(self, replica: int) -> int:
-        """The rank of a replica at this rank's position."""
+        """Returns the rank of a replica at this rank's position."""
         return self.grid.rank_of({**self.grid.coords, "data": replica})
 
     @property
@@ -320,13 +320,13 @@ class SampleBoxes:
 
 
 def boxes_by_shape(grid: Grid, source: Source) -> dict[tuple[int, ...], BoxMap]:
-    """A `BoxMap` for every shape that the samples of a source have."""
+    """Returns a `BoxMap` for every shape that the samples of a source have."""
     shapes = {tuple(shape) for shape in source.shapes or (source.shape,)}
     return {shape: BoxMap(grid, shape) for shape in shapes}
 
 
 def largest_box(grid: Grid, source: Source) -> Box:
-    """A box of the most voxels that a rank holds of a sample."""
+    """Returns a box of the most voxels that a rank holds of a sample."""
     maps = boxes_by_shape(grid, source).values()
     return max((boxes.largest for boxes in maps), key=lambda box: box.size)
 
@@ -423,7 +423,7 @@ def _stored_boxes(boxes: BoxMap, rank: int, augmentation: Symmetry) -> Box:
 
 
 def _holders(boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterator[int]:
-    """The ranks of a replica that may have, or want, a part of this rank's box."""
+    """Yields the ranks of a replica that may have, or want, a part of this rank's box."""
     if augmentation == IDENTITY:
         yield boxes.peer(replica)
     else:

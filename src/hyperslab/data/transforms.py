@@ -142,7 +142,7 @@ class IntensityWindow(Transform):
 
     @classmethod
     def of(cls, window: LowHigh) -> IntensityWindow:
-        """The window of two numbers.
+        """Returns the window of two numbers.
 
         Raises:
             DataError: it is not two finite numbers, the lower one first.

@@ -19,7 +19,7 @@ GOLDEN = 0x9E3779B9
 
 
 def poisson_table(size: int = 256) -> NDArray[np.int16]:
-    """The quantiles of counts with mean 1, as the universes' are: equally likely entries.
+    """Returns the quantiles of counts with mean 1, as the universes' are: equally likely entries.
 
     >>> poisson_table(8).tolist()
     [0, 0, 0, 1, 1, 1, 2, 3]
@@ -32,7 +32,7 @@ POISSON = poisson_table()
 
 
 def mix_bits(keys: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A well-mixed 32-bit number for each key, in its place (the mixer "lowbias32")."""
+    """Returns a well-mixed 32-bit number for each key, in its place (the mixer "lowbias32")."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         keys ^= keys >> np.uint32(shift)
         keys *= np.uint32(factor)

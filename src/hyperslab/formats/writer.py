@@ -97,7 +97,7 @@ def label_slabs(
 
 
 def _read_values(source: Source, sample: int, box: Box) -> Array:
-    """The values of a box as the source gives them, checked.
+    """Returns the values of a box as the source gives them, checked.
 
     An error of the system is one of the sample here, not of the disk that is written to.
     """
@@ -191,7 +191,7 @@ class Writer(ABC):
         return None
 
     def stored_target(self, exact: Array) -> Array:
-        """The targets (P,) as the format has them."""
+        """Returns the targets (P,) as the format has them."""
         return exact
 
     def names(self, source: Source, root: str) -> Sequence[str]:
@@ -200,7 +200,7 @@ class Writer(ABC):
 
     @abstractmethod
     def files(self, name: str, compression: str) -> Sequence[str]:
-        """The files of a sample, relative, in the order in which they get their names."""
+        """Returns the files of a sample, relative, in the order in which they get their names."""
 
     @abstractmethod
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
@@ -222,7 +222,7 @@ class Writer(ABC):
 
 @contextmanager
 def open_gzip_writer(path: Path, compression: str) -> Iterator[IO[bytes]]:
-    """A new file, of which gzip's bytes depend on the content alone."""
+    """Gives a new file, of which gzip's bytes depend on the content alone."""
     with path.open("xb") as file:
         if compression == "none":
             yield file

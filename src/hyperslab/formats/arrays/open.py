@@ -366,6 +366,20 @@ class Catalog:
         """The shape of one sample in its file."""
         return self.volumes[0].shape[int(self.stacked) :]
 
+    def request(self, sample: int, array: StoredArray, box: Box) -> BoxRequest:
+        """Asks for a box, along the dims of the file, of an array of a sample's file."""
+        file = self.files[self.places[sample][0]]
+        stamped = stamped_file(Path(file), array.key)
+        return BoxRequest(
+            path=self.folder / file,
+            array=array,
+            box=box,
+            sample=self.names[sample],
+            stamped=self.folder / stamped,
+            stamp=self.stamps[stamped.as_posix()],
+            reach=self.reach,
+        )
+
     def only(self, sample: int) -> Catalog:
         """Keeps one sample, which is light to send to another process."""
         number, row = self.places[sample]

@@ -205,7 +205,7 @@ class Plan:
         return True
 
     def _check_names(self, manifest: Manifest) -> None:
-        """A sample that is recorded by another name would be appended a second time."""
+        """Refuses a sample recorded by another name, which would be appended a second time."""
         volumes = set(self.source.names)  # not those that are damaged since
         names = set(self.names)
         for name, entry in manifest.entries.items():
@@ -226,7 +226,7 @@ class Plan:
 
 
 def check_fit(request: Request, source: Source) -> None:
-    """Nothing, if the format can hold the samples.
+    """Accepts samples that the format can hold.
 
     Raises:
         DataError: it cannot; named are the format, what does not fit, and the formats that can.
@@ -307,7 +307,7 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
 
 
 def _shards(plan: Plan, manifest: Manifest) -> Shards | None:
-    """The files that samples share, in formats where they do."""
+    """Returns the files that samples share, in formats where they do."""
     writer = plan.request.writer
     if writer.per_file == 1:
         return None

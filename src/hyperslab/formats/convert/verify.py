@@ -60,7 +60,7 @@ def _compare_written(
     columns = _columns(source.shape, cut)
 
     def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
-        """The slab, put together of the boxes of the ranks that would share it."""
+        """Returns the slab, put together of the boxes of the ranks that would share it."""
         whole = np.empty(slab.shape, dtype)
         first = len(source.shape) - slab.ndim  # labels have no channels
         owned = [Box(box.lo[first:], box.hi[first:]) for box in columns]

@@ -197,7 +197,7 @@ def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
 
 
 def _checked(source: Source, number: int, entry: Entry) -> Entry:
-    """The entry, if what is read now is what was read then.
+    """Returns the entry, if what is read now is what was read then.
 
     Raises:
         DataError: it is not.

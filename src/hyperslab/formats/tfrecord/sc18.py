@@ -55,7 +55,7 @@ def sc18_parameters(count: int) -> Parameters:
 
 
 def sc18_target(parameters: Parameters, physical: Array) -> Array:
-    """The targets of physical labels."""
+    """Returns the targets of physical labels."""
     return (np.asarray(physical, np.float64) - parameters.centre) / np.asarray(parameters.scale)
 
 
@@ -247,7 +247,7 @@ def _records(path: Path) -> list[_Record]:
 
 
 def _cube(path: Path, size: int) -> tuple[tuple[int, ...], str]:
-    """The shape and the type of so many bytes."""
+    """Returns the shape and the type of so many bytes."""
     for dtype in ("<f8", "<f4"):
         width = round((size / np.dtype(dtype).itemsize) ** (1 / 3))
         if width > 0 and width**3 * np.dtype(dtype).itemsize == size:

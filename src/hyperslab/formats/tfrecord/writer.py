@@ -109,7 +109,7 @@ def feature_head(name: bytes, size: int, kind: int) -> bytes:
 
 
 def field_head(number: int, size: int) -> bytes:
-    """The tag of a field of bytes, and how many there are."""
+    """Returns the tag of a field of bytes, and how many there are."""
     found = bytes([number << 3 | 2])
     while size > 127:
         found = found + bytes([size & 127 | 128])
