@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hyperslab.data.sampler import SPLITS, Folds, Listed, samples_shown
+from hyperslab.data.sampler import SPLITS, Folds, Listed, SplitPolicy
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.views import Subvolumes
@@ -84,8 +84,8 @@ def test_parts_of_a_volume_are_in_the_split_that_its_data_set_has_dealt() -> Non
     source.splits = {"a": "test", "c": "train"}
     parts = Subvolumes(source, 2)
     dealt: dict[str, Any] = {"fractions": (0.8, 0.1, 0.1), "counts": None, "folders": False}
-    assert samples_shown(parts, "test", None, seed=0, **dealt) == list(range(8))
-    assert samples_shown(parts, "train", None, seed=0, **dealt) == list(range(16, 24))
+    assert SplitPolicy("test", **dealt).samples(parts) == list(range(8))
+    assert SplitPolicy("train", **dealt).samples(parts) == list(range(16, 24))
 
 
 def test_folds_hold_out_every_volume_once() -> None:

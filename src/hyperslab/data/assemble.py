@@ -41,12 +41,12 @@ class Reader:
         self._counting = threading.Lock()  # two epochs may be under way
 
     def read(self, sample: int, box: Box) -> SampleBox:
-        """The values of a box (C, d, h, w) and its target; errors as `values`."""
+        """Returns the values of a box (C, d, h, w) and its target; errors as `values`."""
         values = self.values(sample, box)
         return SampleBox(values, self.target(sample, Box(box.lo[1:], box.hi[1:])))
 
     def values(self, sample: int, box: Box) -> Array:
-        """The values of ``box`` (C, d, h, w) in their storage type, not always contiguous.
+        """Returns the values of ``box`` (C, d, h, w) in their storage type, not always contiguous.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
@@ -62,7 +62,7 @@ class Reader:
         return values
 
     def labels(self, sample: int, box: Box) -> Array:
-        """The classes of the voxels of ``box`` (d, h, w) as uint8; errors as `values`."""
+        """Returns the classes of the voxels of ``box`` (d, h, w) as uint8; errors as `values`."""
         self._count(box.size * self.source.label_bytes)
         name = self.source.where(sample)
         with reading(name):
@@ -123,21 +123,21 @@ MESSAGE_WORDS = ("values", "labels or target")
 
 
 class TargetKind(ABC):
-    """What the target of a sample is: how much of it goes with a box of the volume."""
+    """Defines the target of a sample: how much of it goes with a box of the volume."""
 
     dtype: np.dtype[Any]
 
     @abstractmethod
     def shape(self, voxels: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of what goes with so many voxels (d, h, w)."""
+        """Returns the shape of what goes with so many voxels (d, h, w)."""
 
     @abstractmethod
     def part(self, target: Array, inside: tuple[slice, ...]) -> Array:
-        """A view of what goes with a part of the voxels."""
+        """Returns a view of what goes with a part of the voxels."""
 
     @abstractmethod
     def augmented(self, target: Array, augmentation: Symmetry) -> Array:
-        """The target of the augmented voxels; a view."""
+        """Returns the target of the augmented voxels; a view."""
 
 
 class LabelTarget(TargetKind):
@@ -178,7 +178,7 @@ def target_kind(source: Source) -> TargetKind:
 
 
 def part_of(whole: SampleBox, box: Box, part: Box, kind: TargetKind) -> SampleBox:
-    """Of what holds ``box`` the views of ``part``."""
+    """Views ``part`` of what holds ``box``."""
     inside = part.slices(box)
     return SampleBox(whole.values[inside], kind.part(whole.target, inside[1:]))
 
@@ -297,7 +297,7 @@ class BatchAllocator:
         return self._batch(values, targets, samples, kept=False)
 
     def around(self, samples: list[int], box: SampleBox) -> LocalBatch:
-        """The only sample that this rank computes, where the store has it: no copy."""
+        """Returns the only sample that this rank computes, where the store has it: no copy."""
         values = torch.from_numpy(box.values)[None]
         return self._batch(values, torch.from_numpy(box.target)[None], samples, kept=True)
 
@@ -319,7 +319,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 log = logging.getLogger("hyperslab")
 
 Reasons = dict[int, str]
-"""By sample, why this rank cannot read it."""
+"""Errors by sample that this rank cannot read."""
 
 
 class Skipped:
@@ -331,7 +331,7 @@ class Skipped:
         self.samples: set[int] = set()
 
     def agree(self, samples: Sequence[int], attempt: Callable[[list[int]], Reasons]) -> list[int]:
-        """Those of ``samples`` that all ranks can read.
+        """Keeps those of ``samples`` that all ranks can read.
 
         ``attempt`` reads what this rank has to of a mini-batch. When a sample is left out the
         others move up, to other ranks too, which then have to read them: so it is done again.
@@ -353,7 +353,7 @@ class Skipped:
 
 
 BoxesRead = dict[int, SampleBox]
-"""By sample, the wanted box, read before it was agreed that it can be."""
+"""Boxes by sample that were read before it was agreed that all ranks can."""
 
 
 class BatchAssembler:
@@ -391,7 +391,7 @@ class BatchAssembler:
         self._batches: tuple[int, list[list[int]]] = (-1, [])
 
     def load(self, epoch: int, step: int) -> LocalBatch | None:
-        """The local batch of a step; None if all of its samples are skipped.
+        """Returns the local batch of a step; None if all of its samples are skipped.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
@@ -465,7 +465,7 @@ class BatchAssembler:
     def _readable(
         self, skipped: Skipped, turn: int, samples: list[int], ready: BoxesRead
     ) -> list[int]:
-        """The samples of a mini-batch that all ranks can read; some are then ``ready``."""
+        """Returns the samples of a mini-batch that all ranks can read; some are then ``ready``."""
         found = skipped.agree(samples, lambda left: self._read_ahead(turn, left, ready))
         if len(skipped.samples) == len(self.schedule.samples):
             raise DataError("no sample of this split can be read: all were left out")
@@ -494,7 +494,7 @@ class BatchAssembler:
         return self.reader.read(plan.sample, plan.transfer.wanted)
 
     def _zero_copy_plan(self, computed: Sequence[SlotPlan]) -> SlotPlan | None:
-        """The only sample that this rank computes, if it keeps that as it is wanted."""
+        """Returns the only sample that this rank computes, if it keeps that as it is wanted."""
         if len(computed) != 1 or not self._on_cpu:
             return None
         (plan,) = computed

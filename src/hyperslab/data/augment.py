@@ -42,7 +42,7 @@ class Symmetry:
         return cls(orders[numbers[0] % len(orders)], flipped)
 
     def stored(self, wanted: Box, shape: Sequence[int]) -> Box:
-        """The box of the stored volume that becomes ``wanted`` of the augmented one."""
+        """Returns the box of the stored volume that becomes ``wanted`` of the augmented one."""
         intervals = [wanted.interval(0)] * 4
         for k, (axis, flip) in enumerate(zip(self.order, self.flipped, strict=True), 1):
             lo, hi = wanted.interval(k)
@@ -70,5 +70,5 @@ class Augmenter:
     turns: bool
 
     def of(self, epoch: int, sample: int, shape: tuple[int, ...]) -> Symmetry:
-        """The symmetry of a sample of ``shape`` (C, D, H, W) in an epoch."""
+        """Returns the symmetry of a sample of ``shape`` (C, D, H, W) in an epoch."""
         return Symmetry.draw(shape, self.seed, epoch, sample, turns=self.turns)

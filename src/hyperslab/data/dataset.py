@@ -41,7 +41,7 @@ _Waiting = deque[tuple[int, Future[V]]]
 
 @dataclass(frozen=True, slots=True)
 class PrefetchPolicy:
-    """How much is read ahead: ``depth`` mini-batches, of together at most ``bytes`` a rank [B].
+    """Sets what is read ahead: ``depth`` mini-batches, of together at most ``bytes`` a rank [B].
 
     Raises:
         DataError: one of them is negative.
@@ -57,7 +57,7 @@ class PrefetchPolicy:
             )
 
     def batches(self, size: int) -> int:
-        """The mini-batches of ``size`` [B] that are read ahead."""
+        """Returns the mini-batches of ``size`` [B] that are read ahead."""
         return min(self.depth, self.bytes // size)
 
 
@@ -108,7 +108,7 @@ class Prefetcher(Generic[V]):
         return StepsAhead(waiting, self._todo(epoch, first, onward))
 
     def take(self, ahead: StepsAhead[V]) -> V:
-        """What was loaded for the next step; later ones are asked for first."""
+        """Returns what was loaded for the next step; later ones are asked for first."""
         self._ask(ahead, 1 + self.depth)
         begin = time.perf_counter()
         result = ahead.waiting[0][1].result()
@@ -166,7 +166,7 @@ class BackgroundQueue(Generic[V]):
         self._lock = threading.Lock()
 
     def submit(self, job: Callable[[], V]) -> Future[V]:
-        """The job's result; an error is raised where that is asked for."""
+        """Returns the job's result; an error is raised where that is asked for."""
         future: Future[V] = Future()
         if self.inline:
             _do((future, job))
@@ -249,7 +249,7 @@ class DeviceCopy:
         return InFlight(replace(batch, values=values, targets=targets), event)
 
     def finish(self, copy: InFlight) -> LocalBatch:
-        """The local batch, safe to use on the current stream; called by the consumer."""
+        """Returns the local batch, safe to use on the current stream; called by the consumer."""
         if copy.arrived is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(copy.arrived)
@@ -320,7 +320,7 @@ class Dataset:
 
     @property
     def transform(self) -> str | LowHigh | None:
-        """What is done to stored values, as `hyperslab.open` takes it."""
+        """The transform of stored values, as `hyperslab.open` takes it."""
         return self._transform.name
 
     @property
@@ -369,7 +369,7 @@ class Dataset:
         return 0 if self._transport is None else self._transport.received_bytes
 
     def names(self, epoch: int = 0) -> list[str]:
-        """The samples' names in the order in which the epoch shows them."""
+        """Returns the samples' names in the order in which the epoch shows them."""
         return [self.source.names[sample] for sample in self.schedule.order(epoch)]
 
     @property
@@ -378,7 +378,7 @@ class Dataset:
         return [self.source.names[sample] for sample in self.shown]
 
     def epoch(self, epoch: int, start: int = 0, *, onward: bool = False) -> Pairs:
-        """The mini-batches of an epoch from step ``start`` on, read in the background.
+        """Returns the mini-batches of an epoch from step ``start`` on, read in the background.
 
         Yields ``x`` (B, C, D, H, W) and the normalised targets ``y`` (B, P), float32 (float64 if
         ``dtype`` is), cut along the batch only. Where there are ``classes``, ``y`` is (B, D, H, W)
@@ -459,7 +459,7 @@ def _leave(
     which: weakref.ref[Prefetcher[InFlight | None]],
     through: weakref.ref[HostP2P] | None,
 ) -> None:
-    """What the end of the process does in place of a forgotten `close`; takes seconds at most.
+    """Takes the place of a forgotten `close` when the process ends, in seconds at most.
 
     After an error nothing is waited for. A thread that still read or received while the
     interpreter goes would be aborted, and the process with it.

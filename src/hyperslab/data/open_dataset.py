@@ -12,7 +12,7 @@ import os
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
@@ -25,7 +25,7 @@ from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.data.assemble import BatchAllocator, BatchAssembler, Reader, Skipped, target_kind
 from hyperslab.data.augment import Augmenter
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
-from hyperslab.data.sampler import Schedule, SplitCounts, Splits, samples_shown
+from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits
 from hyperslab.data.store import (
     BatchPlanner,
     Ownership,
@@ -49,7 +49,7 @@ Mode = Literal["direct", "store", "preload"]
 
 @dataclass(frozen=True, slots=True)
 class StorePolicy:
-    """Which boxes a rank keeps.
+    """Chooses the boxes that a rank keeps.
 
     ``mode``: ``"direct"`` reads every box when it is its turn. ``"store"`` keeps what was read in
     memory, so that after epoch 0 nothing is read again; the ranks send each other what they keep.
@@ -126,7 +126,7 @@ def open(
     missing_chunks: bool = False,
     **short: Unpack[ShortForms],
 ) -> Dataset:
-    """Open a folder of samples (or several, or a `Source`); every rank calls this alike.
+    """Opens a folder of samples (or several, or a `Source`); every rank calls this alike.
 
     Universes with their parameters or scans with a class for every voxel, in HDF5, Zarr v3, .npy,
     TFRecord or NIfTI files: names, keys and first bytes tell (docs/formats.md).
@@ -179,8 +179,13 @@ def open(
         DataError: the folder or a file in it is not what it should be, or an argument.
         LayoutError: the volumes are too small to be cut for this grid, or into sub-volumes.
     """
+    # Here, and nowhere else, keywords become policies; what follows knows these alone.
     store_policy = _store_policy(store, short)
     prefetch_policy = _prefetch_policy(prefetch, short)
+    split_policy = SplitPolicy(split, splits, tuple(fractions), counts, folders, seed)
+    refuse = Refused() if on_error == "skip" else None
+    allowed = AccessPolicy(outside_files, missing_chunks)
+    options = ScanOptions(channels, format, refuse, allowed, mapping)
     if short:
         raise TypeError(f"open() got an unexpected keyword argument {min(short)!r}")
     check_name(transform)
@@ -193,9 +198,6 @@ def open(
     if isinstance(path, Source):
         source = path
     else:
-        refuse = Refused() if on_error == "skip" else None
-        allowed = AccessPolicy(outside_files, missing_chunks)
-        options = ScanOptions(channels, format, refuse, allowed, mapping)
         roots = [path] if isinstance(path, str | os.PathLike) else path
         source = sources_of(roots, grid, options, driver)
         if refuse is not None:
@@ -216,7 +218,7 @@ def open(
         samples=(tuple(source.names), tuple(source.shape), str(source.dtype)),
         shapes=tuple(map(tuple, source.shapes)),
         batch_size=batch_size,
-        split=(split, tuple(fractions), counts, folders, repeat, splits),
+        split=(replace(split_policy, seed=0), repeat),
         selection=(source.redshifts, source.parameters.names),
         seed=seed,
         shuffle=shuffle,
@@ -226,11 +228,9 @@ def open(
     )
     check_cut(source, grid, batch_size)
     _check_line(source.parameters, grid)
-    samples = samples_shown(
-        source, split, splits, fractions=fractions, counts=counts, folders=folders, seed=seed
-    )
+    samples = tuple(split_policy.samples(source))
     shuffled = split == "train" if shuffle is None else shuffle
-    schedule = Schedule(tuple(samples), batch_size, seed, shuffled, repeat)
+    schedule = Schedule(samples, batch_size, seed, shuffled, repeat)
     assembler = build_assembler(
         source,
         grid,
@@ -246,7 +246,7 @@ def open(
 
 
 def _store_policy(store: Mode | StorePolicy, short: ShortForms) -> StorePolicy:
-    """The policy of `open`'s arguments; takes its short forms away."""
+    """Returns the policy of `open`'s arguments; takes its short forms away."""
     said = {name for name in ("mode", "budget", "staging") if name in short}
     if said and (isinstance(store, StorePolicy) or (store != "direct" and "mode" in said)):
         raise DataError(f"{store=} says {', '.join(sorted(said))} already; give one of them")
@@ -257,7 +257,7 @@ def _store_policy(store: Mode | StorePolicy, short: ShortForms) -> StorePolicy:
 
 
 def _prefetch_policy(prefetch: int | PrefetchPolicy, short: ShortForms) -> PrefetchPolicy:
-    """The policy of `open`'s arguments; takes its short form away."""
+    """Returns the policy of `open`'s arguments; takes its short form away."""
     if not isinstance(prefetch, PrefetchPolicy):
         return PrefetchPolicy(prefetch, short.pop("prefetch_bytes", PrefetchPolicy().bytes))
     if "prefetch_bytes" in short:
@@ -303,7 +303,7 @@ class Refused:
 
 
 def _check_alike(**arguments: object) -> None:
-    """Refuse a seed of each rank's own, say: it would mix boxes of different samples."""
+    """Refuses a seed of each rank's own, say: it would mix boxes of different samples."""
     differ = [
         name
         for name, value in arguments.items()
@@ -335,7 +335,7 @@ def build_assembler(
     policy: StorePolicy,
     skip: bool,
 ) -> BatchAssembler:
-    """What assembles the mini-batches of a data set; every rank calls it.
+    """Builds what assembles the mini-batches of a data set; every rank calls it.
 
     With ``"preload"`` the store is filled.
 
@@ -369,7 +369,7 @@ def build_assembler(
 
 
 def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
-    """Fail now and not in the background.
+    """Fails now and not in the background.
 
     Raises:
         DataError: mini-batches of several volumes that differ in shape.
@@ -401,7 +401,7 @@ def _extents(shape: Sequence[int]) -> str:
 
 
 def sample_bytes(source: Source, grid: Grid) -> int:
-    """Of one sample the most that a rank holds, its target included [B]."""
+    """Computes the most that a rank holds of one sample, its target included [B]."""
     kind = target_kind(source)
     box = largest_box(grid, source)
     values = box.size * np.dtype(source.dtype).itemsize
@@ -409,7 +409,7 @@ def sample_bytes(source: Source, grid: Grid) -> int:
 
 
 def batch_bytes(source: Source, grid: Grid, count: int) -> int:
-    """Of a mini-batch of ``count`` samples the most that a rank holds [B]."""
+    """Computes the most that a rank holds of a mini-batch of ``count`` samples [B]."""
     replicas = 1 if count < grid.data else grid.data
     return -(-count // replicas) * sample_bytes(source, grid)
 
@@ -417,7 +417,7 @@ def batch_bytes(source: Source, grid: Grid, count: int) -> int:
 def _ownership(
     grid: Grid, schedule: Schedule, policy: StorePolicy, size: int
 ) -> tuple[Ownership, int]:
-    """Who keeps what, and how many samples each rank keeps in memory at most."""
+    """Deals out who keeps what, and how many samples each rank keeps in memory at most."""
     if policy.mode == "direct":
         return Ownership(((),) * grid.data), 0
     budget = memory_budget(grid) if policy.budget is None else policy.budget

@@ -28,7 +28,7 @@ from hyperslab.formats.source import Source
 SPLITS = ("train", "validation", "test")
 
 ORDER, SYMMETRY = range(2)
-"""What is drawn: each has its own stream of random numbers."""
+"""Streams of random numbers, one for each thing that is drawn."""
 
 
 def random_bits(count: int, *key: int) -> NDArray[np.uint64]:
@@ -91,11 +91,11 @@ FOLDERS = {
     "validation": ("validation", "val", "valid"),
     "test": ("test",),
 }
-"""Of each split, by any of these names."""
+"""Sub-folders of each split, by any of these names."""
 
 
 def samples_in(names: Sequence[str], which: str) -> list[int]:
-    """The samples of one split where the sub-folders of a data set are the splits.
+    """Returns the samples of one split where the sub-folders of a data set are the splits.
 
     Raises:
         DataError: there is no such split, or no sample in its folder.
@@ -115,7 +115,7 @@ def samples_in(names: Sequence[str], which: str) -> list[int]:
 
 
 def samples_listed(names: Sequence[str], splits: Mapping[str, str], which: str) -> list[int]:
-    """The samples of one split where a list has dealt them out, by name.
+    """Returns the samples of one split where a list has dealt them out, by name.
 
     Raises:
         DataError: there is no such split, or it has no sample.
@@ -182,7 +182,7 @@ class Schedule:
         return -(-self.shown // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
-        """The samples in the order in which this epoch shows them."""
+        """Returns the samples in the order in which this epoch shows them."""
         first = epoch * self.repeat
         return [s for number in range(first, first + self.repeat) for s in self._pass(number)]
 
@@ -197,7 +197,7 @@ class Schedule:
         return epoch * self.repeat + step * self.batch_size // max(1, len(self.samples))
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """The samples of every step."""
+        """Returns the samples of every step."""
         order = self.order(epoch)
         return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
@@ -207,43 +207,46 @@ POSITIONS = re.compile(r"(\d*):(\d*)")
 
 
 class Splits(ABC):
-    """Which samples of a source are those to train, to validate and to test on."""
+    """Chooses the samples of a source to train, to validate and to test on."""
 
     @abstractmethod
     def samples(self, source: Source, which: str, seed: int) -> list[int]:
-        """Those of one split; ``"all"`` takes all of them. ``seed``: of what is drawn.
+        """Lists the samples of one split; ``"all"`` takes all of them. ``seed``: of what is drawn.
 
         Raises:
             DataError: there is no such split, a word names no sample, or two splits share one.
         """
 
 
-def samples_shown(
-    source: Source,
-    which: str,
-    splits: Splits | None,
-    *,
-    fractions: Sequence[float],
-    counts: SplitCounts | None,
-    folders: bool,
-    seed: int,
-) -> list[int]:
-    """The samples of one split; ``"all"`` takes all of them.
+@dataclass(frozen=True, slots=True)
+class SplitPolicy:
+    """Chooses the samples that are shown: one split, or ``"all"``, and how it is dealt out.
 
-    By ``splits`` where a user says them, by folder, by what the data set itself says unless there
-    are ``counts``, and else dealt out by volume.
-
-    Raises:
-        DataError: as `Splits.samples`, `samples_in`, `samples_listed` and `samples_of`.
+    By ``splits`` where a user says them, by ``folders``, by what the data set itself says unless
+    there are ``counts``, and else drawn by volume, by ``counts`` or ``fractions`` and ``seed``.
     """
-    if splits is not None:
-        return splits.samples(source, which, seed)
-    if folders:
-        return samples_in(source.names, which)
-    if source.splits and counts is None:
-        return samples_listed(source.names, source.splits, which)
-    volumes = [source.volume(sample) for sample in range(len(source.names))]
-    return samples_of(volumes, which, fractions, seed, counts)
+
+    split: str = "train"
+    splits: Splits | None = None
+    fractions: Sequence[float] = (0.8, 0.1, 0.1)
+    counts: SplitCounts | None = None
+    folders: bool = False
+    seed: int = 0
+
+    def samples(self, source: Source) -> list[int]:
+        """Lists the samples of the split.
+
+        Raises:
+            DataError: as `Splits.samples`, `samples_in`, `samples_listed` and `samples_of`.
+        """
+        if self.splits is not None:
+            return self.splits.samples(source, self.split, self.seed)
+        if self.folders:
+            return samples_in(source.names, self.split)
+        if source.splits and self.counts is None:
+            return samples_listed(source.names, source.splits, self.split)
+        volumes = [source.volume(sample) for sample in range(len(source.names))]
+        return samples_of(volumes, self.split, self.fractions, self.seed, self.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +352,7 @@ class _Names:
         self.suffixes = tuple(sorted(suffixes, key=len, reverse=True))
 
     def listed(self, split: str, words: Sequence[str]) -> list[int]:
-        """The samples of a split, in the order of the data set.
+        """Returns the samples of a split, in the order of the data set.
 
         Raises:
             DataError: a word names none, or what another has named.

@@ -37,7 +37,7 @@ from hyperslab.geometry.transfer import TransferPlan, plan_transfers
 
 
 class SampleBox(NamedTuple):
-    """Of one sample the values of a box in their storage type (C, d, h, w), and its target.
+    """Holds a box of one sample: values in their storage type (C, d, h, w), and its target.
 
     That is the labels (d, h, w) uint8 where voxels have classes, else the numbers (P,) float64.
     """
@@ -53,7 +53,7 @@ class Store:
     """
 
     slack = mmap.PAGESIZE
-    """What a box in the file may take beside its own bytes [B]."""
+    """The most that a box in the file may take beside its own bytes [B]."""
 
     def __init__(self, samples: Sequence[int], in_memory: int, size: int, staging: Path | None):
         """Room for these samples, of ``size`` [B] each at most.
@@ -71,7 +71,7 @@ class Store:
         self.room = min(in_memory, len(samples)) * size  # what that may become
 
     def keep(self, sample: int, read: Callable[[], SampleBox]) -> SampleBox:
-        """What is kept of a sample; if it is not here yet, a copy of what ``read`` returns."""
+        """Returns what is kept of a sample, first of all a copy of what ``read`` returns."""
         kept = self._kept.get(sample)
         if kept is None:
             kept = self._copy(sample, read())
@@ -93,7 +93,7 @@ class Store:
         self.bytes = self.room = 0
 
     def _write(self, offset: int, box: SampleBox) -> SampleBox:
-        """A copy in the file: the part of larger items first, so that both are aligned."""
+        """Returns a copy in the file: the part of larger items first, so that both are aligned."""
         assert self._file is not None
         copies = {}
         for number in sorted((0, 1), key=lambda number: -box[number].itemsize):
@@ -124,17 +124,17 @@ def _reserve(folder: Path, size: int) -> mmap.mmap:
 
 
 MEMORY_SHARE = 0.5
-"""Of the memory that is free; the rest is for the network and for reading ahead."""
+"""The share of free memory; the rest is for the network and for reading ahead."""
 
 DISK_SHARE = 0.9
-"""Of the space that is free on the disk of the staging folder."""
+"""The share of the free space on the disk of the staging folder."""
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def memory_budget(grid: Grid) -> int:
-    """What each rank's store may take [B]: its part of half of the free memory of its machine.
+    """Computes what each rank's store may take [B]: its part of half of its machine's free memory.
 
     The least of all ranks, so that they all keep equally many samples. Every rank calls it. What
     the other stores on this grid will still fill is not free.
@@ -145,7 +145,7 @@ def memory_budget(grid: Grid) -> int:
 
 @per_grid
 def stores_in_use(_grid: Grid) -> weakref.WeakSet[Store]:
-    """Those that are in use on this rank."""
+    """Returns the stores that are in use on this rank."""
     return weakref.WeakSet()
 
 
@@ -163,7 +163,7 @@ def _free_disk(folder: Path) -> int:
 
 
 def free_memory(groups: Path = CGROUPS, mine: Path = OWN_CGROUP) -> int:
-    """What this process could still get [B]: of the machine, and of its control groups (Linux)."""
+    """Computes what this process could get [B] of the machine and its control groups (Linux)."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free: float = int(fields["MemAvailable"].split()[0]) * 1024
     for line in mine.read_text().splitlines():
@@ -177,7 +177,7 @@ def free_memory(groups: Path = CGROUPS, mine: Path = OWN_CGROUP) -> int:
 
 
 def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
-    """What a control group and those around it leave [B]; a container may see only the outermost.
+    """Computes what a control group and those around it leave [B]; a container may see only one.
 
     Cached pages of files count as used until somebody needs the memory.
     """
@@ -194,7 +194,7 @@ def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
 
 
 def _least_share(machine: int, share: float, promised: int = 0) -> int:
-    """The smallest share of a rank, where the ranks of a machine share what it has."""
+    """Returns the smallest share of a rank, where the ranks of a machine share what it has."""
     host = f"{socket.gethostname()} {_boot_id()}"
     here = all_gather(host).count(host)
     return min(all_gather(max(0, int(share * (machine // here - promised)))))
@@ -290,14 +290,14 @@ class BoxMap:
         return self._boxes[rank]
 
     def ranks(self, replica: int) -> Iterator[int]:
-        """The ranks of a replica, one for each position."""
+        """Yields the ranks of a replica, one for each position."""
         grid = self.grid
         for position in itertools.product(*(range(grid.extents[axis]) for axis in AXES[1:])):
             coords = dict(zip(AXES[1:], position, strict=True))
             yield grid.rank_of({"data": replica, **coords})
 
     def peer(self, replica: int) -> int:
-        """The rank of a replica at this rank's position."""
+        """Returns the rank of a replica at this rank's position."""
         return self.grid.rank_of({**self.grid.coords, "data": replica})
 
     @property
@@ -320,20 +320,20 @@ class SampleBoxes:
 
 
 def boxes_by_shape(grid: Grid, source: Source) -> dict[tuple[int, ...], BoxMap]:
-    """A `BoxMap` for every shape that the samples of a source have."""
+    """Returns a `BoxMap` for every shape that the samples of a source have."""
     shapes = {tuple(shape) for shape in source.shapes or (source.shape,)}
     return {shape: BoxMap(grid, shape) for shape in shapes}
 
 
 def largest_box(grid: Grid, source: Source) -> Box:
-    """A box of the most voxels that a rank holds of a sample."""
+    """Returns a box of the most voxels that a rank holds of a sample."""
     maps = boxes_by_shape(grid, source).values()
     return max((boxes.largest for boxes in maps), key=lambda box: box.size)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """What this rank does for one slot of a mini-batch.
+    """Plans what this rank does for one slot of a mini-batch.
 
     The boxes of the ``transfer`` are those of the stored sample; its wanted one is `None` where
     another replica computes the sample. ``keeps``: this rank keeps its own box, which it reads
@@ -364,7 +364,7 @@ class BatchPlanner:
         self._transfer = functools.lru_cache(PLANS_KEPT)(self._plan)
 
     def keeps(self, sample: int) -> bool:
-        """Whether this rank keeps its box of a sample."""
+        """Tells if this rank keeps its box of a sample."""
         return self.owner.get(sample) == self._replica
 
     def plan(self, turn: int, samples: Sequence[int]) -> list[SlotPlan]:
@@ -391,7 +391,7 @@ class BatchPlanner:
         replicas: tuple[int, ...],
         augmentation: Symmetry,
     ) -> TransferPlan:
-        """From the ranks of the owner of a sample of ``shape`` to those that compute it.
+        """Plans the way from the ranks that own a sample of ``shape`` to those that compute it.
 
         Only the ranks are named of which this one may hear: where it owns nothing nobody asks it,
         and where it computes nothing nobody sends to it.
@@ -423,7 +423,7 @@ def _stored_boxes(boxes: BoxMap, rank: int, augmentation: Symmetry) -> Box:
 
 
 def _holders(boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterator[int]:
-    """The ranks of a replica that may have, or want, a part of this rank's box."""
+    """Yields the ranks of a replica that may have, or want, a part of this rank's box."""
     if augmentation == IDENTITY:
         yield boxes.peer(replica)
     else:

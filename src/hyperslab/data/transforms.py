@@ -18,7 +18,7 @@ LowHigh = tuple[float, float]
 
 
 class Transform(ABC):
-    """What is done to the values (b, C, d, h, w) of this rank's part of a mini-batch.
+    """Transforms the values (b, C, d, h, w) of this rank's part of a mini-batch.
 
     ``signed``: whether whole numbers below zero can be right; otherwise they are counts. Values
     must lie ``above`` a bound, for the reason ``why``.
@@ -30,7 +30,7 @@ class Transform(ABC):
 
     @property
     def name(self) -> str | LowHigh | None:
-        """As `hyperslab.open` takes it; None where values are left as they are stored."""
+        """The name that `hyperslab.open` takes; None where values are left as they are stored."""
         return None
 
     @property
@@ -142,7 +142,7 @@ class IntensityWindow(Transform):
 
     @classmethod
     def of(cls, window: LowHigh) -> IntensityWindow:
-        """The window of two numbers.
+        """Returns the window of two numbers.
 
         Raises:
             DataError: it is not two finite numbers, the lower one first.
@@ -172,7 +172,7 @@ TRANSFORMS: dict[str, Transform] = {
     "mean": MeanScale(),
     "log1p_mean": Log1pMeanScale(),
 }
-"""Those that are chosen by name."""
+"""Transforms that are chosen by name."""
 
 
 def check_name(transform: str | None) -> None:
@@ -189,7 +189,7 @@ def check_name(transform: str | None) -> None:
 def transform_of(
     classes: Sequence[str], transform: str | None, window: LowHigh | None
 ) -> Transform:
-    """What is done to stored values, given the names of the voxels' classes, if they have any.
+    """Chooses the transform of stored values, given the names of the voxels' classes, if any.
 
     Raises:
         DataError: a transform and a window are given, the window is none, or the name is unknown.

@@ -40,15 +40,15 @@ OF_LIBRARIES: ErrorKinds = (
     zlib.error,
     csv.Error,
 )
-"""What a library raises about a file that is not what it should be."""
+"""Errors that libraries raise about a file that is not what it should be."""
 
 ANY: ErrorKinds = (Exception,)
-"""Of libraries in which damaged bytes can raise anything."""
+"""Errors of libraries in which damaged bytes can raise anything."""
 
 
 @contextmanager
 def naming(where: Path | str, what: str, kinds: ErrorKinds = OF_LIBRARIES) -> Iterator[None]:
-    """Turn what a library raises about a file of the format ``what`` into an error that names it.
+    """Turns what a library raises about a file of the format ``what`` into an error that names it.
 
     Raises:
         DataError: in place of one of these ``kinds``; errors of our own and want of memory pass.
@@ -65,7 +65,7 @@ def naming(where: Path | str, what: str, kinds: ErrorKinds = OF_LIBRARIES) -> It
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Say of which sample the system, or a library, has complained.
+    """Names the sample of which the system, or a library, has complained.
 
     Raises:
         DataError: in place of its OSError or EOFError; errors of our own pass.
@@ -79,7 +79,7 @@ def reading(where: str) -> Iterator[None]:
 
 
 def check_shape(values: NDArray[Any], shape: tuple[int, ...], where: str) -> None:
-    """Nothing, if what was read as ``where`` has the shape of that.
+    """Accepts what was read as ``where`` if it has the shape of that.
 
     Raises:
         DataError: it has another one.
@@ -89,7 +89,7 @@ def check_shape(values: NDArray[Any], shape: tuple[int, ...], where: str) -> Non
 
 
 def as_stored(values: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
-    """In the storage type, for boxes of one type have one size; a source may be generous.
+    """Converts values to the storage type, for boxes of one type have one size.
 
     Raises:
         DataError: whole numbers that the storage type does not hold.
@@ -104,7 +104,7 @@ def as_stored(values: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray
 
 
 def check_finite(values: NDArray[Any], where: str) -> tuple[Any, Any]:
-    """The least and the greatest of the values.
+    """Returns the least and the greatest of the values.
 
     Raises:
         DataError: they are NaN or infinite.
@@ -121,11 +121,11 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 Refuse = Callable[[DataError], None]
-"""Told of each file that is left out; where there is none, the first bad file is the error."""
+"""A callback for each file that is left out; without one the first bad file is the error."""
 
 
 def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
-    """The files with one of these suffixes in a folder and below, sorted, hidden ones left out.
+    """Lists the files with one of these suffixes in a folder and below, sorted, none hidden.
 
     A ``.zarr`` counts as one, and nothing in it.
 
@@ -144,7 +144,7 @@ def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_folder(folder: Path) -> None:
-    """Nothing, if there is such a folder.
+    """Accepts a folder that is there.
 
     Raises:
         DataError: there is none.
@@ -155,7 +155,7 @@ def check_folder(folder: Path) -> None:
 
 
 def walk_folder(folder: Path) -> list[str]:
-    """Relative names of all that is in a folder and below, sorted; not what is hidden or in Zarr.
+    """Lists relative names of all in a folder and below, sorted; not what is hidden or in Zarr.
 
     Names of folders are among them.
     """
@@ -171,7 +171,7 @@ def walk_folder(folder: Path) -> list[str]:
 def sift(
     items: Sequence[Item], read: Callable[[Item], Found], refuse: Refuse | None = None
 ) -> list[tuple[Item, Found]]:
-    """The items that can be read, each with what was read of it; ``refuse`` is told of the others.
+    """Keeps the items that can be read, each with what was read of it; ``refuse`` gets the others.
 
     Raises:
         DataError: of the first that cannot be read, if there is no ``refuse`` or none can be.
@@ -192,7 +192,7 @@ def sift(
 
 
 def _kind_of_entry(path: Path) -> str:
-    """What is under the name of a file that is none."""
+    """Describes what is under the name of a file that is none."""
     if path.is_dir():
         return "is a folder, not an ordinary file"
     return "is a link to nowhere" if path.is_symlink() else "is no file"
@@ -211,7 +211,7 @@ ALLOW_MISSING = (
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """What files may do because the user says so.
+    """Permits what files may do because the user says so.
 
     ``outside_files``: take values from files outside of the folder. ``missing_chunks``: lack what
     is not stored, which is then read as the fill value: many programs leave out chunks of zeros.
@@ -237,7 +237,7 @@ class FileAccess:
     allowed: AccessPolicy = STRICT
 
     def check(self, path: Path, what: str, target: Path) -> None:
-        """Nothing, if the file ``path`` may refer to ``target``; ``what`` of it does.
+        """Accepts that the file ``path`` refers to ``target``, by ``what`` of it, if it may.
 
         Raises:
             DataError: it may not, or there is no such file.
@@ -262,7 +262,7 @@ SUMMED_AT_ONCE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What changes when a file is written: its size [B] and the time of that [ns since 1970].
+    """Identifies a version of a file: its size [B] and the time of its change [ns since 1970].
 
     The number of the file (inode) would tell one more case, a file put in its place with equal size
     and time, but nodes may number the files of a network's file system differently.
@@ -273,7 +273,7 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """The file's stamp now. Raises: OSError, there is none."""
+        """Takes the file's stamp now. Raises: OSError, there is none."""
         found = os.stat(path)
         return cls(found.st_size, found.st_mtime_ns)
 
@@ -284,11 +284,11 @@ class Stamp:
 
 
 RecordedStamps = dict[str, list[int]]
-"""As JSON has them: of each file, relative to a folder, `size_and_time`."""
+"""Stamps for JSON: the `size_and_time` of each file, by its name relative to a folder."""
 
 
 def recorded_stamps(files: Sequence[Path], root: Path) -> RecordedStamps:
-    """What is recorded of files, relative to ``root``.
+    """Records the stamps of files, relative to ``root``.
 
     Raises:
         DataError: one has gone.
@@ -301,7 +301,7 @@ def recorded_stamps(files: Sequence[Path], root: Path) -> RecordedStamps:
 
 
 def size_and_time(path: Path) -> list[int]:
-    """The size [B] of a file and when it was written [ns]; of a folder all, and the last one.
+    """Returns the size [B] of a file and when it was written [ns]; of a folder all, and the last.
 
     Raises:
         OSError: it has gone.
@@ -312,7 +312,7 @@ def size_and_time(path: Path) -> list[int]:
 
 
 def file_checksum(path: Path, lo: int = 0, hi: int | None = None) -> str:
-    """The CRC32C of the bytes lo to hi of a file; of a folder, of all its files and their names.
+    """Computes the CRC32C of the bytes lo to hi of a file, or of a folder's files and names.
 
     Raises:
         OSError: it has gone.
@@ -333,7 +333,7 @@ def file_checksum(path: Path, lo: int = 0, hi: int | None = None) -> str:
 
 @contextmanager
 def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
-    """Refuse what is read within if the file is not the one that was scanned.
+    """Refuses what is read within if the file is not the one that was scanned.
 
     It is looked at afterwards, so that a change during the read counts too; and also where the read
     fails, because a file that has changed explains that.
@@ -350,7 +350,7 @@ def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
 
 
 def check_unchanged(path: Path, sample: str, then: Stamp, cause: Exception | None = None) -> None:
-    """Compare the file with what it was.
+    """Compares the file with what it was.
 
     Raises:
         DataError: it has changed or gone.
@@ -370,19 +370,19 @@ def check_unchanged(path: Path, sample: str, then: Stamp, cause: Exception | Non
 
 
 DEFLATE_RATIO = 1032
-"""What deflate makes smaller at most: 258 bytes in two bits [zlib.net/zlib_tech.html]."""
+"""The most that deflate packs: 258 bytes into two bits [zlib.net/zlib_tech.html]."""
 
 COUNTS_RATIO = 100
-"""What counts of particles are packed by at most; masks, of mostly one class, by more."""
+"""The most that counts of particles are packed; masks, of mostly one class, are packed more."""
 
 FREE_OF_DOUBT = 64 << 20
-"""So little may be packed as well as it can be [B]."""
+"""Up to this size any ratio of packing is believed [B]."""
 
 GZIP_PIECE = 1 << 20
 
 
 def check_gzip_size(path: Path, size: int, most: int = DEFLATE_RATIO) -> None:
-    """Nothing, if a gzip file may well hold ``size`` bytes.
+    """Accepts that a gzip file holds ``size`` bytes, if it may well.
 
     Raises:
         DataError: it is too small for that.
@@ -397,7 +397,7 @@ def check_gzip_size(path: Path, size: int, most: int = DEFLATE_RATIO) -> None:
 
 @contextmanager
 def open_gzip_to_end(path: Path) -> Iterator[gzip.GzipFile]:
-    """A gzip file of which everything is read, what is left over too: so its sum is compared.
+    """Opens a gzip file and reads what is left over in the end, too: so its sum is compared.
 
     Raises:
         DataError: there is much more in it than was read.
@@ -414,7 +414,7 @@ def open_gzip_to_end(path: Path) -> Iterator[gzip.GzipFile]:
 
 @contextmanager
 def lock_folder(folder: Path, what: str) -> Iterator[None]:
-    """Keep others out of a folder meanwhile; the system lets go when the process ends.
+    """Keeps others out of a folder meanwhile; the system lets go when the process ends.
 
     The folder itself is locked: it holds volumes and nothing else.
 

@@ -18,13 +18,13 @@ from hyperslab.util.atomic_files import read_json_lines
 MANIFEST_FILE = "conversion.jsonl"
 
 SHARD_NAME = re.compile(r"\d+\.[A-Za-z]\w*")
-"""Of a file that samples share, in the folder itself."""
+"""The name of a file that samples share, in the folder itself."""
 
 Entry = dict[str, Any]
 
 
 def read_manifest(folder: Path) -> tuple[Entry | None, list[Entry], int]:
-    """What was asked for, the samples, and the bytes [B] of whole lines.
+    """Reads what was asked for, the samples, and the bytes [B] of whole lines.
 
     Nothing where there is no manifest.
 
@@ -44,7 +44,7 @@ def read_manifest(folder: Path) -> tuple[Entry | None, list[Entry], int]:
 
 
 def _check_line(number: int, entry: Any, *, first: bool) -> None:
-    """Nothing, if a line has what is looked up in it, by the right type.
+    """Accepts a line that has what is looked up in it, by the right type.
 
     Raises:
         ValueError: it has not.
@@ -71,7 +71,7 @@ def _of_stamps(value: Any) -> bool:
 
 
 def _is_shard(value: Any) -> bool:
-    """It is cut where the last sample ends, so its name may lead nowhere else."""
+    """Tells if a value names a shard, which is cut where it ends and may lie nowhere else."""
     if not (isinstance(value, list) and len(value) == 3):
         return False
     file, *ends = value
@@ -90,11 +90,11 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "stamps": _of_stamps,
     "shard": _is_shard,
 }
-"""What is looked up in the line of a sample, where it has that."""
+"""Checks of what is looked up in the line of a sample, where it has that."""
 
 
 def volumes_of(folder: Path) -> dict[str, str]:
-    """The volume of each sample that is recorded as a part of one.
+    """Maps each sample that is recorded as a part of a volume to that volume.
 
     Raises:
         DataError: see `read_manifest`.

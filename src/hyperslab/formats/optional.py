@@ -10,7 +10,7 @@ from hyperslab.util.optional_libraries import how_to_install, importing
 
 
 def zarr() -> ModuleType:
-    """The module ``zarr``.
+    """Returns the module ``zarr``.
 
     Raises:
         HyperslabError: the extra ``zarr`` is not installed.
@@ -21,7 +21,7 @@ def zarr() -> ModuleType:
 
 
 def nibabel() -> ModuleType:
-    """The module ``nibabel``.
+    """Returns the module ``nibabel``.
 
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
@@ -32,7 +32,7 @@ def nibabel() -> ModuleType:
 
 
 def simple_itk() -> Any:
-    """The module ``SimpleITK``.
+    """Returns the module ``SimpleITK``.
 
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
@@ -43,7 +43,7 @@ def simple_itk() -> Any:
 
 
 def monai_data() -> ModuleType:
-    """The module ``monai.data.utils``.
+    """Returns the module ``monai.data.utils``.
 
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
@@ -54,7 +54,7 @@ def monai_data() -> ModuleType:
 
 
 def mpi() -> Any:
-    """The module ``mpi4py.MPI``, which starts MPI when it is imported.
+    """Returns the module ``mpi4py.MPI``, which starts MPI when it is imported.
 
     Raises:
         HyperslabError: the extra ``mpi`` is not installed.

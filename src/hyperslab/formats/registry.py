@@ -28,7 +28,7 @@ from hyperslab.formats.writer import Writer
 
 
 def load_plugins(modules: Sequence[str]) -> None:
-    """Import modules by name; they are looked for in the current folder too.
+    """Imports modules by name; they are looked for in the current folder too.
 
     Raises:
         DataError: one cannot be imported; says why.
@@ -46,7 +46,7 @@ def load_plugins(modules: Sequence[str]) -> None:
 
 
 def look_in_current_folder() -> None:
-    """As `python -m` does; the command `hyperslab` does not."""
+    """Adds the current folder to the path as `python -m` does, but the command `hyperslab` not."""
     with suppress(FileNotFoundError):  # the folder is gone: nothing is to be found there
         here = os.getcwd()
         if here not in sys.path:
@@ -56,12 +56,12 @@ def look_in_current_folder() -> None:
 Driver = Literal["mpio"]
 
 MAPPED = "arrays"
-"""The format of what a user describes by a `DataMap`; nobody asks for it by name."""
+"""The name of what a user describes by a `DataMap`; nobody asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A storage format.
+    """Describes a storage format.
 
     ``suffixes``: of its files' names, by which a folder is known to hold it; without any it has to
     be asked for by its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``:
@@ -76,7 +76,7 @@ class Format:
 
 
 _FORMATS: dict[str, Format] = {}
-"""By name, in the order of their registration."""
+"""All formats by name, in the order of their registration."""
 
 
 def register(
@@ -87,7 +87,7 @@ def register(
     writer: Writer | None = None,
     help: str = "",
 ) -> Format:
-    """Make a format known to `hyperslab.open`, recipes, and every command; see `Format`.
+    """Makes a format known to `hyperslab.open`, recipes, and every command; see `Format`.
 
     Raises:
         TypeError: the source is no class of `Source`, the writer no instance of a `Writer`, or the
@@ -112,28 +112,28 @@ def register(
 
 
 def adopt(format: Format) -> None:
-    """Make a format of the process that has started this one known here, if it is not."""
+    """Makes a format of the process that has started this one known here, if it is not."""
     _FORMATS.setdefault(format.name, format)
 
 
 def formats() -> tuple[Format, ...]:
-    """All that are registered."""
+    """Lists all formats that are registered."""
     return tuple(_FORMATS.values())
 
 
 def names() -> tuple[str, ...]:
-    """Of all that are registered."""
+    """Names all formats that are registered."""
     return tuple(_FORMATS)
 
 
 def compressions() -> list[str]:
-    """Those that any writer has."""
+    """Lists the compressions that any writer has."""
     writers = [one.writer for one in formats() if one.writer is not None]
     return list(dict.fromkeys(word for writer in writers for word in writer.compressions))
 
 
 def choices(names: Sequence[str]) -> str:
-    """For a sentence.
+    """Joins names for a sentence.
 
     >>> choices(["hdf5", "npy", "zarr"])
     'hdf5, npy or zarr'
@@ -143,7 +143,7 @@ def choices(names: Sequence[str]) -> str:
 
 
 def named(format: str) -> Format:
-    """The format of this name.
+    """Returns the format of this name.
 
     Raises:
         DataError: there is none; names those that there are.
@@ -163,7 +163,7 @@ def source_of(
     allowed: AccessPolicy = STRICT,
     mapping: DataMap | None = None,
 ) -> Source:
-    """The folder as a source of its format; all ranks call this.
+    """Opens the folder as a source of its format; all ranks call this.
 
     The main rank scans it, so that a folder that changes meanwhile is the same for all. Without
     ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the spatial dims
@@ -186,7 +186,7 @@ def sources_of(
     options: ScanOptions,
     driver: Driver | None = None,
 ) -> Source:
-    """Several folders as one source, see `Joined`; errors are those of `source_of`, too."""
+    """Opens several folders as one source, see `Joined`; errors are those of `source_of`, too."""
     parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
     return next(iter(parts.values())) if len(parts) == 1 else joined(parts)
 
@@ -212,7 +212,7 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
 
 def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
-    """The folder as this process sees it, and a word on files that are left out.
+    """Opens the folder as this process sees it, with a word on files that are left out.
 
     Raises:
         DataError: see `source_of`.
@@ -226,7 +226,7 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
 
 
 def find_format(folder: Path) -> tuple[Format, str]:
-    """The format, and a word on files of others that lie deeper and are left out.
+    """Finds the format, with a word on files of others that lie deeper and are left out.
 
     A file may be a list of samples, whose suffix decides.
 
@@ -263,5 +263,5 @@ def find_format(folder: Path) -> tuple[Format, str]:
 
 
 def _kind(file: str) -> str | None:
-    """The name of the format of a file, by its suffix."""
+    """Names the format of a file, by its suffix."""
     return next((one.name for one in formats() if file.endswith(one.suffixes)), None)

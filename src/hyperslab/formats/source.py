@@ -28,12 +28,12 @@ from hyperslab.formats.targets import Parameters, numbered_names
 from hyperslab.geometry import Box
 
 PUBLIC_KEYS = ("full", "unitPar")
-"""Of the public CosmoFlow files, for what comes from files without keys."""
+"""The keys of the public CosmoFlow files, for what comes from files without keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a file holds beside its voxels, to be carried into another format.
+    """Holds what a file has beside its voxels, to be carried into another format.
 
     ``keys``: of volume and targets, by which a file with keys knows them. ``names``: of the
     parameters. ``arrays``: physical values and redshifts, where they are known. ``attributes``: of
@@ -53,7 +53,7 @@ OWN_DATA = "docs/own-data.md"
 
 @dataclass(frozen=True, slots=True)
 class DataMap:
-    """Where the volumes of a folder, or of one file, and their targets are.
+    """Says where the volumes of a folder, or of one file, and their targets are.
 
     ``files``: a pattern of the files with volumes, relative to the folder; by default all arrays
     in it. ``volume``: the array's path in an HDF5 file, Zarr group or .npz. ``targets``: paths in
@@ -100,7 +100,7 @@ class DataMap:
 
     @property
     def of_fields(self) -> list[DataMap]:
-        """What is said of each field; of one, the map itself."""
+        """Lists the map of each field; without fields, the map itself."""
         if not self.fields:
             return [self]
         alone = replace(self, fields=())
@@ -110,7 +110,7 @@ class DataMap:
 
     @property
     def without_targets(self) -> DataMap:
-        """Of volumes alone, as a trained network is shown them."""
+        """The map of volumes alone, as a trained network is shown them."""
         nothing: dict[str, Any] = {"targets": (), "table": None, "columns": (), "ranges": {}}
         return replace(self, labels="", classes=(), **nothing)
 
@@ -120,7 +120,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """What a user says of a folder that is to be scanned.
+    """Holds what a user says of a folder that is to be scanned.
 
     ``channels``: where they are stored, needed where the shape does not tell. ``format``: the name
     of the format, if the user has said it. ``refuse``: told of files that are not what they should
@@ -137,7 +137,7 @@ class ScanOptions:
 
 @dataclass(frozen=True, slots=True)
 class VolumePart:
-    """Of which volume a sample is a part: the ``place``-th along D, H and W, ``number`` of all."""
+    """Names the volume of a part: the ``place``-th along D, H and W, the ``number``-th of all."""
 
     volume: str
     place: tuple[int, ...]
@@ -188,7 +188,7 @@ class Source(ABC):
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
-        """The samples of a folder of this format.
+        """Opens the samples of a folder of this format.
 
         Called on the main rank alone; the others get what it returns, by pickle.
 
@@ -199,40 +199,40 @@ class Source(ABC):
 
     @cached_property
     def parameters(self) -> Parameters:
-        """What the P targets are."""
+        """Describes the P targets."""
         count = 0 if self.classes else len(self.target(0))
         return Parameters.normalised(numbered_names(count))
 
     @abstractmethod
     def read(self, sample: int, box: Box) -> Array:
-        """The values of ``box``, which has the four dims of ``shape``, as an array (C, d, h, w).
+        """Reads ``box``, which has the four dims of ``shape``, as an array (C, d, h, w).
 
         Called from a background thread, never from two threads at once by one data set. An error
         that is a `DataError`, OSError or EOFError is one of the sample, which may then be skipped.
         """
 
     def target(self, sample: int) -> Array:
-        """The targets (P,) of a sample."""
+        """Returns the targets (P,) of a sample."""
         raise NotImplementedError(f"{type(self).__name__} has neither targets nor classes")
 
     def labels(self, sample: int, box: Box) -> Array:
-        """The class of every voxel of ``box``, which has three dims, as uint8 (d, h, w).
+        """Reads the class of every voxel of ``box``, which has three dims, as uint8 (d, h, w).
 
         Called as `read` is.
         """
         raise NotImplementedError(f"{type(self).__name__} has classes but no labels")
 
     def volume(self, sample: int) -> str:
-        """The volume from which the sample is cut: all samples of one are in the same split."""
+        """Names the volume from which the sample is cut: samples of one are in the same split."""
         name = self.names[sample]
         return self.volumes.get(name, name)
 
     def unpadded(self, sample: int) -> tuple[int, ...]:
-        """The extents (D, H, W) of what is stored of a sample; what is beyond was added."""
+        """Returns the extents (D, H, W) of what is stored of a sample; what is beyond was added."""
         return self.shape_of(sample)[1:]
 
     def shape_of(self, sample: int) -> tuple[int, ...]:
-        """The shape (C, D, H, W) of a sample."""
+        """Returns the shape (C, D, H, W) of a sample."""
         return self.shapes[sample] if self.shapes else self.shape
 
     @property
@@ -241,15 +241,15 @@ class Source(ABC):
         return self.shape
 
     def part(self, sample: int) -> VolumePart | None:
-        """Which part of its volume the sample is; ``None`` where none was cut here."""
+        """Returns the part of its volume that the sample is; ``None`` where none was cut here."""
         return None
 
     def where(self, sample: int) -> str:
-        """The words by which an error names the sample."""
+        """Returns the words by which an error names the sample."""
         return f"sample {self.names[sample]!r}"
 
     def storage(self, sample: int) -> Storage | None:
-        """How the volume lies in its file, for `hyperslab inspect`; ``None`` if that is not known.
+        """Describes how the volume lies in its file, for `hyperslab inspect`; None if not known.
 
         Raises:
             DataError: the file cannot be read.
@@ -257,7 +257,7 @@ class Source(ABC):
         return None
 
     def extras(self, sample: int) -> Extras:
-        """What there is beside the voxels, for `hyperslab convert`.
+        """Reads what there is beside the voxels, for `hyperslab convert`.
 
         Raises:
             DataError: the file cannot be read.
@@ -267,7 +267,7 @@ class Source(ABC):
         return Extras(names=self.parameters.names, target=self.target(sample))
 
     def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        """Of a scan, along D, H and W [mm]; None where nobody says so.
+        """Returns a scan's size of voxels along D, H and W [mm]; None where nobody says so.
 
         Raises:
             DataError: the file cannot be read.
@@ -279,18 +279,18 @@ class Source(ABC):
         return tuple(sizes.tolist()) if np.isfinite(sizes).all() and (sizes > 0).all() else None
 
     def files(self, sample: int) -> Sequence[Path]:
-        """The files whose change means that the sample may have changed; none if not known.
+        """Lists the files whose change means that the sample may have changed; none if not known.
 
         `hyperslab convert`, run again, then reads the sample again and compares it.
         """
         return ()
 
     def alone(self, sample: int) -> Source:
-        """A source of this sample only, which pickle can send to another process."""
+        """Makes a source of this sample only, which pickle can send to another process."""
         return SingleSample(self, sample)
 
     def read_together(self, driver: str, grid: Grid) -> Source:
-        """The samples as the ranks of a replica read them together; all ranks call this.
+        """Shows the samples as the ranks of a replica read them together; all ranks call this.
 
         Raises:
             DataError: the format has no such driver.
@@ -301,18 +301,18 @@ class Source(ABC):
         )
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing open
-        """Let go of what is open; a later `read` opens it again."""
+        """Lets go of what is open; a later `read` opens it again."""
 
 
 class SourceView(Source):
-    """The samples of other sources, shown in another way.
+    """Shows the samples of other sources in another way.
 
     Implement `origin`, `read` and `close`, and set ``names`` and ``shape``; what is not implemented
     is as the sample of the other source has it.
     """
 
     def take_after(self, source: Source) -> None:
-        """Set what holds of the samples however they are shown."""
+        """Copies what holds of the samples however they are shown."""
         self.dtype = source.dtype
         self.parameters = source.parameters
         self.classes = source.classes
@@ -325,7 +325,7 @@ class SourceView(Source):
 
     @abstractmethod
     def origin(self, sample: int) -> tuple[Source, int]:
-        """The source and its sample that is shown as ``sample``."""
+        """Returns the source and its sample that is shown as ``sample``."""
 
     def target(self, sample: int) -> Array:
         source, own = self.origin(sample)
@@ -369,7 +369,7 @@ class SourceView(Source):
 
 
 class SingleSample(SourceView):
-    """One sample of another source."""
+    """Shows one sample of another source."""
 
     def __init__(self, source: Source, sample: int) -> None:
         self.source = source

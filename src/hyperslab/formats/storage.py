@@ -40,7 +40,7 @@ LARGEST_READ = 4 << 20
 
 
 def plan_strided_read(stored: Sequence[int], itemsize: int, box: Box) -> tuple[int, int]:
-    """How many dims are stepped through, and the bytes of the one piece that each step reads.
+    """Plans the dims that are stepped through, and the bytes of the piece that each step reads.
 
     >>> plan_strided_read((8, 8, 8), 1, Box((2, 0, 0), (4, 8, 8)))  # whole planes are one piece
     (0, 128)
@@ -66,7 +66,7 @@ def plan_strided_read(stored: Sequence[int], itemsize: int, box: Box) -> tuple[i
 def read_strided(
     file: int, start: int, stored: Sequence[int], dtype: np.dtype[Any], box: Box
 ) -> NDArray[Any]:
-    """The values of a box of the array ``stored``, whose first byte is the file's at ``start``.
+    """Reads a box of the array ``stored``, whose first byte is the file's at ``start``.
 
     ``file`` is its number, open for reading.
 
@@ -96,7 +96,7 @@ def _strides(stored: Sequence[int], itemsize: int) -> list[int]:
 
 
 def _read_rows(rows: NDArray[np.uint8], file: int, places: NDArray[np.int64]) -> None:
-    """Read each row from its place in the file."""
+    """Reads each row from its place in the file."""
     size = rows.shape[1]
     view = rows.data.cast("B")
     for index, place in enumerate(places.tolist()):
@@ -116,13 +116,13 @@ MOST_CHUNK = 1024 * 1024
 """Nor more [B]."""
 
 HANDFUL = 64
-"""So many chunks may be smaller: their cost is not felt."""
+"""The number of chunks that may be smaller: their cost is not felt."""
 
 ChunkSides = tuple[int, ...]
 
 
 def chunk_sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple[ChunkSides, str]:
-    """The sides (d, h, w) of a chunk, and a word where none that respects the cut is sensible.
+    """Chooses the sides (d, h, w) of a chunk; says so where none that respects the cut is sensible.
 
     ``extents`` (D, H, W) are divided into ``cut`` parts each, as `Cut.balanced` does it; a
     ``voxel`` with all of its channels has so many bytes. The last chunk along a dim may be cut off.
@@ -158,7 +158,7 @@ def chunk_sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple
 
 
 def default_chunk_side(extent: int) -> int:
-    """A power of two that is at most a quarter of the extent and at most 32.
+    """Takes a power of two that is at most a quarter of the extent and at most 32.
 
     For files that are written before a grid is known.
 
@@ -169,7 +169,7 @@ def default_chunk_side(extent: int) -> int:
 
 
 def _grown(choices: Sequence[set[int]], voxel: int) -> ChunkSides:
-    """Of each dim's sides one, the chunk as equal-sided and as large as it may be.
+    """Chooses a side for each dim, so that the chunk is as equal-sided and large as it may be.
 
     Where they cannot all be equal the outermost is the smallest, so that a slab is thin.
     """
@@ -204,15 +204,15 @@ def _chunk_words(numbers: Sequence[int]) -> str:
 
 
 HDF5_SIEVE = 65536
-"""What HDF5 reads at least where a piece begins [B]."""
+"""The least that HDF5 reads where a piece begins [B]."""
 
 FILE_BUFFER = 4096
-"""What Python's files do [B]."""
+"""The least that Python's files read where a piece begins [B]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How the volume of a sample lies in its file.
+    """Describes how the volume of a sample lies in its file.
 
     ``shape``: of the stored array, whose dims have an ``order``. ``chunk``: none where it is one
     piece. ``size``: of all of it as stored [B]. ``buffer``: what is read at least where a piece
@@ -234,7 +234,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """What reading one box takes: bytes from the file, and pieces of it that are asked for."""
+    """Counts what reading one box takes: bytes from the file, and pieces that are asked for."""
 
     box: int  # bytes of the box itself
     read: int
@@ -242,7 +242,7 @@ class ReadCost:
 
 
 def replica_boxes(shape: Sequence[int], extents: Mapping[str, int]) -> list[Box]:
-    """The box (C, d, h, w) of every rank of a replica.
+    """Lists the boxes (C, d, h, w) of the ranks of a replica.
 
     Raises:
         LayoutError: an axis has more ranks than the volume has voxels along it.
@@ -257,7 +257,7 @@ def replica_boxes(shape: Sequence[int], extents: Mapping[str, int]) -> list[Box]
 
 
 def read_cost(storage: Storage, box: Box) -> ReadCost:
-    """What reading ``box`` (C, d, h, w) takes."""
+    """Computes what reading ``box`` (C, d, h, w) takes."""
     stored = storage.order.to_file(box, storage.shape)
     own = box.size * storage.itemsize
     if storage.packed:
@@ -281,7 +281,7 @@ def read_cost(storage: Storage, box: Box) -> ReadCost:
 
 
 def _pieces(storage: Storage, box: Box) -> tuple[int, int]:
-    """Bytes and requests for a box of what is stored in one piece, from its lowest byte on."""
+    """Counts bytes and requests for a box of what is stored in one piece, from its lowest byte."""
     starts = np.zeros(1, np.int64)
     run = stride = storage.itemsize
     for dim in range(box.ndim - 1, -1, -1):
@@ -306,7 +306,7 @@ def _pieces(storage: Storage, box: Box) -> tuple[int, int]:
 
 
 def storage_advice(storage: Storage, costs: Sequence[ReadCost], extents: Mapping[str, int]) -> str:
-    """What to change where much more is read than wanted; empty where nothing is to be gained."""
+    """Advises what to change where much more is read than wanted; empty if nothing is gained."""
     read = sum(c.read for c in costs)
     wanted = storage.size
     if read <= 1.1 * wanted:

@@ -15,11 +15,11 @@ from hyperslab.geometry import Box
 Channels = Literal["first", "last"]
 
 DTYPES = ("int16", "uint16", "float32")
-"""Of stored values."""
+"""Types of stored values."""
 
 
 def channel_order(path: Path, stored: tuple[int, ...], redshifts: int = -1) -> Channels:
-    """From the cube's equal extents, or else from the number of redshifts.
+    """Finds the channels by the cube's equal extents, or else by the number of redshifts.
 
     Raises:
         DataError: neither tells.
@@ -90,20 +90,20 @@ class StorageOrder:
 
     @property
     def reversed(self) -> StorageOrder:
-        """The same array by an index that runs the other way round, as Fortran's does."""
+        """The order of the same array by an index that runs the other way, as Fortran's does."""
         return StorageOrder(self.dims[::-1], self.flipped)
 
     def volume_shape(self, stored: Sequence[int]) -> tuple[int, ...]:
-        """The shape (C, D, H, W) of the volume in an array of the shape ``stored``."""
+        """Returns the shape (C, D, H, W) of the volume in an array of the shape ``stored``."""
         extents = dict(zip(self.dims, stored, strict=True))
         return tuple([extents.get(dim, 1) for dim in VOLUME])
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the stored array of a volume of ``shape`` (C, D, H, W)."""
+        """Returns the shape of the stored array of a volume of ``shape`` (C, D, H, W)."""
         return tuple([shape[VOLUME.index(dim)] for dim in self.dims])
 
     def to_file(self, box: Box, stored: Sequence[int] = ()) -> Box:
-        """Where ``box`` (C, d, h, w) of the volume lies in the array.
+        """Maps ``box`` (C, d, h, w) of the volume to its place in the array.
 
         ``stored`` is the array's shape, which is needed where a dim is flipped.
         """
@@ -119,7 +119,7 @@ class StorageOrder:
         return Box.of(intervals)
 
     def to_volume(self, array: NDArray[Any]) -> NDArray[Any]:
-        """What was read of a box, as (C, d, h, w): a view."""
+        """Views what was read of a box as (C, d, h, w)."""
         if self.flipped:
             steps = [slice(None, None, -1 if dim in self.flipped else 1) for dim in self.dims]
             array = array[tuple(steps)]
@@ -127,7 +127,7 @@ class StorageOrder:
         return array if "C" in self.dims else array[None]
 
     def from_volume(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The values (C, d, h, w) of a box as they are stored: `to_volume`'s inverse, a view."""
+        """Views the values (C, d, h, w) of a box as they are stored: the inverse of `to_volume`."""
         if "C" not in self.dims:
             (values,) = values
         dims = [dim for dim in VOLUME if dim in self.dims]
@@ -142,6 +142,6 @@ class StorageOrder:
 CDHW = StorageOrder(VOLUME)
 DHWC = StorageOrder("DHWC")
 LBANN_ORDER = StorageOrder("CWHD")
-"""Of LBANN's splitter: channels first, the spatial dims reversed."""
+"""The order of LBANN's splitter: channels first, the spatial dims reversed."""
 
 DHW = StorageOrder("DHW")

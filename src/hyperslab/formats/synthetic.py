@@ -12,14 +12,14 @@ from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box
 
 OF_VALUES, OF_LABELS, OF_TARGETS = range(3)
-"""What is drawn: each has its own stream of random numbers."""
+"""Streams of random numbers, one for each thing that is drawn."""
 
 GOLDEN = 0x9E3779B9
 """2³² over the golden ratio: so many apart, neighbours have keys that look unlike each other."""
 
 
 def poisson_table(size: int = 256) -> NDArray[np.int16]:
-    """The quantiles of counts with mean 1, as the universes' are: equally likely entries.
+    """Returns the quantiles of counts with mean 1, as the universes' are: equally likely entries.
 
     >>> poisson_table(8).tolist()
     [0, 0, 0, 1, 1, 1, 2, 3]
@@ -32,7 +32,7 @@ POISSON = poisson_table()
 
 
 def mix_bits(keys: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A well-mixed 32-bit number for each key, in its place (the mixer "lowbias32")."""
+    """Returns a well-mixed 32-bit number for each key, in its place (the mixer "lowbias32")."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         keys ^= keys >> np.uint32(shift)
         keys *= np.uint32(factor)
@@ -97,5 +97,5 @@ class SyntheticVolumes(Source):
 
 
 def _key(stream: int, sample: int) -> np.uint32:
-    """Where the keys of a sample begin."""
+    """Returns the first key of a sample."""
     return mix_bits(np.array([(3 * sample + stream + 1) % 2**32], np.uint32))[0]

@@ -27,12 +27,12 @@ COSMOFLOW_NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")
 
 
 def numbered_names(count: int) -> tuple[str, ...]:
-    """The names of parameters that have none: ``y0``, ``y1``, ..."""
+    """Returns the names of parameters that have none: ``y0``, ``y1``, ..."""
     return tuple(f"y{i}" for i in range(count))
 
 
 def universe_names(count: int) -> tuple[str, ...]:
-    """The documented names, where the parameters are as many."""
+    """Returns the documented names, where the parameters are as many."""
     return COSMOFLOW_NAMES if count == len(COSMOFLOW_NAMES) else numbered_names(count)
 
 
@@ -88,7 +88,7 @@ class Parameters:
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """By name, the physical values at unit = -1 and +1."""
+        """The physical values at unit = -1 and +1, by name."""
         return {
             name: (centre - scale, centre + scale)
             for name, centre, scale in zip(self.names, self.centre, self.scale, strict=True)
@@ -113,7 +113,7 @@ def range_words(ranges: Mapping[str, tuple[float, float]]) -> str:
 
 
 def ranges_in(words: str) -> dict[str, tuple[float, float]]:
-    """What `range_words` has written; nothing, if it was not that.
+    """Parses what `range_words` has written; nothing, if it was not that.
 
     >>> ranges_in("Omega_m=0.25..0.35,H_0=70..70")
     {'Omega_m': (0.25, 0.35), 'H_0': (70.0, 70.0)}
@@ -165,7 +165,7 @@ def check_segmentation(where: str, volume: Any, labels: Any) -> None:
 
 
 def classes_of(where: str, file: Any) -> tuple[str, ...]:
-    """The names of the classes, background first.
+    """Returns the names of the classes, background first.
 
     Raises:
         DataError: the attribute holds something else than 2 to 256 different names.
@@ -183,7 +183,7 @@ def classes_of(where: str, file: Any) -> tuple[str, ...]:
 
 
 def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
-    """The labels (1 or C, d, h, w) of a file as classes (d, h, w).
+    """Returns the labels (1 or C, d, h, w) of a file as classes (d, h, w).
 
     Raises:
         DataError: the channels differ, or a label is no whole number of 0 to 255.

@@ -103,7 +103,7 @@ def joined(parts: dict[Path, Source]) -> Source:
 
 
 def common_parent(folders: Sequence[Path]) -> Path:
-    """The deepest folder that holds all of them."""
+    """Returns the deepest folder that holds all of them."""
     return Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
 
 
@@ -208,7 +208,7 @@ class Selected(SourceView):
         return (len(self.channels), *self.source.whole_shape[1:])
 
     def extras(self, sample: int) -> Extras:
-        """Those of the source, arrays too as far as chosen, but for the attributes."""
+        """Selects the extras of the source, arrays too as far as chosen, but for the attributes."""
         whole = self.source.extras(sample)
         if self.classes:
             return whole
@@ -237,7 +237,7 @@ def selected(
 
 
 def channels_of(source: Source, known: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """The channel of each wanted redshift, where those of the channels are ``known``.
+    """Returns the channel of each wanted redshift, where those of the channels are ``known``.
 
     Raises:
         DataError: see `Selected`.
@@ -354,7 +354,7 @@ class Subvolumes(SourceView):
         """Not known: the volume's would be of more than the sample."""
 
     def extras(self, sample: int) -> Extras:
-        """Those of the volume but for the attributes and the affine, which speak of the whole."""
+        """Takes the extras of the volume but for attributes and affine, which are of the whole."""
         whole = self.source.extras(sample // len(self.places))
         return Extras(whole.keys, whole.names, whole.target, whole.arrays)
 
@@ -363,7 +363,7 @@ class Subvolumes(SourceView):
         return f"{self.source.where(sample // len(self.places))}, sub-volume {place}"
 
     def _place(self, sample: int) -> tuple[int, tuple[int, ...]]:
-        """The volume of a sample, and where in it the sample begins."""
+        """Returns the volume of a sample, and where in it the sample begins."""
         volume, place = divmod(sample, len(self.places))
         return volume, tuple(i * self.shape[1] for i in self.places[place])
 
@@ -434,7 +434,7 @@ def rounded_up(shape: Sequence[int], multiple: int) -> tuple[int, ...]:
 def read_filled(
     read: Callable[[Box], Array], inner: Box, box: Box, fill: float, dtype: np.dtype[Any]
 ) -> Array:
-    """The values of ``box``, which may reach beyond ``inner``: ``fill`` where it does."""
+    """Returns the values of ``box``, which may reach beyond ``inner``: ``fill`` where it does."""
     inside = box.intersect(inner)
     if inside == box:
         return read(box)
@@ -445,13 +445,13 @@ def read_filled(
 
 
 def take_filled(whole: Array, box: Box, fill: float) -> Array:
-    """The values of ``box``, which may reach beyond ``whole``: ``fill`` where it does."""
+    """Returns the values of ``box``, which may reach beyond ``whole``: ``fill`` where it does."""
     inner = Box.whole(whole.shape)
     return read_filled(lambda inside: whole[inside.slices()], inner, box, fill, whole.dtype)
 
 
 def fill_as(fill: float, dtype: np.dtype[Any]) -> float:
-    """As near as the storage type has it, and not above: what is clipped at ``fill`` becomes it."""
+    """Rounds ``fill`` down to the storage type: what is clipped at it becomes it."""
     if dtype.kind not in "iu":
         return fill
     limits = np.iinfo(dtype)

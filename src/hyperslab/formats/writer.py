@@ -55,7 +55,7 @@ class Checksum:
 
 
 def slab_thickness(shape: tuple[int, ...], itemsize: int, side: int = 1) -> int:
-    """How many planes a slab of (C, D, H, W) has: a multiple of a chunk's ``side``."""
+    """Counts the planes of a slab of (C, D, H, W): a multiple of a chunk's ``side``."""
     plane = math.prod(shape) // shape[1] * itemsize
     return max(1, SLAB_BYTES // (plane * side)) * side
 
@@ -63,7 +63,7 @@ def slab_thickness(shape: tuple[int, ...], itemsize: int, side: int = 1) -> int:
 def value_slabs(
     source: Source, sample: int, step: int, tally: Checksum, read: ReadBox | None = None
 ) -> Slabs:
-    """Where each slab begins, and its values (C, d, H, W).
+    """Yields where each slab begins, and its values (C, d, H, W).
 
     ``read`` gives the values of a box in another way than ``source.read``.
 
@@ -82,7 +82,7 @@ def value_slabs(
 def label_slabs(
     source: Source, sample: int, step: int, tally: Checksum, read: ReadBox | None = None
 ) -> Slabs:
-    """Where each slab begins, and its labels (d, H, W).
+    """Yields where each slab begins, and its labels (d, H, W).
 
     Raises:
         DataError: they cannot be read, or are no classes.
@@ -97,7 +97,7 @@ def label_slabs(
 
 
 def _read_values(source: Source, sample: int, box: Box) -> Array:
-    """The values of a box as the source gives them, checked.
+    """Returns the values of a box as the source gives them, checked.
 
     An error of the system is one of the sample here, not of the disk that is written to.
     """
@@ -109,7 +109,7 @@ def _read_values(source: Source, sample: int, box: Box) -> Array:
 
 
 def _read_labels(source: Source, sample: int, box: Box) -> Array:
-    """As `_read_values`, the labels."""
+    """Reads the labels of a box, checked as `_read_values` does."""
     with reading(source.where(sample)):
         labels = np.asarray(source.labels(sample, box))
     check_shape(labels, box.shape, f"{source.where(sample)}: {box}")
@@ -123,7 +123,7 @@ def drain(slabs: Slabs) -> None:
 
 
 GZIP_LEVEL = 6
-"""Of gzip: TensorFlow's."""
+"""The level of gzip that TensorFlow takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,11 @@ class SampleToWrite:
         return self.source.target(self.sample)
 
     def values(self) -> Slabs:
-        """Where each slab begins along the depth, and its values (C, d, H, W): whole chunks."""
+        """Yields where along the depth each slab begins, and its values (C, d, H, W)."""
         return value_slabs(self.source, self.sample, self._step(), self.tally)
 
     def labels(self) -> Slabs:
-        """Where each slab begins along the depth, and its labels (d, H, W)."""
+        """Yields where each slab begins along the depth, and its labels (d, H, W)."""
         return label_slabs(self.source, self.sample, self._step(), self.label_tally)
 
     def _step(self) -> int:
@@ -176,7 +176,7 @@ class Writer(ABC):
     suffix: ClassVar[str] = ""
 
     def misfit(self, source: Source) -> str:
-        """What of the samples the format cannot hold without a loss; empty if there is nothing.
+        """Names what of the samples the format cannot hold without a loss; empty if nothing.
 
         A format that adds to this asks its base class first.
         """
@@ -187,20 +187,20 @@ class Writer(ABC):
         return source
 
     def told(self, source: Source) -> Channels | None:
-        """What a reader has to be told of the channels, where the files do not say it."""
+        """Returns what a reader has to be told of the channels, where the files do not say it."""
         return None
 
     def stored_target(self, exact: Array) -> Array:
-        """The targets (P,) as the format has them."""
+        """Returns the targets (P,) as the format has them."""
         return exact
 
     def names(self, source: Source, root: str) -> Sequence[str]:
-        """What the samples will be called, in their order; ``root`` is the name of their folder."""
+        """Names the samples, in their order; ``root`` is the name of their folder."""
         return source.names
 
     @abstractmethod
     def files(self, name: str, compression: str) -> Sequence[str]:
-        """The files of a sample, relative, in the order in which they get their names."""
+        """Returns the files of a sample, relative, in the order in which they get their names."""
 
     @abstractmethod
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
@@ -222,7 +222,7 @@ class Writer(ABC):
 
 @contextmanager
 def open_gzip_writer(path: Path, compression: str) -> Iterator[IO[bytes]]:
-    """A new file, of which gzip's bytes depend on the content alone."""
+    """Gives a new file, of which gzip's bytes depend on the content alone."""
     with path.open("xb") as file:
         if compression == "none":
             yield file

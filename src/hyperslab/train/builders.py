@@ -20,7 +20,7 @@ from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.data.open_dataset import StorePolicy
-from hyperslab.data.sampler import Splits, samples_shown
+from hyperslab.data.sampler import SplitPolicy, Splits
 from hyperslab.data.store import memory_budget
 from hyperslab.errors import RecipeError
 from hyperslab.formats.source import Source
@@ -90,18 +90,18 @@ def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
     """The samples of a split of the recipe's data.
 
     Raises:
-        DataError: as `samples_shown`.
+        DataError: as `SplitPolicy.samples`.
     """
     data = recipe.data
-    return samples_shown(
-        source,
+    policy = SplitPolicy(
         split,
         splits_of_recipe(recipe),
-        fractions=data.fractions,
-        counts=data.counts,
+        data.fractions,
+        data.counts,
         folders=data.splits == "folders",
         seed=data.seed,
     )
+    return policy.samples(source)
 
 
 def splits_of_recipe(recipe: Recipe) -> Splits | None:

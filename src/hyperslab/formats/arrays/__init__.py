@@ -1,6 +1,7 @@
 """Reads and writes arrays in HDF5, Zarr and numpy files, with tables of targets.
 
-`open` finds an array in a file, `layouts` knows published data sets. Three sources read folders:
-`keyed` of HDF5 or Zarr in known layouts, `npy` of numpy's files, `mapped` wherever a `DataMap`
-says, of what `scan` and `table` have found.
+The way of a scan: `layouts` knows published data sets and scans those with known keys, `scan`
+looks at all others, where a `DataMap` or a table beside them says so, and `table` finds their
+targets. The way of a box: `source` asks `open` for it, which reads from HDF5 (checked by `hdf5`),
+Zarr (checked by `zarr`) or numpy's files (`npy`). `writer` writes what they read.
 """

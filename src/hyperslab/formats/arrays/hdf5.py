@@ -36,17 +36,17 @@ MOST_LINKS = 16
 """Links, and virtual data sets of virtual ones, that are followed one after the other."""
 
 MOST_PACKED_CHUNK = 256 << 20
-"""Of a chunk with filters, of which each box needs the whole [B]."""
+"""The largest chunk with filters that is unpacked; each box needs the whole of it [B]."""
 
 NEW_SUPERBLOCK = 3
 """The version of the first block of a file whose other blocks have checksums."""
 
 LOOK = 16 << 20
-"""What is looked at at a time for a value that somebody has written [B]."""
+"""Bytes that are searched at a time for a value that somebody has written [B]."""
 
 
 def linked(path: Path, file: Any, key: str, reach: FileAccess) -> Any:
-    """The object under a key of an open file.
+    """Returns the object under a key of an open file.
 
     Raises:
         DataError: a link on the way there leaves the folder, leads nowhere or in a circle.
@@ -57,7 +57,7 @@ def linked(path: Path, file: Any, key: str, reach: FileAccess) -> Any:
 
 
 def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> None:
-    """Look at every link before HDF5 follows it."""
+    """Checks every link before HDF5 follows it."""
     if left == 0:
         raise DataError(f"{path}: {name!r} is a link to a link and so on; put the data set itself")
     group = file
@@ -90,7 +90,7 @@ def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> N
 
 
 def _named(path: Path, name: str) -> Path:
-    """The file that HDF5 opens where the file ``path`` names another one.
+    """Finds the file that HDF5 opens where the file ``path`` names another one.
 
     One that is named absolutely and has been moved it looks for by its last part. (H5F.c,
     H5F_prefix_open_file)
@@ -103,7 +103,7 @@ def _named(path: Path, name: str) -> Path:
 
 
 def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
-    """Nothing, if the values of a volume are there to be read.
+    """Accepts a volume whose values are there to be read.
 
     Raises:
         DataError: as `check_storage`; or all of its space was taken beforehand and nothing written.
@@ -119,7 +119,7 @@ def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
 def check_storage(
     path: Path, key: str, dataset: Any, reach: FileAccess, left: int = MOST_LINKS
 ) -> None:
-    """Nothing, if all of an array has a place in its file, or in files that it may refer to.
+    """Accepts an array that all has a place in its file, or in files that it may refer to.
 
     Raises:
         DataError: some of it was never written, or would be read from a file that is missing or
@@ -163,7 +163,7 @@ def _check_chunks(path: Path, key: str, dataset: Any, reach: FileAccess) -> None
 
 
 def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
-    """A damaged index may have a chunk at another place, or let its checksum be passed over.
+    """Refuses a damaged index, which may misplace a chunk or let its checksum be passed over.
 
     Those of files since HDF5 1.10 have checksums themselves.
     """
@@ -185,7 +185,7 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
 
 
 def _chunks_of(dataset: Any) -> list[Any]:
-    """What the index says of each chunk; HDF5 before 1.10.9 has to be asked one by one."""
+    """Lists the index's entries of all chunks; HDF5 before 1.10.9 has to be asked one by one."""
     if not hasattr(dataset, "chunk_iter"):
         return [dataset.get_chunk_info(number) for number in range(dataset.get_num_chunks())]
     chunks: list[Any] = []
@@ -194,7 +194,7 @@ def _chunks_of(dataset: Any) -> list[Any]:
 
 
 def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: int) -> None:
-    """Of a virtual data set each source has to be there, and all of it has to have one."""
+    """Refuses a virtual data set of which a source is missing, or a part has none."""
     if left == 0:
         raise DataError(f"{path}: {key!r} is put together of itself, or of too many others")
     covered = 0
@@ -224,7 +224,7 @@ def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: 
 
 
 def _holds(found: Any, selected: h5py.h5s.SpaceID, count: int) -> bool:
-    """Whether a data set has the ``count`` values that are selected of it."""
+    """Tells if a data set has the ``count`` values that are selected of it."""
     if selected.get_select_type() == h5py.h5s.SEL_ALL:
         return bool(found.size == count)
     _, last = selected.get_select_bounds()
@@ -232,7 +232,7 @@ def _holds(found: Any, selected: h5py.h5s.SpaceID, count: int) -> bool:
 
 
 def _any_written(dataset: Any) -> bool:
-    """Whether some value is not the fill value; of what was written mostly the first look tells."""
+    """Tells if some value is not the fill value; mostly the first look finds one."""
     row = math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
     side = dataset.chunks[0] if dataset.chunks else 1
     step = max(1, LOOK // max(1, row * side)) * side
@@ -251,7 +251,7 @@ def _never_written(path: Path, key: str, why: str) -> DataError:
 T = TypeVar("T")
 
 HEADER_LIMIT = 30.0
-"""What a header may take [s]: a file system may be slow, too."""
+"""The time that reading a header may take [s]: a file system may be slow, too."""
 
 
 class HeaderChild(Generic[T]):
@@ -271,7 +271,7 @@ class HeaderChild(Generic[T]):
         self._end()
 
     def __call__(self, file: str) -> T:
-        """What ``read`` returns; it may raise, too.
+        """Returns what ``read`` does; it may raise, too.
 
         Raises:
             DataError: it does not come back in time, or ends the process.
@@ -313,7 +313,7 @@ class HeaderChild(Generic[T]):
         os.close(their_answers)
 
     def _end(self) -> str:
-        """End the child, if there is one; how it ended."""
+        """Ends the child, if there is one, and says how it ended."""
         if not self._child:
             return ""
         os.close(self._asked)
@@ -327,7 +327,7 @@ class HeaderChild(Generic[T]):
 
 
 def _serve(read: Callable[[str], object], asked: int, answers: int) -> None:
-    """What the child does; it ends with its parent, whose end of the pipe is then closed."""
+    """Runs the child, which ends with its parent, whose end of the pipe is then closed."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

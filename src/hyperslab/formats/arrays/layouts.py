@@ -62,7 +62,7 @@ LAYOUT_KEYS = (("full", "unitPar"), ("x", "y"), targets.SCAN_KEYS)
 
 @dataclass(frozen=True, slots=True)
 class StorageLayout:
-    """How the volumes of a data set are stored: equal in all of its files."""
+    """Describes how the volumes of a data set are stored: equal in all of its files."""
 
     key: str
     stored: tuple[int, ...]  # the shape in the file
@@ -80,12 +80,12 @@ class StorageLayout:
 
     @property
     def channels(self) -> Channels:
-        """Where the channels are stored."""
+        """The place of the channels in the file."""
         return "first" if self.order.dims.startswith("C") else "last"
 
     @property
     def reversed(self) -> bool:
-        """Whether the spatial dims in the file are (W, H, D)."""
+        """Tells if the spatial dims in the file are (W, H, D)."""
         return self.order == LBANN_ORDER
 
 
@@ -104,7 +104,7 @@ def read_header(
     lbann: bool | None = None,
     reach: FileAccess | None = None,
 ) -> KeyedHeader:
-    """Open a file, check it, read everything but the volume.
+    """Opens a file, checks it, and reads everything but the volume.
 
     ``lbann`` says whether the spatial dims are reversed as LBANN's splitter does it; ``None`` finds
     it out. ``reach``: the files that it may refer to, by default those beside it.
@@ -155,7 +155,7 @@ def _keys(path: Path, file: KeyedFile) -> tuple[str, str]:
 
 
 def _volume(file: KeyedFile, key: str) -> Any:
-    """The array of the volume, of which every value is there."""
+    """Returns the array of the volume, of which every value is there."""
     path = file.path
     volume = file.find(key)
     assert volume is not None, "it was looked for"
@@ -174,7 +174,7 @@ def _volume(file: KeyedFile, key: str) -> Any:
 
 
 def _said(file: KeyedFile) -> Channels | None:
-    """Where the channels are, if the file itself says so."""
+    """Reads the place of the channels, if the file itself says it."""
     said = file.attrs.get("channels")
     return next((order for order in get_args(Channels) if str(said) == order), None)
 
@@ -208,7 +208,7 @@ def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
 
 
 def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) -> StorageOrder:
-    """The order of the dims of a volume; ``lbann`` says if it is LBANN's, or is found out.
+    """Finds the order of the dims of a volume; ``lbann`` says if it is LBANN's, or is found out.
 
     Raises:
         DataError: it is said of a file with channels last.
@@ -224,7 +224,7 @@ def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) 
 
 
 def lbann_of(format: str | None) -> bool | None:
-    """Whether HDF5 files have reversed spatial dims, by the format that was asked for."""
+    """Tells by the format that was asked for if HDF5 files have reversed spatial dims."""
     return None if format is None else format == "lbann"
 
 
@@ -235,7 +235,7 @@ def read_volume_header(
     lbann: bool | None,
     reach: FileAccess | None = None,
 ) -> tuple[StorageLayout, Any, tuple[float, ...]]:
-    """How the volume of a file is stored, its affine or ``None``, its redshifts or none.
+    """Reads how the volume of a file is stored, its affine or ``None``, and its redshifts.
 
     The file need not have a target.
     Where ``channels`` is ``None`` and the file is no scan, they are last if that gives the shape
@@ -280,7 +280,7 @@ def storage_in(path: Path, key: str, order: StorageOrder, reach: FileAccess) -> 
 
 
 def _names(file: KeyedFile, target: str, count: int) -> tuple[str, ...]:
-    """The file's own names (bytes or text, possibly padded), else the documented ones."""
+    """Reads the file's own names (bytes or text, may be padded); else takes the documented ones."""
     stored = file.small("namePar")
     if stored is not None and stored.shape == (count,):
         raw = stored[()]
@@ -292,7 +292,7 @@ def _names(file: KeyedFile, target: str, count: int) -> tuple[str, ...]:
 
 
 def redshifts_in(file: KeyedFile, channels: int) -> tuple[float, ...]:
-    """The redshifts of the channels that an open file or group says; none where it does not."""
+    """Reads the redshifts of the channels of an open file or group; none where it has none."""
     stored = file.small("redshifts")
     if stored is None or stored.shape != (channels,) or stored.dtype.kind not in "fiu":
         return ()
@@ -460,7 +460,7 @@ NAMES_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is known of a data set: the ``pattern`` of its volumes, its ``table`` and ``priors``.
+    """Describes a published data set: the ``pattern`` of its volumes, its ``table`` and ``priors``.
 
     ``parameters``: how many of the columns say something, where it is not all of them.
     ``stacked``: an array holds many volumes.
@@ -475,7 +475,7 @@ class Published:
 
 
 def recognise_published(path: Path) -> Published | None:
-    """The data set that a folder, or the file of one, is; None where it is not known."""
+    """Recognises the data set that a folder, or the file of one, is; None where it is not known."""
     if path.is_file():
         return _camels(path.parent, [path.name])
     if not path.is_dir():
@@ -499,7 +499,7 @@ def _camels(folder: Path, entries: list[str]) -> Published | None:
 
 
 def _suites(suite: str) -> Iterator[str]:
-    """Of the tables: N-body simulations have those of the suite that they match."""
+    """Lists the suites of tables: N-body simulations have those of the suite that they match."""
     yield suite
     if suite.startswith("Nbody"):
         yield "Nbody"

@@ -353,7 +353,7 @@ class Catalog:
 
     @property
     def reach(self) -> FileAccess:
-        """How far the files may refer to others."""
+        """Says how far the files may refer to others."""
         return FileAccess(self.folder, self.allowed)
 
     @property
@@ -365,6 +365,20 @@ class Catalog:
     def stored(self) -> tuple[int, ...]:
         """The shape of one sample in its file."""
         return self.volumes[0].shape[int(self.stacked) :]
+
+    def request(self, sample: int, array: StoredArray, box: Box) -> BoxRequest:
+        """Asks for a box, along the dims of the file, of an array of a sample's file."""
+        file = self.files[self.places[sample][0]]
+        stamped = stamped_file(Path(file), array.key)
+        return BoxRequest(
+            path=self.folder / file,
+            array=array,
+            box=box,
+            sample=self.names[sample],
+            stamped=self.folder / stamped,
+            stamp=self.stamps[stamped.as_posix()],
+            reach=self.reach,
+        )
 
     def only(self, sample: int) -> Catalog:
         """Keeps one sample, which is light to send to another process."""
@@ -571,7 +585,7 @@ class MpioReader(ArrayReader):
         return values
 
     def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:
-        """What ``attempt`` returns, if it succeeds on all ranks of the replica.
+        """Returns what ``attempt`` does, if it succeeds on all ranks of the replica.
 
         Raises:
             DataError: on all of them; see `collective_try`.

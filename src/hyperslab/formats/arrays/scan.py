@@ -142,7 +142,7 @@ def order_of_arrays(
     *,
     known_rows: bool,
 ) -> tuple[bool, StorageOrder]:
-    """Whether the first dim counts samples, ``sure`` if it does, and what the others are.
+    """Decides if the first dim counts samples, ``sure`` if it does, and what the others are.
 
     With ``known_rows`` no table has to say so.
 
@@ -184,14 +184,14 @@ def _is_stack(
     table: TargetTable | None,
     beside: Sequence[Sequence[Array]],
 ) -> bool:
-    """Whether the first dim of a four-dimensional array counts samples: there are as many rows."""
+    """Tells if the first dim of a four-dimensional array counts samples: there are as many rows."""
     if table is None:
         return bool(beside[0]) and beside[0][0].ndim > 0 and rows == count != len(files)
     return not table.names and rows == count and rows != len(files)
 
 
 def has_rows(volume: StoredArray, labels: StoredArray) -> bool:
-    """Whether the first dim of both counts samples."""
+    """Tells if the first dim of both counts samples."""
     return len(labels.shape) == 4 and (
         len(volume.shape) == 5 or (labels.shape[0] == volume.shape[0] > 1)
     )
@@ -204,7 +204,7 @@ def check_labels(
     extents: tuple[int, ...],
     rows: Sequence[int | None],
 ) -> None:
-    """Compare labels with the extents (D, H, W) of volumes; ``rows``: of the array of each file.
+    """Compares labels with the extents (D, H, W) of volumes; ``rows``: of the array of each file.
 
     Raises:
         DataError: names the file.
@@ -222,7 +222,7 @@ def check_labels(
 
 
 def as_labels(labels: Array, count: int, where: str) -> Array:
-    """Whole numbers of any type as uint8.
+    """Converts whole numbers of any type to uint8.
 
     Raises:
         DataError: one is none of ``count`` classes, so that uint8 might make another of it.
@@ -249,7 +249,7 @@ SHOWN_AS = {
 def scan_arrays(
     path: Path, options: ScanOptions, channels: Collection[int] | None = None
 ) -> Catalog:
-    """Look at every file. With ``channels``, of a network, there are no targets to look for.
+    """Looks at every file. With ``channels``, of a network, there are no targets to look for.
 
     Of arrays of four dims, one of which is as many as ``channels`` has, that one is of channels.
 
@@ -345,12 +345,12 @@ def _headers_of_map(
 
 
 def is_one_file(path: Path) -> bool:
-    """Whether it is a file or a Zarr group, not a folder of them."""
+    """Tells if a path is a file or a Zarr group, not a folder of them."""
     return path.is_file() or (path.suffix == ".zarr" and path.is_dir())
 
 
 def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> list[str]:
-    """The names of the files with volumes of a folder, in their natural order; or of one file.
+    """Names the files with volumes of a folder, in their natural order; or the one file.
 
     ``table`` is left out.
 
@@ -380,7 +380,7 @@ def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | 
 
 
 def files_matching(folder: Path, pattern: str) -> list[str]:
-    """The names of files of arrays in a folder and below that a pattern takes; without, of all."""
+    """Names the files of arrays in a folder and below that a pattern takes; without one, all."""
     return [
         name
         for name in walk_folder(folder)
@@ -405,7 +405,7 @@ def _files(folder: Path, pattern: str, table: Path | None) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Realisation 2 comes before 10.
+    """Sorts numbers by value: realisation 2 comes before 10.
 
     >>> sorted(["10/a", "2/a", "b"], key=_natural)
     ['2/a', '10/a', 'b']
@@ -417,7 +417,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 def _check_one_kind(
     folder: Path, files: Sequence[str], said: DataMap, known: Published | None
 ) -> None:
-    """Refuse fields of several kinds, of which one has to be chosen."""
+    """Refuses fields of several kinds, of which one has to be chosen."""
     if known is None or said.files:
         return
     kinds = sorted({file.rpartition("/")[2] for file in files})

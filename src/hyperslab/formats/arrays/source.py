@@ -41,14 +41,12 @@ from hyperslab.formats.arrays.layouts import (
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     ArrayReader,
-    BoxRequest,
     Catalog,
     MpioReader,
     StoredArray,
     kind_of_file,
     open_keyed,
     replica_of,
-    stamped_file,
     stamps_of,
 )
 from hyperslab.formats.arrays.scan import (
@@ -106,19 +104,7 @@ class ArrayFolder(Source):
 
     def _stored(self, sample: int, array: StoredArray, box: Box) -> Array:
         """Reads a box of an array of the sample's file, along the dims of the file."""
-        catalog = self.catalog
-        file = catalog.files[catalog.places[sample][0]]
-        stamped = stamped_file(Path(file), array.key)
-        request = BoxRequest(
-            path=catalog.folder / file,
-            array=array,
-            box=box,
-            sample=self.names[sample],
-            stamped=catalog.folder / stamped,
-            stamp=catalog.stamps[stamped.as_posix()],
-            reach=catalog.reach,
-        )
-        return self.reader.read(request)
+        return self.reader.read(self.catalog.request(sample, array, box))
 
     def target(self, sample: int) -> Array:
         return self.catalog.targets[sample]
@@ -128,7 +114,7 @@ class ArrayFolder(Source):
         return str(self.path(sample)) + ("" if row is None else f", row {row}")
 
     def path(self, sample: int) -> Path:
-        """The file of a sample's volume."""
+        """Returns the file of a sample's volume."""
         return self.catalog.folder / self.catalog.files[self.catalog.places[sample][0]]
 
     def storage(self, sample: int) -> Storage | None:
@@ -263,7 +249,7 @@ class KeyedFolder(ArrayFolder):
         return as_classes(stored, f"{self.where(sample)}: {box}")
 
     def volume(self, sample: int) -> str:
-        """The sample itself, or the cube of which LBANN's splitter has made it a part."""
+        """Returns the sample itself, or the cube of which LBANN's splitter has made it a part."""
         name = self.names[sample]
         if name in self.volumes:
             return self.volumes[name]

@@ -38,7 +38,7 @@ ROW_TITLES = ("name", "file", "filename", "sample", "simulation")
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """Values (N, P); ``columns``: their names, where it says them; ``names``: of the rows."""
+    """Holds values (N, P); ``columns``: their names, where it says them; ``names``: of the rows."""
 
     path: Path
     values: Floats
@@ -47,7 +47,7 @@ class TargetTable:
 
 
 def read_target_table(path: Path) -> TargetTable:
-    """Read one whole.
+    """Reads a table whole.
 
     Text has a row of numbers a line, separated by commas, tabs, semicolons or blanks; lines that
     begin with # say nothing, but the last before the numbers may name the columns, and so may a
@@ -103,7 +103,7 @@ def _of_text(path: Path, text: str) -> TargetTable:
 
 
 def _rows_of(text: str) -> tuple[list[str], list[list[str]], list[int]]:
-    """The fields of the header, if there is one, and of each row; and the rows' line numbers."""
+    """Splits text into the fields of a header, if there is one, and of rows with line numbers."""
     header: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -154,7 +154,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def rows_of_samples(table: TargetTable, names: Sequence[str]) -> list[int]:
-    """The row of each sample, one a file, by its name.
+    """Finds the row of each sample, one a file, by its name.
 
     A table that names its rows is asked for the sample's path, with or without suffix, or for the
     end of it, as far as it says one. Otherwise the names must be alike but for one number, which is
@@ -203,7 +203,7 @@ def _rows_by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
 
 
 def _one_ends_as(name: str, other: str) -> bool:
-    """Whether they can be paths of one file, seen from two folders."""
+    """Tells if two names can be paths of one file, seen from two folders."""
     return f"/{name}".endswith(f"/{other}") or f"/{other}".endswith(f"/{name}")
 
 
@@ -243,7 +243,7 @@ def physical_targets(
     known: Published | None,
     stacked: bool,
 ) -> tuple[Floats, tuple[str, ...]]:
-    """The targets (N, P) as they are written, and what they are called."""
+    """Collects the targets (N, P) as they are written, and their names."""
     if table is not None:
         values, columns = _of_table(folder, names, table, known, stacked)
     elif said.targets:
@@ -276,7 +276,7 @@ def _of_table(
     known: Published | None,
     stacked: bool,
 ) -> tuple[Floats, tuple[str, ...]]:
-    """A row for each sample, with the names and parameters of a published set."""
+    """Takes a row for each sample, with the names and parameters of a published set."""
     if stacked and len(table.values) != len(names):
         raise DataError(
             f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
@@ -294,7 +294,7 @@ def _of_table(
 
 
 def _titles(words: Sequence[str], first: Sequence[Array], stacked: bool) -> tuple[str, ...]:
-    """``Header@Omega0`` is Omega0; of a vector there are as many."""
+    """Names targets after their paths: ``Header@Omega0`` is Omega0, a vector has as many."""
     found: list[str] = []
     for word, values in zip(words, first, strict=True):
         name = printable(word.rpartition("@")[2].rpartition("/")[2])
@@ -310,7 +310,7 @@ def scaled_targets(
     said: DataMap,
     known: Published | None,
 ) -> tuple[Floats, Parameters, str]:
-    """Targets from -1 to 1, the way back, and words on it."""
+    """Scales targets to -1 to 1, with the way back and words on it."""
     if unknown := sorted(set(said.ranges) - set(columns)):
         raise DataError(
             f"data.ranges has {', '.join(unknown)}, but the targets are {', '.join(columns)}"

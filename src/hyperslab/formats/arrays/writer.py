@@ -44,7 +44,7 @@ from hyperslab.util.atomic_files import append_whole, write_bytes
 
 @dataclass(frozen=True, slots=True)
 class ArrayToWrite:
-    """The array ``key`` of a volume of ``shape`` (C, D, H, W), stored in an ``order``."""
+    """Describes the array ``key`` of a volume of ``shape`` (C, D, H, W), stored in an ``order``."""
 
     key: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class ArrayToWrite:
 
 
 class KeyedWriter(Writer):
-    """Universes as the public files have them, channels last; scans as LBANN has them."""
+    """Writes universes as the public files have them, channels last; scans as LBANN has them."""
 
     suffix: ClassVar[str]
     order: ClassVar[StorageOrder] = DHWC
@@ -99,7 +99,7 @@ class KeyedWriter(Writer):
         self._describe(file, {**affine, **extras.attributes, "classes": list(source.classes)})
 
     def _stream(self, file: Any, array: ArrayToWrite, slabs: Slabs, sample: SampleToWrite) -> None:
-        """Create the array of which these are the slabs, and fill it."""
+        """Creates the array of which these are the slabs, and fills it."""
         order = array.order
         shape = array.shape
         chunk = (shape[0], *sample.chunk) if sample.chunk else shape
@@ -117,7 +117,7 @@ class KeyedWriter(Writer):
 
     @abstractmethod
     def _created(self, path: Path) -> AbstractContextManager[Any]:
-        """A new file."""
+        """Creates a new file."""
 
     @abstractmethod
     def _create(
@@ -129,22 +129,22 @@ class KeyedWriter(Writer):
         chunks: ChunkSides,
         compression: str,
     ) -> Any:
-        """A new data set to be filled."""
+        """Creates a data set to be filled."""
 
     def _check(self, file: Any) -> None:
-        """Raise what went wrong in writing, where the format does not do so itself."""
+        """Raises what went wrong in writing, where the format does not do so itself."""
 
     @abstractmethod
     def _put(self, file: Any, key: str, array: Array | None) -> None:
-        """A small data set."""
+        """Writes a small data set."""
 
     @abstractmethod
     def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
-        """A data set of words."""
+        """Writes a data set of words."""
 
     @abstractmethod
     def _describe(self, file: Any, attributes: Mapping[str, Any]) -> None:
-        """Attributes of the file, as far as the format has such."""
+        """Writes attributes of the file, as far as the format has such."""
 
 
 SUMMED_LIBVER = ("v110", "v110")
@@ -152,7 +152,7 @@ SUMMED_LIBVER = ("v110", "v110")
 
 
 class Hdf5Writer(KeyedWriter):
-    """Samples in the public layout, scans as LBANN's LiTS files."""
+    """Writes samples in the public layout, scans as LBANN's LiTS files."""
 
     suffix = ".hdf5"
 
@@ -194,7 +194,7 @@ class Hdf5Writer(KeyedWriter):
 
 
 class LbannWriter(Hdf5Writer):
-    """Parts as LBANN's splitter writes them, in the storage type of the cube.
+    """Writes parts as LBANN's splitter does, in the storage type of the cube.
 
     It transposes the cube to (C, W, H, D) and counts the parts along the dims of that: part
     ``{base}_{ix}_{iy}_{iz}`` begins at (ix, iy, iz)·width along W, H and D. The cube itself is part
@@ -221,7 +221,7 @@ class LbannWriter(Hdf5Writer):
 
 
 def write_summed(file: Any, key: str, array: Array) -> None:
-    """A small data set with a checksum, which only what is in chunks has."""
+    """Writes a small data set with a checksum, which only chunks have."""
     if array.size == 0 or array.ndim == 0:
         file[key] = array
     else:
@@ -229,7 +229,7 @@ def write_summed(file: Any, key: str, array: Array) -> None:
 
 
 def read_summed(dataset: Any) -> None:
-    """Read a data set with checksums, a row of chunks at a time, so that HDF5 compares them.
+    """Reads a data set with checksums, a row of chunks at a time, so that HDF5 compares them.
 
     Raises:
         OSError: one does not fit.
@@ -240,7 +240,7 @@ def read_summed(dataset: Any) -> None:
 
 
 class SinkFile(h5py.File):
-    """An HDF5 file that is written to a sink."""
+    """Writes an HDF5 file to a sink."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink, "w", libver=SUMMED_LIBVER)
@@ -248,7 +248,7 @@ class SinkFile(h5py.File):
 
 
 class Sink(io.RawIOBase):
-    """A file for HDF5 to write to.
+    """Takes the bytes that HDF5 writes, and keeps the error if that fails.
 
     HDF5 cannot close a file to which it cannot write: it stays open, keeps its space on a full disk
     and crashes the process at its end. So a failure is never said to it but remembered for `check`,
@@ -271,7 +271,7 @@ class Sink(io.RawIOBase):
         return size
 
     def check(self) -> None:
-        """Nothing, if all was written.
+        """Accepts a file to which all was written.
 
         Raises:
             OSError: something was not.
@@ -310,7 +310,7 @@ class Sink(io.RawIOBase):
 
 
 def _hdf5_attribute(value: Any) -> Any:
-    """As h5py stores it: words as bytes."""
+    """Converts an attribute to what h5py stores: words to bytes."""
     words = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind == "O" else value
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         return _bytes(words)
@@ -325,7 +325,7 @@ ALL_CHUNKS = {"write_empty_chunks": True}
 
 
 class ZarrWriter(KeyedWriter):
-    """Each chunk is a file. Those of zeros are written, too, so that one that is lost is missed.
+    """Writes each chunk as a file, those of zeros too, so that one that is lost is missed.
 
     Each has a CRC32C, which Zarr compares when it reads it.
     """
@@ -372,7 +372,7 @@ class ZarrWriter(KeyedWriter):
 
 
 def _zarr_attribute(value: Any) -> Any:
-    """As JSON has it."""
+    """Converts an attribute to what JSON has."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list):
@@ -381,7 +381,7 @@ def _zarr_attribute(value: Any) -> Any:
 
 
 class NpyWriter(Writer):
-    """(C, D, H, W), or (D, H, W) of one channel, and a line of ``targets.csv`` for each."""
+    """Writes (C, D, H, W), or (D, H, W) of one channel, and a line of ``targets.csv`` for each."""
 
     def misfit(self, source: Source) -> str:
         if labels := super().misfit(source):
@@ -419,7 +419,7 @@ class NpyWriter(Writer):
         return order_to_write(source.shape)[1]
 
     def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:
-        """Write the table anew: the last run may have ended within a line, or before a volume."""
+        """Writes the table anew: the last run may have ended within a line, or before a volume."""
         write_bytes(out / TARGETS_FILE, _line(["name", *parameters]) + _lines(entries))
 
     def finish(self, out: Path, entries: Sequence[Entry]) -> None:
@@ -427,7 +427,7 @@ class NpyWriter(Writer):
 
 
 def order_to_write(shape: tuple[int, ...]) -> tuple[StorageOrder, Channels | None]:
-    """How (C, D, H, W) is stored, and what readers have to be told of it.
+    """Chooses how (C, D, H, W) is stored, and what readers have to be told of it.
 
     Nobody may take another dim for the channels. Where the shape, which is no cube, seems to say
     that they come last, they do; where it says nothing, readers ask.
@@ -446,7 +446,7 @@ def _lines(entries: Sequence[Entry]) -> bytes:
 
 
 def _line(fields: list[Any]) -> bytes:
-    """A line of a table; numbers so that they are read as the same ones."""
+    """Formats a line of a table, with numbers that are read as the same ones."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(fields)
     return text.getvalue().encode()

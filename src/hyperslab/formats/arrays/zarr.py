@@ -19,11 +19,11 @@ from hyperslab.errors import DataError
 from hyperslab.formats.files import ALLOW_MISSING, FileAccess
 
 MOST_READ = 256 << 20
-"""Of a chunk, of which each box needs the whole [B]."""
+"""The largest chunk that is read; each box needs the whole of it [B]."""
 
 
 def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
-    """Nothing, if an array beside the volume can be read whole.
+    """Accepts an array beside the volume that can be read whole.
 
     Raises:
         DataError: its chunks are too large, or links that leave the folder.
@@ -33,7 +33,7 @@ def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
 
 
 def check_array(path: Path, key: str, array: Any, reach: FileAccess) -> None:
-    """Nothing, if all chunks of an array are there to be read.
+    """Accepts an array of which all chunks are there to be read.
 
     Raises:
         DataError: one is missing, too large, or a link that leaves the folder.
@@ -54,7 +54,7 @@ def _check_chunk(path: Path, key: str, array: Any) -> None:
 def check_chunks(
     path: Path, key: str, array: Any, reach: FileAccess, selection: Sequence[slice]
 ) -> None:
-    """Nothing, if the chunks that a selection meets are there, or need not be.
+    """Accepts a selection if the chunks that it meets are there, or need not be.
 
     Raises:
         DataError: one is missing.

@@ -45,7 +45,7 @@ class Manifest:
 
 @contextmanager
 def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator[Manifest]:
-    """The manifest of a folder that is made if there is none, kept from other runs.
+    """Gives the manifest of a folder that is made if there is none, kept from other runs.
 
     ``needed``: keys without which a line is none of this conversion.
 
@@ -80,7 +80,7 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
 
 
 def _check_complete(folder: Path, entries: Sequence[Entry], needed: Sequence[str]) -> None:
-    """A run that goes on looks for more than a reader."""
+    """Looks for what a run that goes on needs beyond what a reader does."""
     for entry in entries:
         missing = [key for key in needed if key not in entry]
         if missing:
@@ -105,7 +105,7 @@ SHARD_DIGITS = 5
 
 
 def is_in_shard(folder: Path, entry: Entry) -> bool:
-    """Whether a recorded sample is in its file.
+    """Tells if a recorded sample is in its file.
 
     Raises:
         DataError: the file is shorter than it was, or damaged.
@@ -130,7 +130,7 @@ def is_in_shard(folder: Path, entry: Entry) -> bool:
 
 
 def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
-    """Nothing, if the recorded samples of each file are one behind the other from its start.
+    """Accepts files whose recorded samples are one behind the other from the start.
 
     A file where a line is missing or is said of others would end up with a sample twice, or with
     one that nobody knows of.

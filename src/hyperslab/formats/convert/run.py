@@ -79,7 +79,7 @@ class Plan:
             self.chunk, self.word = chunk_sides(extents, self.cut, voxel)
 
     def asked(self) -> Entry:
-        """By what the folder is known again, as JSON has it."""
+        """Collects what identifies the folder in another run, as JSON has it."""
         request = self.request
         samples = self.samples
         chosen = {
@@ -100,19 +100,19 @@ class Plan:
         }
 
     def recorded(self) -> tuple[str, ...]:
-        """What the line of each finished sample has."""
+        """Lists the journal's lines of the finished samples."""
         values = "labels_crc32c" if self.samples.classes else "target"
         place = ("shard",) if self.request.writer.per_file > 1 else ()
         return ("files", "stamps", "crc32c", values, *place)
 
     def notices(self) -> list[str]:
-        """What a user should know beforehand."""
+        """Collects words that a user should read beforehand."""
         told = self.request.writer.told(self.samples)
         words = f'the shape does not tell where the channels are; open it with channels="{told}"'
         return [*filter(None, [self.word]), *([words] if told else [])]
 
     def jobs(self, manifest: Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
-        """What became at once of some volumes, what is to be done of the others, and the samples
+        """Splits volumes into those done at once and those that are to do, with the samples
         that are finished.
 
         Raises:
@@ -169,7 +169,7 @@ class Plan:
         )
 
     def _is_there(self, manifest: Manifest, name: str) -> bool:
-        """Whether a sample is finished.
+        """Tells if a sample is finished.
 
         Raises:
             DataError: something of its name is not it.
@@ -205,7 +205,7 @@ class Plan:
         return True
 
     def _check_names(self, manifest: Manifest) -> None:
-        """A sample that is recorded by another name would be appended a second time."""
+        """Refuses a sample recorded by another name, which would be appended a second time."""
         volumes = set(self.source.names)  # not those that are damaged since
         names = set(self.names)
         for name, entry in manifest.entries.items():
@@ -226,7 +226,7 @@ class Plan:
 
 
 def check_fit(request: Request, source: Source) -> None:
-    """Nothing, if the format can hold the samples.
+    """Accepts samples that the format can hold.
 
     Raises:
         DataError: it cannot; named are the format, what does not fit, and the formats that can.
@@ -307,7 +307,7 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
 
 
 def _shards(plan: Plan, manifest: Manifest) -> Shards | None:
-    """The files that samples share, in formats where they do."""
+    """Returns the files that samples share, in formats where they do."""
     writer = plan.request.writer
     if writer.per_file == 1:
         return None

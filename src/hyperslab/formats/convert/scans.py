@@ -83,7 +83,7 @@ def write_scan_file(
 
 
 def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
-    """Nothing, if ``path`` is the volume of ``pair`` on a lattice of ``shape``.
+    """Accepts ``path`` as the volume of ``pair`` on a lattice of ``shape``.
 
     Raises:
         DataError: it is another one, or no readable volume at all.
@@ -108,7 +108,7 @@ def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
 
 
 def _source_attributes(pair: Pair) -> dict[str, str | int]:
-    """By what a file is known again; a date would change when it is copied."""
+    """Collects what identifies a file later; a date would change when it is copied."""
     sizes = (path.stat().st_size for path in (pair.image, pair.labels))
     return dict(zip(SOURCE_ATTRIBUTES, (pair.image.name, *sizes), strict=True))
 
@@ -116,7 +116,7 @@ def _source_attributes(pair: Pair) -> dict[str, str | int]:
 def _file_image(
     scan: CtVolume, labels: NDArray[np.uint8], shape: LatticeShape, source: dict[str, str | int]
 ) -> bytes:
-    """The file's bytes, made in memory: what fails later is one plain write."""
+    """Returns the file's bytes, made in memory: what fails later is one plain write."""
     affine = resample.resampled_affine(scan.affine, scan.values.shape, shape)
     chunks = (1, *(default_chunk_side(extent) for extent in shape))
     with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
@@ -140,7 +140,7 @@ def _file_image(
 
 @dataclass(frozen=True, slots=True)
 class ScanOutcome:
-    """What became of a pair; ``reason`` names the file and what is wrong with it."""
+    """Reports what became of a pair; ``reason`` names the file and what is wrong with it."""
 
     pair: Pair
     state: Literal["converted", "kept", "skipped"]

@@ -60,7 +60,7 @@ def _compare_written(
     columns = _columns(source.shape, cut)
 
     def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
-        """The slab, put together of the boxes of the ranks that would share it."""
+        """Returns the slab, put together of the boxes of the ranks that would share it."""
         whole = np.empty(slab.shape, dtype)
         first = len(source.shape) - slab.ndim  # labels have no channels
         owned = [Box(box.lo[first:], box.hi[first:]) for box in columns]
@@ -89,7 +89,7 @@ def _compare_written(
 
 
 def _columns(shape: tuple[int, ...], cut: RankShares) -> list[Box]:
-    """What the ranks of each row and column would hold of a volume (C, D, H, W), all D of it."""
+    """Lists the boxes that each row and column of ranks would hold of (C, D, H, W), all D of it."""
     height, width = (
         Cut.balanced(*dim) for dim in zip(SPATIAL_AXES[1:], shape[2:], cut[1:], strict=True)
     )

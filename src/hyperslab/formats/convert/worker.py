@@ -25,7 +25,7 @@ from hyperslab.formats.writer import SampleToWrite, Writer
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a volume; ``reason`` names the file and what is wrong with it."""
+    """Reports what became of a volume; ``reason`` names the file and what is wrong with it."""
 
     state: Literal["converted", "kept", "failed"]
     reason: str = ""
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for.
+    """Describes the conversion that is asked for.
 
     ``cut``: into how many parts grids will cut depth, height and width; chunks are made for it.
     ``width``: of the sub-volumes that are made of each volume. ``redshifts``, ``targets``: those
@@ -63,7 +63,7 @@ class Request:
             raise DataError(f"cut {self.cut}: needs three numbers of parts, of at least 1")
 
     def samples(self, volumes: Source) -> Source:
-        """What is to be written of volumes, as the format will give it back.
+        """Views volumes as they are to be written, and as the format will give them back.
 
         Raises:
             DataError: a redshift or a parameter is not there.
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def writer(self) -> Writer:
-        """Of the format."""
+        """The writer of the format."""
         writer = registry.named(self.format).writer
         assert writer is not None, "it was looked up when the request was made"
         return writer
@@ -110,7 +110,7 @@ class Job:
 
     @property
     def writer(self) -> Writer:
-        """Of the format."""
+        """The writer of the format."""
         assert self.format.writer is not None
         return self.format.writer
 
@@ -125,7 +125,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What is to be recorded of a job, or why there is nothing."""
+    """Does a job: returns what is to be recorded of it, or why there is nothing."""
 
     job: Job
     entries: tuple[Entry, ...] = ()
@@ -197,7 +197,7 @@ def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
 
 
 def _checked(source: Source, number: int, entry: Entry) -> Entry:
-    """The entry, if what is read now is what was read then.
+    """Returns the entry, if what is read now is what was read then.
 
     Raises:
         DataError: it is not.

@@ -31,7 +31,7 @@ from hyperslab.util.atomic_files import created_aside
 
 @dataclass(frozen=True, slots=True)
 class NiftiHeader:
-    """Shape (C, D, H, W), type and voxels' size (D, H, W) [mm] of a scan; the bytes of a label."""
+    """Holds shape (C, D, H, W), type and voxels' size (D, H, W) [mm] of a scan; a label's bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -42,14 +42,14 @@ class NiftiHeader:
 NIFTI = "NIfTI"
 
 MILLIMETRES = {1: 1e3, 3: 1e-3}
-"""By the header's unit, as metres and microns have it (nifti1.h, `xyzt_units`)."""
+"""Millimetres in the header's unit, which may be metres or microns (nifti1.h, `xyzt_units`)."""
 
 OBLIQUE = 35.0
-"""How far [degrees] an axis may be from the patient's: gantries tilt by up to 30."""
+"""The largest angle [degrees] of an axis to the patient's: gantries tilt by up to 30."""
 
 
 def load_image(path: Path) -> Any:
-    """The file's header and a proxy of its voxels.
+    """Loads the file's header and a proxy of its voxels.
 
     Raises:
         DataError: it is no NIfTI file; call it within `naming` for what the library raises.
@@ -66,19 +66,19 @@ def load_image(path: Path) -> Any:
 
 
 def _end_of_voxels(image: Any) -> int:
-    """Where in the file the voxels end [B]."""
+    """Returns the place in the file where the voxels end [B]."""
     size = math.prod(image.shape) * image.get_data_dtype().itemsize
     return int(image.dataobj.offset) + size
 
 
 def is_packed(path: Path) -> bool:
-    """By the name, as nibabel takes it."""
+    """Tells by the name if a file is packed, as nibabel does."""
     return path.name.endswith(".gz")
 
 
 @contextmanager
 def voxel_proxy(path: Path, image: Any) -> Iterator[Any]:
-    """The proxy of all voxels of an image, of which afterwards the sum of gzip is compared.
+    """Gives the proxy of all voxels of an image; afterwards the sum of gzip is compared.
 
     Raises:
         DataError: see `open_gzip_to_end`.
@@ -95,14 +95,14 @@ def voxel_proxy(path: Path, image: Any) -> Iterator[Any]:
 
 
 def dtype_of(image: Any) -> np.dtype[Any]:
-    """int16 where the file's numbers are such and are not scaled, else float32."""
+    """Returns int16 where the file's numbers are such and are not scaled, else float32."""
     scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
     exact = np.can_cast(image.get_data_dtype(), np.int16) and not scaled
     return np.dtype(np.int16 if exact else np.float32)
 
 
 def orientation_of(path: Path, image: Any, *, channels: bool = False) -> NDArray[Any]:
-    """How the file's axes become RAS+, once it is clear that the file says so.
+    """Finds how the file's axes become RAS+, once it is clear that the file says so.
 
     With ``channels`` it may have a fourth dim, which they are along.
 
@@ -132,7 +132,7 @@ def orientation_of(path: Path, image: Any, *, channels: bool = False) -> NDArray
 
 
 def order_of(turn: NDArray[Any], ndim: int = 3) -> StorageOrder:
-    """The order of a file's dims (i, j, k), given how they become RAS+; a fourth is the channels'.
+    """Orders a file's dims (i, j, k), given how they become RAS+; a fourth is the channels'.
 
     >>> order_of(np.array([[0, 1], [1, 1], [2, 1]]))  # x, y and z are W, H and D
     StorageOrder(dims='WHD', flipped='')
@@ -143,19 +143,19 @@ def order_of(turn: NDArray[Any], ndim: int = 3) -> StorageOrder:
 
 
 def shape_of(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
-    """The shape (C, D, H, W) of the volume."""
+    """Returns the shape (C, D, H, W) of the volume."""
     return order_of(turn, len(image.shape)).volume_shape(image.shape)
 
 
 def affine_of(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
-    """From (x, y, z, 1) of the turned file to [mm], which a file without a known unit has."""
+    """Maps (x, y, z, 1) of the turned file to [mm], which a file without a known unit has."""
     unit = MILLIMETRES.get(int(image.header["xyzt_units"]) & 7, 1.0)
     back = optional.nibabel().orientations.inv_ornt_aff(turn, image.shape[:3])
     return np.diag([unit, unit, unit, 1.0]) @ image.affine @ back
 
 
 def read_pair_header(pair: Pair) -> NiftiHeader:
-    """What a source needs to know of a volume and its labels.
+    """Reads what a source needs to know of a volume and its labels.
 
     Raises:
         DataError: a file is not what it should be, or they do not belong together.
@@ -176,7 +176,7 @@ def read_pair_header(pair: Pair) -> NiftiHeader:
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], int]:
-    """Shape (C, D, H, W), type, affine of (x, y, z, 1), and the bytes of a stored voxel."""
+    """Reads shape (C, D, H, W), type, affine of (x, y, z, 1), and the bytes of a stored voxel."""
     with naming(path, NIFTI, ANY):
         image = load_image(path)
         turn = orientation_of(path, image, channels=True)
@@ -192,16 +192,27 @@ def _check_affines(
     shape: tuple[int, ...],
     affine: NDArray[Any],
 ) -> None:
-    """Nothing, if the voxels of ``path`` are where those of the file ``like`` are.
+    """Accepts voxels of ``path`` that are where those of the file ``like`` are.
 
     Raises:
         DataError: they are others, or half a voxel away.
     """
     if found[1:] != shape[1:]:
         raise DataError(f"{path}: has {found[1:]} voxels (D, H, W) but {like.name} has {shape[1:]}")
-    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape[:0:-1]) - 1)
+    _check_place(path, place, like, affine, shape[:0:-1])
+
+
+def _check_place(
+    path: Path, place: Floats, like: Path, affine: Floats, extents: Sequence[int]
+) -> None:
+    """Accepts an affine that puts voxels of these ``extents`` where that of ``like`` does.
+
+    Raises:
+        DataError: the corners are more than half a voxel of ``like`` apart.
+    """
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(extents) - 1)
     indices = np.c_[corners, np.ones(8)].T
-    off = np.abs(np.linalg.inv(affine) @ place @ indices - indices).max()
+    off = float(np.abs(np.linalg.inv(affine) @ place @ indices - indices).max())
     if not off <= 0.5:
         raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.name}'s")
 
@@ -209,14 +220,14 @@ def _check_affines(
 NIFTI_SUFFIXES = (".nii", ".nii.gz")
 
 FASTEST = 1
-"""Of gzip: nibabel's."""
+"""The level of gzip that nibabel takes."""
 
 CANONICAL = ((0, 1), (1, 1), (2, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class CtVolume:
-    """One volume of a NIfTI file.
+    """Holds one volume of a NIfTI file.
 
     ``values`` (D, H, W), of `read_channels` (C, D, H, W): int16 where the file's numbers are such,
     else float32, slope and intercept applied (HU for a CT). ``affine`` (4, 4) maps (d, h, w, 1) to
@@ -238,12 +249,12 @@ class CtVolume:
 
     @property
     def orientation(self) -> str:
-        """Where the file's axes i, j, k point: ``"LPS"`` is left, posterior, superior."""
+        """The directions of the file's axes i, j, k: ``"LPS"`` is left, posterior, superior."""
         return "".join(optional.nibabel().aff2axcodes(self.stored_affine))
 
 
 def read_volume(path: Path) -> CtVolume:
-    """Read a volume.
+    """Reads a volume.
 
     Raises:
         DataError: the file is no NIfTI file or damaged, is not 3-D, has no voxels, holds NaN or
@@ -256,7 +267,7 @@ def read_volume(path: Path) -> CtVolume:
 
 
 def read_channels(paths: Sequence[Path]) -> CtVolume:
-    """Read a volume (C, D, H, W): channels along a file's fourth dim, or each in a file.
+    """Reads a volume (C, D, H, W): channels along a file's fourth dim, or each in a file.
 
     Raises:
         DataError: as `read_volume`, but a file may be 4-D; or the files differ in shape or place,
@@ -269,7 +280,7 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
                 f"{path}: is {other.values.shape} (C, D, H, W) but {paths[0].name} is "
                 f"{first.values.shape}; each channel has a file, and all have one shape"
             )
-        _check_place_of_labels(other, first)
+        _check_place(path, other.affine, first.path, first.affine, first.values.shape[-3:])
     if others:
         values = np.concatenate([volume.values for volume in (first, *others)])
         first = replace(first, values=values)
@@ -278,7 +289,7 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
 
 
 def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
-    """Read the class of every voxel (D, H, W) of the volume ``like``: 0 .. classes - 1.
+    """Reads the class of every voxel (D, H, W) of the volume ``like``: 0 .. classes - 1.
 
     The file may store its axes otherwise than the volume's; the voxels must be at the same places,
     to half a voxel.
@@ -293,7 +304,7 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     if labels.values.shape != like.values.shape:
         ours, theirs = (" x ".join(map(str, v.values.shape)) for v in (labels, like))
         raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
-    _check_place_of_labels(labels, like)
+    _check_place(path, labels.affine, like.path, like.affine, like.values.shape[-3:])
     whole = _whole(path, labels.values)
     low = whole.min()
     high = whole.max()
@@ -303,7 +314,7 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
 
 
 def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
-    """Write a mask (d, h, w) on any lattice over the extent of ``like``, on like's own lattice.
+    """Writes a mask (d, h, w) on any lattice over the extent of ``like``, on like's own lattice.
 
     Resampled to the nearest; orientation, shape, affine and the rest of the header are those of the
     file that ``like`` was read from. The name appears when the file is complete.
@@ -326,7 +337,7 @@ def save_image(
     affine: Floats | None,
     header: Any,
 ) -> None:
-    """Write the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept.
+    """Writes the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept.
 
     Raises:
         DataError: see `write_mask`.
@@ -349,7 +360,7 @@ def save_image(
 
 
 def _load(path: Path, *, channels: bool = False) -> CtVolume:
-    """A volume (D, H, W), or with ``channels`` (C, D, H, W)."""
+    """Loads a volume (D, H, W), or with ``channels`` (C, D, H, W)."""
     with naming(path, NIFTI, ANY):
         image = load_image(path)
         turned = orientation_of(path, image, channels=channels)
@@ -363,7 +374,7 @@ def _load(path: Path, *, channels: bool = False) -> CtVolume:
 
 
 def _check_values(volume: CtVolume) -> None:
-    """Refuse a volume that cannot be one.
+    """Refuses a volume that cannot be one.
 
     Raises:
         DataError: NaN or infinite values, or one and the same everywhere.
@@ -377,7 +388,7 @@ def _check_values(volume: CtVolume) -> None:
 
 
 def _scaled_values(image: Any, proxy: Any) -> NDArray[Any]:
-    """The numbers (i, j, k) of a proxy of the image, slope and intercept applied."""
+    """Reads the numbers (i, j, k) of a proxy of the image, slope and intercept applied."""
     dtype = dtype_of(image)
     if (proxy.slope, proxy.inter) != (1, 0):
         return np.asarray(proxy, dtype)
@@ -391,19 +402,3 @@ def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
     if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
         raise DataError(f"{path}: holds labels that are no whole numbers")
     return whole
-
-
-def _check_place_of_labels(one: CtVolume, like: CtVolume) -> None:
-    """Nothing, if the voxels of a volume are where those of ``like``, of one shape, are.
-
-    Raises:
-        DataError: their corners are more than half a voxel of ``like`` apart.
-    """
-    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(like.values.shape[-3:]) - 1)
-    indices = np.c_[corners, np.ones(8)].T
-    there = np.linalg.inv(like.affine) @ one.affine @ indices
-    off = float(np.abs(there - indices).max())
-    if not off <= 0.5:
-        raise DataError(
-            f"{one.path}: its affine is off by {off:.3g} voxels from {like.path.name}'s"
-        )

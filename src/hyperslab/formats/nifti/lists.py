@@ -71,7 +71,7 @@ class Pair:
 
 
 def find_pairs(folder: Path) -> list[Pair]:
-    """The pairs in a folder and its sub-folders, by number; hidden files are left out.
+    """Returns the pairs in a folder and its sub-folders, by number; hidden files are left out.
 
     Raises:
         DataError: the folder is missing or holds no file of these names.
@@ -93,7 +93,7 @@ def find_pairs(folder: Path) -> list[Pair]:
 
 
 def nifti_stem(path: Path) -> str:
-    """The name without .nii or .nii.gz."""
+    """Returns the name without .nii or .nii.gz."""
     return path.name.removesuffix(".gz").removesuffix(".nii")
 
 
@@ -130,7 +130,7 @@ def _pair(files: dict[str, list[Path]]) -> Pair:
 NIFTI_ENDINGS = (".nii", ".nii.gz")
 
 LARGEST_LIST = 256 * 1024 * 1024
-"""Of a list [B]: millions of scans."""
+"""The largest list that is read [B]: millions of scans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def scan_of(
     reach: FileAccess,
     what: str,
 ) -> Pair:
-    """The scan of an entry ``what`` of the list ``where``; paths are relative to the list.
+    """Returns the scan of an entry ``what`` of the list ``where``; paths are relative to the list.
 
     Raises:
         DataError: a path leaves the folder of the list, or is no NIfTI file that is there.
@@ -179,7 +179,7 @@ def scan_of(
 
 
 def distinct_names(where: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """The pairs by names that differ: where those of files are alike, with their folders.
+    """Returns the pairs by names that differ: where those of files are alike, with their folders.
 
     Raises:
         DataError: a file is listed twice.
@@ -198,7 +198,7 @@ def distinct_names(where: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def check_class_names(where: Path, classes: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes, the background's first.
+    """Returns the names of the classes, the background's first.
 
     Raises:
         DataError: they are not 2 to 256 different names.
@@ -219,7 +219,7 @@ SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fro
 
 
 def read_csv_list(path: Path, reach: FileAccess) -> ScanList:
-    """The scans that the file lists.
+    """Returns the scans that the file lists.
 
     Raises:
         DataError: it does not name the classes, has no columns image and label, a row lacks one of
@@ -279,13 +279,13 @@ def _classes_in_csv(path: Path, notes: list[str]) -> tuple[str, ...]:
 DATASET_JSON = "dataset.json"
 
 SPLIT_KEYS = {"training": "train", "validation": "validation", "testing": "test"}
-"""Of lists that deal out their scans, the split of each key; the Decathlon has the first alone."""
+"""Splits by the keys of a list that deals out its scans; the Decathlon has the first alone."""
 
 JsonContent = Mapping[str, Any]
 
 
 def read_dataset_json(path: Path, reach: FileAccess) -> ScanList:
-    """The scans with labels that the file lists.
+    """Returns the scans with labels that the file lists.
 
     Raises:
         DataError: it is no JSON of one of the two kinds, its labels are not 0, 1, 2, ..., a path
@@ -355,7 +355,7 @@ def _below(path: Path, file: Path) -> str:
 
 
 def _classes_in_json(path: Path, content: JsonContent) -> tuple[str, ...]:
-    """The names of 0, 1, 2, ...: from ``{"0": name}`` or ``{name: 0}``."""
+    """Returns the names of 0, 1, 2, ...: from ``{"0": name}`` or ``{name: 0}``."""
     labels = content.get("labels")
     if not isinstance(labels, dict) or not labels:
         raise DataError(f"{path}: has no labels, such as {{'0': 'background', '1': 'liver'}}")
@@ -393,7 +393,7 @@ def _channels(path: Path, content: JsonContent) -> tuple[str, ...]:
 def _scans_of_decathlon(
     path: Path, content: JsonContent, channels: tuple[str, ...], reach: FileAccess
 ) -> tuple[tuple[Pair, ...], dict[str, str]]:
-    """The Decathlon's; with ``validation`` or ``testing`` also the split of each."""
+    """Lists the Decathlon's scans; with ``validation`` or ``testing`` also the split of each."""
     pairs: list[Pair] = []
     parts: list[str] = []
     for key, split in SPLIT_KEYS.items():
@@ -415,7 +415,7 @@ def _scans_of_decathlon(
 
 
 def _suffixed(folder: Path, image: str, channels: int) -> list[str]:
-    """The files of an image: nnU-Net's first version lists them without their channels."""
+    """Returns the files of an image: nnU-Net's first version lists them without their channels."""
     if (folder / image).exists():
         return [image]
     ending = next((e for e in NIFTI_ENDINGS[::-1] if image.endswith(e)), "")

@@ -18,11 +18,11 @@ from hyperslab.formats import optional
 from hyperslab.formats.targets import Floats
 
 WIDEST = 4096
-"""Of the Gaussian's kernel [voxels]: more than any needs."""
+"""The widest kernel of a Gaussian [voxels]: more than any needs."""
 
 
 def blurred_linear(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
-    """The values (D, H, W) on a lattice of ``shape``, by SimpleITK.
+    """Resamples the values (D, H, W) to a lattice of ``shape``, by SimpleITK.
 
     Along dims that become coarser a Gaussian first takes away what the new lattice cannot show, of
     the width that makes the old cells as blurred as the new ones (Cardoso et al. 2015, Scale factor
@@ -55,7 +55,7 @@ def blurred_linear(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.flo
 
 
 def nearest(values: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """The values (D, H, W) on a lattice of ``shape``, each that of the cell its centre lies in.
+    """Resamples (D, H, W) to a lattice of ``shape``, each from the cell its centre lies in.
 
     A centre on the border of two cells takes the later one.
 
@@ -70,7 +70,7 @@ def nearest(values: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
 
 
 def resampled_affine(affine: Floats, old: Sequence[int], new: Sequence[int]) -> Floats:
-    """The affine (4, 4) of a lattice ``new`` over the extent of ``old``, which has ``affine``.
+    """Computes the affine (4, 4) of a lattice ``new`` over the extent of ``old``.
 
     Both map indices in the order of the shapes, which are the numbers of voxels.
     """
@@ -81,5 +81,5 @@ def resampled_affine(affine: Floats, old: Sequence[int], new: Sequence[int]) -> 
 
 
 def spacing(affine: Floats) -> Floats:
-    """The distance of neighbouring voxels along each dim, in the affine's unit."""
+    """Computes the distance of neighbouring voxels along each dim, in the affine's unit."""
     return np.sqrt((affine[:3, :3] ** 2).sum(0))

@@ -62,7 +62,7 @@ from hyperslab.geometry import Box
 
 @dataclass(frozen=True, slots=True)
 class NiftiScans:
-    """N volumes of ``shapes`` (C, D, H, W) read as ``dtype``, each with the file of its labels.
+    """Lists N volumes of ``shapes`` (C, D, H, W) read as ``dtype``, with the files of their labels.
 
     ``voxels``: their sizes along D, H, W [mm]. ``stamps``: of the files of each, the labels' last,
     by its name. The rest: see `ScanList`.
@@ -81,7 +81,7 @@ class NiftiScans:
 
 
 class NiftiFolder(Source):
-    """Scans with a class for every voxel; volumes published without are left out.
+    """Shows scans with a class for every voxel; volumes published without are left out.
 
     Values have slope and intercept applied (HU for a CT): int16 where the numbers of all files are
     such and need none, else float32.
@@ -104,7 +104,7 @@ class NiftiFolder(Source):
 
     @classmethod
     def scan(cls, path: str | Path, grid: Grid, refuse: Refuse | None = None) -> NiftiFolder:
-        """The folder as the main rank sees it. All ranks call this.
+        """Opens the folder as the main rank sees it. All ranks call this.
 
         With ``refuse`` files that are not what they should be are left out.
 
@@ -129,7 +129,7 @@ class NiftiFolder(Source):
         return str(self.scans.pairs[sample].image)
 
     def read(self, sample: int, box: Box) -> Array:
-        """Read one box.
+        """Reads one box.
 
         Raises:
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
@@ -144,7 +144,7 @@ class NiftiFolder(Source):
         return np.concatenate(parts)
 
     def _values(self, sample: int, file: int, shape: tuple[int, ...], box: Box) -> Array:
-        """A box of the ``file``-th of the sample's files, which has ``shape``."""
+        """Reads a box of the ``file``-th of the sample's files, which has ``shape``."""
         path = self.scans.pairs[sample].images[file]
         name = self.names[sample]
         with unchanged(path, name, self.scans.stamps[name][file]):
@@ -157,7 +157,7 @@ class NiftiFolder(Source):
         return values.astype(self.dtype, copy=False)
 
     def labels(self, sample: int, box: Box) -> Array:
-        """The classes of one box; errors as `read`, and labels that are no classes."""
+        """Reads the classes of one box; errors as `read`, and labels that are no classes."""
         path = self.scans.pairs[sample].labels
         name = self.names[sample]
         shape = (1, *self.shape_of(sample)[1:])
@@ -166,7 +166,7 @@ class NiftiFolder(Source):
         return as_classes(values, f"{path}: {box}")
 
     def storage(self, sample: int) -> Storage:
-        """That of the first channel's file, where each has its own."""
+        """Describes the first channel's file, where each has its own."""
         path = self.scans.pairs[sample].image
         with naming(path, NIFTI, ANY):
             image = load_image(path)
@@ -203,7 +203,7 @@ class NiftiFolder(Source):
 
 
 def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
-    """The box (c, d, h, w) of a file, along the patient's axes."""
+    """Reads the box (c, d, h, w) of a file, along the patient's axes."""
     with naming(path, NIFTI, ANY):
         image = load_image(path)
         order = order_of(orientation_of(path, image, channels=True), len(image.shape))
@@ -220,7 +220,7 @@ def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
 
 
 def listed_scans(folder: Path, allowed: AccessPolicy) -> ScanList:
-    """The scans of a list, or of a folder with or without one.
+    """Lists the scans of a list, or of a folder with or without one.
 
     Raises:
         DataError: the list is no good, or the folder holds no scans.
@@ -284,7 +284,7 @@ MSD_NAME = re.compile(r"liver_(\d+)")
 
 
 class NiftiWriter(Writer):
-    """One channel with labels, its axes along the patient's (RAS+)."""
+    """Writes one channel with labels, its axes along the patient's (RAS+)."""
 
     compressions = ("none", "gzip")
     labels = True
@@ -331,7 +331,7 @@ class NiftiWriter(Writer):
 def _write_nifti_header(
     file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], affine: Array | None
 ) -> None:
-    """For voxels along (x, y, z); ``affine`` is of (d, h, w)."""
+    """Writes the header of voxels along (x, y, z); ``affine`` is of (d, h, w)."""
     header = optional.nibabel().Nifti1Header()
     header.set_data_dtype(dtype)
     header.set_data_shape(shape[::-1])

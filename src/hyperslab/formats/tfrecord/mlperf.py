@@ -33,7 +33,7 @@ from hyperslab.formats.tfrecord.sc18 import DATA_KEY, Sc18Folder
 from hyperslab.geometry import Box
 
 CHANNEL_REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
-"""Of MLPerf's universes, in the order of their channels: those of the public files."""
+"""Redshifts of MLPerf's universes, in the order of their channels: those of the public files."""
 
 CHANNELS = len(CHANNEL_REDSHIFTS)
 
@@ -83,7 +83,7 @@ class TfRecordFolder(Source):
         shape: tuple[int, ...] | None = None,
         refuse: Refuse | None = None,
     ) -> TfRecordFolder:
-        """The folder as the main rank sees it. All ranks call this.
+        """Returns the folder as the main rank sees it. All ranks call this.
 
         ``shape`` is the (D, H, W, C) of ``x``, which the files do not tell; without it they are
         MLPerf's cubes of four channels. The first file is read whole, of the others the framing.
@@ -121,7 +121,7 @@ class TfRecordFolder(Source):
         return DHWC.to_volume(values)
 
     def target(self, sample: int) -> Array:
-        """The targets; errors as `read`."""
+        """Returns the targets; errors as `read`."""
         if sample not in self._targets:
             with self._example(sample):
                 pass
@@ -151,7 +151,7 @@ class TfRecordFolder(Source):
 
     @contextmanager
     def _example(self, sample: int) -> Iterator[records.Example]:
-        """The example: kept if it was unpacked, else in its open file."""
+        """Gives the example: kept if it was unpacked, else in its open file."""
         path = Path(self.where(sample))
         stamp = self.catalog.stamps[self.catalog.files[sample]]
         with self._lock, unchanged(path, self.names[sample], stamp), naming(path, "TFRecord"):
@@ -173,7 +173,7 @@ class TfRecordFolder(Source):
 
 
 def _is_sc18(folder: Path) -> bool:
-    """Whether the first record that is whole names its volume so."""
+    """Tells if the first record that is whole names its volume so."""
     for file in list_files(folder, TfRecordFolder.suffixes):
         path = folder / file
         try:

@@ -50,7 +50,7 @@ class FileBytes:
         return data
 
     def after(self, count: int) -> FileBytes:
-        """So many bytes that come next in the file."""
+        """Reads ``count`` bytes that come next in the file."""
         return FileBytes(self.file, self.hi, self.hi + count)
 
     def read(self) -> memoryview:
@@ -81,14 +81,14 @@ class FileBytes:
 
 
 MOST_FIELDS = 10_000
-"""Of a message: what has more is no sample, and would be looked through for hours."""
+"""The most fields of a message: one with more is no sample, and would take hours."""
 
 MessageBytes = memoryview | FileBytes
 """Bytes of a message, in memory or in its file."""
 
 
 def message_fields(message: MessageBytes) -> Iterator[tuple[int, MessageBytes]]:
-    """The number and the bytes of every field; of those that are no bytes, the number's own.
+    """Yields the number and the bytes of every field; of those that are no bytes, the number's own.
 
     Raises:
         ValueError: the message ends within a field, or has one of a kind that is not in use.
@@ -119,7 +119,7 @@ def message_fields(message: MessageBytes) -> Iterator[tuple[int, MessageBytes]]:
 
 
 def _varint(message: MessageBytes, place: int) -> tuple[int, int]:
-    """A number in base 128, the lowest seven bits first, and the place after it."""
+    """Returns a number in base 128, the lowest seven bits first, and the place after it."""
     value = shift = 0
     while True:
         if place >= len(message) or shift > 63:
@@ -149,7 +149,7 @@ class Example:
     body: FileBytes | None = None
 
     def checked(self) -> Example:
-        """The example in memory, after its sum has been compared.
+        """Returns the example in memory, after its sum has been compared.
 
         Raises:
             DataError: it does not fit.
@@ -171,11 +171,11 @@ class Example:
 
     @property
     def unpacked(self) -> bool:
-        """Whether it is in memory; else it is there as long as its file is open."""
+        """Tells if it is in memory; else it is there as long as its file is open."""
         return not any(isinstance(value, FileBytes) for value in self.features.values())
 
     def box(self, name: str, stored: tuple[int, ...], box: Box) -> NDArray[np.int16]:
-        """A box of a feature whose bytes are little-endian int16 of the shape ``stored``.
+        """Returns a box of a feature whose bytes are little-endian int16 of the shape ``stored``.
 
         Raises:
             DataError: there are not as many bytes.
@@ -193,7 +193,7 @@ class Example:
         return values if values.shape == stored else values.copy()
 
     def bytes(self, name: str) -> MessageBytes:
-        """The one value of a feature of bytes.
+        """Returns the one value of a feature of bytes.
 
         Raises:
             DataError: there is none, or several.
@@ -204,7 +204,7 @@ class Example:
         return values[0]
 
     def floats(self, name: str) -> NDArray[np.float32]:
-        """The values of a feature of numbers; none where it holds something else."""
+        """Returns the values of a feature of numbers; none where it holds something else."""
         values = [bytes(value) for kind, value in self._values(name) if kind == 2]
         parts = [np.frombuffer(value, "<f4") for value in values]
         return np.concatenate([np.empty(0, "<f4"), *parts])
@@ -237,14 +237,14 @@ def record_length(path: Path) -> int:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether the file starts as gzip does, whatever its name says."""
+    """Tells if the file starts as gzip does, whatever its name says."""
     with path.open("rb") as file:
         return file.read(2) == GZIP_MAGIC
 
 
 @contextmanager
 def opened_example(path: Path) -> Iterator[Example]:
-    """The example of a file, which is open meanwhile; of gzip unpacked and its sum checked.
+    """Gives the example of a file, which is open meanwhile; of gzip unpacked and its sum checked.
 
     Raises:
         DataError: it is not what it should be; or gzip's or the system's own errors.
@@ -264,7 +264,7 @@ def opened_example(path: Path) -> Iterator[Example]:
 
 
 def _unpacked(path: Path, file: IO[bytes]) -> Example:
-    """The example of a gzip file, of which no more is unpacked than its head says."""
+    """Returns the example of a gzip file, of which no more is unpacked than its head says."""
     with gzip.open(file) as unpacked:
         head = unpacked.read(12)
         length = _length(path, head)

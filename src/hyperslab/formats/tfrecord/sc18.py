@@ -41,11 +41,11 @@ SC18_RANGES: Mapping[str, tuple[float, float]] = {
     "sigma_8": (0.78, 0.95),
     "n_s": (0.9, 1.0),
 }
-"""Of the labels, in their order (section IV-C); the ends are -1 and 1 of the targets."""
+"""Ranges of the labels, in their order (section IV-C); the ends are -1 and 1 of the targets."""
 
 
 def sc18_parameters(count: int) -> Parameters:
-    """What so many labels are: the first ones of `SC18_RANGES`, or numbers without a name."""
+    """Describes ``count`` labels: the first ones of `SC18_RANGES`, or numbers without a name."""
     if count > len(SC18_RANGES):
         return Parameters.normalised(numbered_names(count))
     named = list(SC18_RANGES.items())[:count]
@@ -55,7 +55,7 @@ def sc18_parameters(count: int) -> Parameters:
 
 
 def sc18_target(parameters: Parameters, physical: Array) -> Array:
-    """The targets of physical labels."""
+    """Returns the targets of physical labels."""
     return (np.asarray(physical, np.float64) - parameters.centre) / np.asarray(parameters.scale)
 
 
@@ -104,7 +104,7 @@ class Sc18Folder(Source):
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Sc18Folder:
-        """As `Source.open_folder`; all records are looked at, and none of the volumes is read."""
+        """Opens a folder: all records are looked at, and none of the volumes is read."""
         return cls(_scan(folder, options.refuse))
 
     def where(self, sample: int) -> str:
@@ -229,7 +229,7 @@ def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
 
 
 def _records(path: Path) -> list[_Record]:
-    """Of every record where its voxels lie, and its labels."""
+    """Finds the place of every record's voxels, and its labels."""
     if records.is_gzip(path):
         raise DataError(f"{path}: is gzip, which has no records to find: unpack it with gunzip")
     found = []
@@ -247,7 +247,7 @@ def _records(path: Path) -> list[_Record]:
 
 
 def _cube(path: Path, size: int) -> tuple[tuple[int, ...], str]:
-    """The shape and the type of so many bytes."""
+    """Returns the shape and the type of so many bytes."""
     for dtype in ("<f8", "<f4"):
         width = round((size / np.dtype(dtype).itemsize) ** (1 / 3))
         if width > 0 and width**3 * np.dtype(dtype).itemsize == size:

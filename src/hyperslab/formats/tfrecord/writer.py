@@ -101,7 +101,7 @@ class FramedRecord:
 
 
 def feature_head(name: bytes, size: int, kind: int) -> bytes:
-    """What stands before the ``size`` bytes of a feature: of one string (1) or of floats (2)."""
+    """Encodes what stands before the ``size`` bytes of a feature: one string (1) or floats (2)."""
     head = field_head(1, size)  # the list's values
     head = field_head(kind, len(head) + size) + head  # the list
     head = field_head(1, len(name)) + name + field_head(2, len(head) + size) + head  # key and value
@@ -109,7 +109,7 @@ def feature_head(name: bytes, size: int, kind: int) -> bytes:
 
 
 def field_head(number: int, size: int) -> bytes:
-    """The tag of a field of bytes, and how many there are."""
+    """Returns the tag of a field of bytes, and how many there are."""
     found = bytes([number << 3 | 2])
     while size > 127:
         found = found + bytes([size & 127 | 128])
