@@ -198,7 +198,7 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
             maps[extents] += seconds
     held = trace.parameters + trace.gradients + trace.optimizer_state
     axes = () if ranks == 1 else SPATIAL_AXES
-    cut = GridSection.model_validate({a: 2 for a in axes if not refusal(_halved(a), job)})
+    cut = _halved(*(axis for axis in axes if not refusal(_halved(axis), job)))
     return RooflineEstimate(
         job=job,
         machine=machine,
@@ -212,16 +212,17 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
     )
 
 
-def _halved(axis: str) -> GridSection:
-    return GridSection.model_validate({axis: 2})
+def _halved(*axes: str) -> GridSection:
+    return GridSection.model_validate(dict.fromkeys(axes, 2))
 
 
 def _halo_exchanges(
     sample: Workload, cut: GridSection, setting: Setting, device: Device
 ) -> Iterator[HaloExchange]:
     """Traces the first rank's exchanges; there are none where some layer cannot be cut so."""
+    gradients_alone = replace(sample, optimizer=None)
     try:
-        trace = trace_step(sample, cut.model_dump(), device=device)
+        trace = trace_step(gradients_alone, cut.model_dump(), device=device)
     except (LayoutError, UnsupportedOp):
         return
     work: dict[int, float] = {}  # of exchanges under way

@@ -369,10 +369,6 @@ class Setting(MachineSection):
         """Computes the least time [s] at this setting, a launch included."""
         return self._least(operator.call, operator.total_flops, operator.read + operator.written)
 
-    def share_of_peak(self, flops_per_second: float, dtype: torch.dtype) -> float:
-        """Computes the share of a rank's peak."""
-        return flops_per_second / self._peak(dtype)
-
     @cached_property
     def measured(self) -> dict[Call, Measured]:
         """Indexes the measured operators by call."""

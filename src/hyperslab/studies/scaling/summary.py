@@ -60,8 +60,15 @@ def table_of_study(study: Study) -> list[dict[str, Cell]]:
 
 
 SHORT_HEAD = (
-    *("ranks", "grid", "batch", "", "step\n[s]", "samples\n/s", "speed-\nup"),
-    *("effi-\nciency", "devi-\nation"),
+    "ranks",
+    "grid",
+    "batch",
+    "",
+    "step\n[s]",
+    "samples\n/s",
+    "speed-\nup",
+    "effi-\nciency",
+    "devi-\nation",
 )
 
 
