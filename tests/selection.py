@@ -9,9 +9,15 @@ import pytest
 
 
 def in_gate(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:
-    """All values for `pytest.mark.parametrize`, of which only those that are kept are not long."""
+    """All values for `pytest.mark.parametrize`, of which only those that are kept are not long.
+
+    A tuple has the values of several names.
+    """
     return [
-        value if value in kept else pytest.param(value, marks=pytest.mark.long) for value in values
+        value
+        if value in kept
+        else pytest.param(*value if isinstance(value, tuple) else (value,), marks=pytest.mark.long)
+        for value in values
     ]
 
 
