@@ -48,6 +48,15 @@ def test_the_example_has_fourteen_lines_at_most() -> None:
     assert len([line for line in example().splitlines() if line.strip()]) <= 14
 
 
+def test_it_is_short_and_its_tree_has_every_package() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 110
+    (tree,) = re.findall(r"^src/hyperslab/\n(.*?)^```", text, re.M | re.DOTALL)
+    assert len(tree.splitlines()) <= 20
+    packages = {path.parent.name for path in README.parent.glob("src/hyperslab/*/__init__.py")}
+    assert packages <= set(re.findall(r"\b(\w+)/ ", tree))
+
+
 def test_the_example_runs(tmp_path: Path) -> None:
     write_universes(tmp_path / "universes", count=10, size=32)
     results = run_ranks(2, run_example, example(), str(tmp_path))
