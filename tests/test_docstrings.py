@@ -36,7 +36,8 @@ VERBS = set(
     grows guard guards handles happen happens hash hashes held help helps hide hides hold holds
     identifies ignores implement implements import imports increases indexes infers inherit
     initialises inserts inspect installs interpolates inverts iterates join joins judges keep keeps
-    knew know knows lack lacks lasts launches lead leads leave leaves left lend lends lets lie lies
+    knew know knows lack lacks lasts launches lay lays lead leads leave leaves left lend lends lets
+    lie lies
     limits lists load loads lock locks log logs look looks loses lost lowers made make makes maps
     map marks masks match matches matter measures meet meets merges mirrors mixes modifies moves
     multiplies name names need needs negates normalises notes notifies obtains occupies occurs open
@@ -50,7 +51,8 @@ VERBS = set(
     reports represent represents requires reserves resets reshapes resizes resolves respects
     restarts restores resumes return returns reuses reverses rewrites rolls rounds run runs samples
     save saves saw says scale scales scans scatters searches see seeds select selects send sends
-    separates sets settles shards share shares shifts shows shrinks shuts simulates skips slices
+    separates sets settles shards share shares shifts shortens shows shrinks shuts simulates skips
+    slices
     solves sorts speaks specifies speeds spends splits spread spreads squeezes stack stacks stand
     stands start starts states stay stays stitches stop stops store stores stretches substitutes
     succeeds sum sums supplies support supports surround surrounds survive survives swaps
@@ -62,11 +64,19 @@ VERBS = set(
     """.split()
 )
 
+# Nouns too: verbs where they stand first.
+VERBS_IF_FIRST = set(
+    """
+    Add Advances Allocate Channels Cites Denotes Digest Doubles List Models Paints Ranks Records
+    Shapes Silences Studies Wrap
+    """.split()
+)
+
 # Packages with first lines that are yet to be written anew; this set only shrinks.
 TO_BE_WRITTEN = set(
     """
-    __main__.py checkpoint cli comm data formats geometry launch losses.py models ops
-    parallel planner recipe scripting.py simulate studies tensor train util
+    checkpoint cli comm data formats geometry losses.py models ops parallel recipe scripting.py
+    tensor train
     """.split()
 )
 
@@ -92,7 +102,8 @@ def offences(text: str) -> list[str]:
     for line, words, needs_verb in docstrings(ast.parse(text)):
         first = re.split(r"\W", words.lstrip("`*"), maxsplit=1)[0]
         prose = re.sub(r"``.*?``|`.*?`", "", words, flags=re.S).lower()
-        if first in NOT_FIRST or (needs_verb and VERBS.isdisjoint(re.findall(r"[a-z]+", prose))):
+        has_verb = first in VERBS_IF_FIRST or not VERBS.isdisjoint(re.findall(r"[a-z]+", prose))
+        if first in NOT_FIRST or (needs_verb and not has_verb):
             found.append(f"{line}: {words}")
     return found
 
