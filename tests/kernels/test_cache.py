@@ -27,7 +27,7 @@ except CannotCompile:
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="no compiler")
 
 RUN = """
-import torch, hyperslab
+import torch, hyperslab.kernels
 x = torch.arange(-8.0, 8.0).view(1, 2, 8)
 y, marks = torch.ops.hyperslab.chain_forward(x, None, 0.0, [2], False, True, x.dtype)
 print(y.sum().item(), marks.tolist())
