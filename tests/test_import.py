@@ -14,6 +14,7 @@ import pytest
 
 STATE = """
 import ctypes, gc, locale, logging, os, random, resource, signal, sys, threading, warnings
+import rich.console  # as it is imported, it draws from Python's generator
 import torch, torch.distributed
 
 class Mallinfo(ctypes.Structure):
