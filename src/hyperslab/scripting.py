@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class TrainedRun:
-    """A run's folder, with what a program has handed in where no recipe can name it.
+    """Holds a run's folder, and what a program has handed in where no recipe can name it.
 
     ``model``: the network, or one built alike; it may be parallelised. ``data``: the source that
     it was trained on. Neither is needed where the recipe names them, as ``hyperslab train`` has it.
@@ -68,7 +68,7 @@ class TrainedRun:
         calibrate: bool = False,
         windows: WindowPolicy | None = None,
     ) -> Evaluation | ClassEvaluation:
-        """As ``hyperslab evaluate``; see `hyperslab.train.evaluate.evaluate`."""
+        """Evaluate as ``hyperslab evaluate`` does; see `hyperslab.train.evaluate.evaluate`."""
         return self._with_own_weights(
             lambda: evaluate(
                 self.folder,
@@ -91,7 +91,7 @@ class TrainedRun:
         windows: WindowPolicy | None = None,
         overrides: Sequence[str] = (),
     ) -> list[InputOutcome]:
-        """As ``hyperslab predict``; see `hyperslab.train.predict.predict`."""
+        """Predict as ``hyperslab predict`` does; see `hyperslab.train.predict.predict`."""
         return self._with_own_weights(
             lambda: predict(
                 self.folder,
@@ -106,7 +106,7 @@ class TrainedRun:
         )
 
     def report(self) -> Path:
-        """As ``hyperslab report``: the path of the page, which the main rank writes."""
+        """Return the path of the page of ``hyperslab report``, which the main rank writes."""
         return broadcast_from_main(lambda: write_report(self.folder))
 
     def _with_own_weights(self, work: Callable[[], T]) -> T:
@@ -200,7 +200,7 @@ def fit(
 
 
 class _Arguments:
-    """What a program says, as a recipe says it, and the objects that no recipe can hold."""
+    """Turns what a program gives into what a recipe says; keeps objects that none can hold."""
 
     def __init__(self) -> None:
         self.handed_in: dict[str, str] = {}
@@ -305,7 +305,7 @@ class _Arguments:
 
 
 def _kind_of(thing: object) -> str:
-    """What it is, for errors."""
+    """Name what it is, for errors."""
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
     return f"a {type(thing).__name__}"

@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import hyperslab as hs
 from hyperslab.cli import COMMANDS, load_command
+from hyperslab.util.optional_libraries import current_versions
 
 SLOW = ("torch", "numpy", "pydantic", "rich", "matplotlib", "h5py", "yaml", "tensorboard")
 
@@ -38,11 +40,16 @@ except SystemExit as end:
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"), [("--version", set()), ("--help", {"rich"}), ("recipes --help", {"rich"})]
+    ("words", "needed"),
+    [("--version", set()), ("--help", {"rich"}), ("recipes --help", {"rich", "pydantic"})],
 )
 def test_overviews_import_neither_torch_nor_numpy(words: str, needed: set[str]) -> None:
     found = modules_after(command(words))
     assert found.intersection(SLOW) - needed - {"yaml"} == set()
+
+
+def test_versions_are_those_of_the_libraries() -> None:
+    assert current_versions()["torch"] == torch.__version__
 
 
 def test_the_package_imports_nothing_until_it_is_used() -> None:

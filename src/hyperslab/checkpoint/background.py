@@ -30,14 +30,14 @@ from hyperslab.comm.bootstrap import GroupReference
 from hyperslab.errors import CheckpointError, CommError
 
 WRITE_TIMEOUT = datetime.timedelta(hours=1)
-"""How much longer than another rank one may write; a rank that dies is noticed at once."""
+"""A rank may write so much longer than another; one that dies is noticed at once."""
 
 PATIENCE_IF_LOST = 5.0
-"""How long [s] a run that lost a rank waits for what is being written: it may never end."""
+"""A run that lost a rank waits so long [s] for what is being written: it may never end."""
 
 
 WriteFiles = Callable[[Group, CheckpointError | None], None]
-"""What the thread does: it is told the group of all threads, and what went wrong here before."""
+"""Works on the thread, given the group of all threads and what went wrong here before."""
 
 
 class BackgroundWriter:
@@ -84,7 +84,7 @@ class BackgroundWriter:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """What is begun inside is written at the end of it, and after an error, too.
+        """Finish writing what is begun inside, after an error, too.
 
         Raises:
             CheckpointError: it could not be written.

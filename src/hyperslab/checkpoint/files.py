@@ -48,10 +48,10 @@ MANIFEST = "manifest.json"
 STATE_FILE = "state.json"
 
 CHECKPOINT_FORMAT = 2
-"""Of the files; 1, which no manifest says, was pickled."""
+"""Counts the formats of the files; 1, which no manifest says, was pickled."""
 
 MANIFEST_LIMIT = 16 << 20
-"""Of a manifest [B]: that of ten thousand ranks has three."""
+"""A manifest has at most so much [B]; that of ten thousand ranks has 3 MiB."""
 
 FILE_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}", re.ASCII)
 
@@ -67,16 +67,16 @@ class ChecksumManifest:
 
     @property
     def pickled(self) -> bool:
-        """Whether reading it may run code that is in it."""
+        """Say whether reading it may run code that is in it."""
         return self.format < CHECKPOINT_FORMAT
 
     def text(self) -> bytes:
-        """As the file has it."""
+        """Return the manifest as its file has it."""
         return json.dumps({"format": self.format, "sha256": self.sha256}, indent=1).encode()
 
 
 def read_checksum_manifest(path: Path) -> ChecksumManifest:
-    """The manifest of the checkpoint ``path``; its files are not looked at.
+    """Return the manifest of the checkpoint ``path``; its files are not looked at.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -126,7 +126,7 @@ def open_plain(path: Path) -> io.BufferedReader:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """A plain file of no more than ``limit`` [B]; raises as `open_plain`."""
+    """Read a plain file of no more than ``limit`` [B]; raises as `open_plain`."""
     with open_plain(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -173,7 +173,7 @@ def _reason(error: Exception) -> str:
 SUFFIX = ".safetensors"
 
 CHUNK_BYTES = 4 << 20
-"""What is hashed and written at a time [B]."""
+"""Files are hashed and written in pieces of this size [B]."""
 
 DTYPE_CODES = {
     torch.float64: "F64",
@@ -259,7 +259,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
-    """The header, and the tensors as they are stored, in their order."""
+    """Return the header, and the tensors as they are stored, in their order."""
     split = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
     metadata = {"format": "pt"} | ({SPLIT_COMPLEX: json.dumps(split)} if split else {})
     entries: dict[str, Any] = {"__metadata__": metadata}
@@ -293,7 +293,7 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2  # linux/fs.h
 
 NO_EXCHANGE_ERRORS = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM}
-"""What file systems and kernels without an exchange say."""
+"""File systems and kernels without an exchange say so."""
 
 CHECKPOINT_FILE_NAMES = re.compile(
     r"((model|optimizer)(-\d+-of-\d+)?|extra)\.safetensors|model\.safetensors\.index\.json"
@@ -324,19 +324,19 @@ def put_in_place(new: Path, path: Path) -> None:
 
 
 def standing(path: Path) -> Path:
-    """Where the checkpoint of this name is: aside, if it was being replaced when all ended."""
+    """Find the checkpoint of this name: aside, if it was being replaced when all ended."""
     old = aside(path)
     return old if not os.path.lexists(path) and _is_folder(old) else path
 
 
 def put_back(path: Path) -> None:
-    """If it is aside, give it its name again."""
+    """Give the checkpoint its name again if it is aside."""
     if standing(path) != path:
         aside(path).rename(path)
 
 
 def aside(path: Path) -> Path:
-    """The name that it has while another takes its place."""
+    """Return the name that it has while another takes its place."""
     return path.with_name(f".{path.name}.replaced")
 
 

@@ -31,11 +31,11 @@ BEST = "best"
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 HIDDEN = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
-"""What a run that was killed may leave; the word says at what."""
+"""Matches what a run that was killed may leave; the word says at what."""
 
 
 def folder_of(run: Path) -> Path:
-    """Where a run keeps its checkpoints."""
+    """Return the folder of a run's checkpoints."""
     return run / "checkpoints"
 
 
@@ -81,7 +81,7 @@ def save_step(
 
 
 def latest(run: str | Path) -> Path | None:
-    """The newest intact checkpoint of a run, None if there is none; every rank calls it.
+    """Return the newest intact checkpoint of a run, None if there is none; every rank calls it.
 
     A corrupt one is passed over for the one before, and the log says so.
 
@@ -95,7 +95,7 @@ def latest(run: str | Path) -> Path | None:
 
 
 def best_of(run: str | Path) -> Path | None:
-    """The checkpoint that ``best`` means, None if there is none; every rank calls it.
+    """Return the checkpoint that ``best`` means, None if there is none; every rank calls it.
 
     Where the link is damaged, the one that the newest intact one names, and the log says so.
 
@@ -109,7 +109,7 @@ def best_of(run: str | Path) -> Path | None:
 
 
 def steps_in(folder: Path) -> list[Path]:
-    """The checkpoints there, damaged ones too, the newest first."""
+    """Return the checkpoints there, damaged ones too, the newest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def _step(name: str) -> int:
 
 
 def best_name(folder: Path) -> str | None:
-    """The name of the checkpoint that ``best`` points to, if it does and that is there."""
+    """Return the name of the checkpoint that ``best`` points to, if it does and that is there."""
     try:
         name = os.readlink(folder / BEST)
     except OSError:  # there is none, or it is no link
@@ -186,7 +186,7 @@ def _best(folder: Path) -> Path | None:
 
 
 def _recorded_best(newest: Path) -> Path | None:
-    """The checkpoint that a later one knows to be the best, if it is there."""
+    """Return the checkpoint that a later one knows to be the best, if it is there."""
     manifest = read_checksum_manifest(newest)
     if manifest.pickled:
         return None

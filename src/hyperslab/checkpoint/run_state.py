@@ -41,7 +41,7 @@ class DataCard:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> DataCard:
-        """The same from what `state` gave."""
+        """Return the same from what `state` gave."""
         parameters = {key: _as_tuple(value) for key, value in state["parameters"].items()}
         rest: dict[str, Any] = {key: tuple(state[key]) for key in ("shape", "whole", "classes")}
         named = ("redshifts", "stored_redshifts", "voxel", "channels")
@@ -56,7 +56,7 @@ class DataCard:
         return (channels, *self.whole[1:])
 
     def state(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return it as plain values."""
         return asdict(self)
 
 
@@ -74,7 +74,7 @@ class KeepsState(Protocol):
 
 @dataclass
 class Position:
-    """How far a run is; counted in mini-batches of the whole grid, so the same on every grid."""
+    """Says how far a run is, in mini-batches of the whole grid, so the same on every grid."""
 
     step: int = 0  # of the optimizer, all epochs together
     epoch: int = 0
@@ -89,7 +89,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a checkpoint of a run holds besides its `Position`.
+    """Holds what a checkpoint of a run has besides its `Position`.
 
     ``samples`` is the digest of the training split; ``about`` describes the data. The random
     numbers are those of torch's default generators, for the CPU and for ``device``.
@@ -104,7 +104,7 @@ class RunState:
     device: torch.device
 
     def extra(self, at: Position) -> dict[str, Any]:
-        """What a checkpoint at this position holds besides model and optimizer."""
+        """Return what a checkpoint at this position holds besides model and optimizer."""
         return {
             "about": self.about.state(),
             "position": asdict(at),
@@ -164,7 +164,7 @@ class RunState:
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Of torch's default generators, which are in the same state on every rank."""
+    """Return the state of torch's default generators, the same on every rank."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)

@@ -70,7 +70,7 @@ from hyperslab.util.atomic_files import partial_path
 
 
 def read_state(path: Path, manifest: ChecksumManifest, *, optimizer: bool) -> State:
-    """The weights, and if it is asked for and there what the optimizer keeps.
+    """Return the weights, and if it is asked for and there what the optimizer keeps.
 
     Raises:
         CheckpointError: a file cannot be read or is no such file.
@@ -91,7 +91,7 @@ def read_state(path: Path, manifest: ChecksumManifest, *, optimizer: bool) -> St
 
 
 def read_extra_values(path: Path, manifest: ChecksumManifest) -> dict[str, Any]:
-    """What was given besides; raises as `read_state`."""
+    """Read what was given besides; raises as `read_state`."""
     values = _read_values(path)["extra"]
     beside = _read_stem(path, manifest, EXTRA_STEM)
     try:
@@ -190,7 +190,7 @@ def load(
 
 
 def read_extra(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint holds besides model and optimizer; every rank calls it.
+    """Read what a checkpoint holds besides model and optimizer; every rank calls it.
 
     Raises:
         CheckpointError: a file of it is missing or not what was written; on every rank.
@@ -205,7 +205,7 @@ def take_snapshot(
     extra: dict[str, Any],
     memory: SnapshotMemory | None = None,
 ) -> Snapshot | CheckpointError:
-    """What this rank has to write, or why it cannot be; see `snapshot_of`. It waits for nobody."""
+    """Take what this rank has to write, or why it cannot; waits for nobody. See `snapshot_of`."""
     try:
         state = state_of(model, optimizer)
         late = _optimizer_addresses(state, optimizer) if memory is not None else frozenset()
@@ -218,7 +218,7 @@ def take_snapshot(
 
 
 def _optimizer_addresses(state: State, optimizer: MaybeOptimizer) -> Set[int]:
-    """The addresses of weights that it trains, and of what it keeps."""
+    """Return the addresses of weights that it trains, and of what it keeps."""
     groups = [] if optimizer is None else optimizer.param_groups
     trained = {weight.data_ptr() for group in groups for weight in group["params"]}
     return trained | {tensor.data_ptr() for tensor in state.moments.values()}
@@ -250,7 +250,7 @@ def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group =
 
 
 def _verify(path: str | Path) -> tuple[Path, ChecksumManifest]:
-    """The folder, whose files are as written."""
+    """Return the folder, whose files are as written."""
     named = Path(path).absolute()
 
     def verify() -> tuple[Path, ChecksumManifest]:
@@ -283,7 +283,7 @@ def _check_and_fill(
 def _from_every_rank(
     make: Callable[[], tuple[str, FileSums]], failing: str, group: Group
 ) -> list[tuple[str, FileSums]]:
-    """What all ranks have, or on all of them what went wrong on the first."""
+    """Gather what all ranks have, or raise on all of them what went wrong on the first."""
     found: tuple[str, FileSums] | str
     try:
         found = make()
@@ -304,7 +304,7 @@ def _write_part(partial: Path, own: Snapshot | CheckpointError) -> tuple[str, Fi
 
 
 def _prepare(partial: Path, path: Path) -> None:
-    """An empty folder to write into; what an interrupted run has put aside is back."""
+    """Make an empty folder to write into; what an interrupted run has put aside is back."""
     put_back(path)
     check_replaceable(path)
     remove(partial)
@@ -334,7 +334,7 @@ def _finish(
 
 
 def _fullness(path: Path) -> str:
-    """That the disk below a path is full, while what was written is still there; else nothing."""
+    """Say that the disk below a path is full, while what was written is still there."""
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free

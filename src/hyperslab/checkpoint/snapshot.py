@@ -28,7 +28,7 @@ from hyperslab.checkpoint.state import State, Tensors, encode_value
 from hyperslab.errors import CheckpointError
 
 TENSOR_ALIGNMENT = 64
-"""Of a tensor in it [B]."""
+"""A tensor in it begins at a multiple of this [B]."""
 
 SMALLEST_LATE = 256 << 10
 """The smallest tensor [B] that is copied by the thread."""
@@ -37,11 +37,11 @@ HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 """Fresh memory comes page by page, and in small ones that takes as long as four copies into it."""
 
 LateCopy = tuple[torch.Tensor, torch.Tensor, int]
-"""Where to, of what, and how often that was changed so far."""
+"""Holds where to, of what, and how often that was changed so far."""
 
 
 class SnapshotMemory:
-    """As many bytes as this rank's share of the state had at most.
+    """Keeps as many bytes as this rank's share of the state had at most.
 
     What it held before is gone with the next `hold`. ``copied`` says that all is there.
     """
@@ -55,11 +55,11 @@ class SnapshotMemory:
 
     @property
     def nbytes(self) -> int:
-        """How much it is [B]."""
+        """Return how much it is [B]."""
         return self._room.nbytes
 
     def hold(self, files: dict[str, Tensors], late: Set[int]) -> dict[str, Tensors]:
-        """Where the copies are, or will be after `finish`.
+        """Return where the copies are, or will be after `finish`.
 
         ``late``: addresses of what only the optimizer changes; it has to wait for ``copied``.
         """
@@ -101,7 +101,7 @@ class SnapshotMemory:
             self._on_device = None
 
     def _places(self, tensors: list[torch.Tensor], late: Set[int]) -> Iterator[torch.Tensor]:
-        """Those that are copied at once come first: they touch as little fresh memory as can be."""
+        """Place first what is copied at once: it touches as little fresh memory as can be."""
         at_once = 0
         later = sum(_padded(tensor) for tensor in tensors if not _is_late(tensor, late))
         for tensor in tensors:
@@ -127,7 +127,7 @@ def _padded(tensor: torch.Tensor) -> int:
 
 
 def _pinned(size: int) -> torch.Tensor:
-    """Of which a device copies by itself, while this thread goes on."""
+    """Allocate page-locked memory, so that the device copies asynchronously."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
@@ -143,13 +143,13 @@ OPTIMIZER_STEM = "optimizer"
 EXTRA_STEM = "extra"
 
 INDEX_FILE = "model.safetensors.index.json"
-"""Which of several files has which weight, as readers of Hugging Face look it up."""
+"""Names the file that says which of several has which weight, as Hugging Face has it."""
 
 MOST_IN_ONE_FILE = 256 << 20
-"""So many bytes of weights are one file, for whoever takes a network along; more are shared."""
+"""Weights of at most so many bytes are one file, easy to take along; more are shared."""
 
 STATE_LIMIT = 64 << 20
-"""Of what is not tensors [B]: reading it must not take the memory of a machine."""
+"""Values that are no tensors have at most so much [B]: reading them must not fill a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def snapshot_of(
 
 
 def _assign_owners(tensors: dict[str, Tensors], ranks: int) -> dict[tuple[str, str], int]:
-    """The largest first, each to the rank that has least: about as many bytes for everybody.
+    """Assign the largest first, each to the rank that has least: about as many bytes to each.
 
     Weights of less than `MOST_IN_ONE_FILE` are all the main rank's.
     """
@@ -227,7 +227,7 @@ def _assign_owners(tensors: dict[str, Tensors], ranks: int) -> dict[tuple[str, s
 
 
 def _file_names(owners: dict[tuple[str, str], int]) -> dict[tuple[str, int], str]:
-    """By stem and rank; ``model-00001-of-00003.safetensors`` where three ranks have weights."""
+    """Name files by stem and rank: ``model-00001-of-00003.safetensors`` of three ranks."""
     names: dict[tuple[str, int], str] = {}
     for stem in (MODEL_STEM, OPTIMIZER_STEM):
         ranks = sorted({rank for (of, _), rank in owners.items() if of == stem})
@@ -268,7 +268,7 @@ def _encode_json(values: dict[str, Any]) -> bytes:
 
 
 def _check_extra_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """One of ``extra``: only the main rank has it, so it cannot be gathered."""
+    """Return a tensor of ``extra`` if it is whole: the main rank alone has it and cannot gather."""
     if hasattr(tensor, "full_tensor"):
         raise CheckpointError("a tensor that is cut over ranks is no extra value: gather it")
     check_storable("of the extra values", tensor)

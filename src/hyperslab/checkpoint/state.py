@@ -30,10 +30,10 @@ from hyperslab.errors import CheckpointError
 DOLLAR = "$"
 
 RESERVED_NAME = "__metadata__"
-"""What safetensors keep under this name is no tensor."""
+"""Safetensors keep something else than a tensor under this name."""
 
 Tensors = dict[str, torch.Tensor]
-"""By their names."""
+"""Holds tensors by their names."""
 
 
 def encode_value(
@@ -81,7 +81,7 @@ def encode_value(
 
 
 def decode_value(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value that `encode_value` was given.
+    """Return the value that `encode_value` was given.
 
     Raises:
         ValueError: no `encode_value` wrote this, or a tensor is missing.
@@ -103,7 +103,7 @@ def decode_value(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def tensors_named(value: Any) -> Iterator[str]:
-    """The names of the tensors that an encoded value refers to.
+    """Return the names of the tensors that an encoded value refers to.
 
     >>> [*tensors_named({"a": [1, {"$tensor": "a/1"}], "b": {"$tensor": "b"}})]
     ['a/1', 'b']
@@ -182,18 +182,18 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
 MaybeOptimizer = torch.optim.Optimizer | None
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-"""What wrappers of torch put into names: the network has other ones with them and without."""
+"""Wrappers of torch put these into names: the network has other ones with them and without."""
 
 EXTRA_STATE = "_extra_state"
 """The last part of the name under which torch keeps what a module's ``get_extra_state`` gave."""
 
 NAMES_SHOWN = 3
-"""So many names an error has."""
+"""An error has at most so many names."""
 
 
 @dataclass
 class State:
-    """As JSON with tensors beside; ``optimizer`` is None where there is none.
+    """Holds the state as JSON with tensors beside; ``optimizer`` is None where there is none.
 
     ``model`` holds what a state dict has besides tensors, mostly nothing; tensors within that are
     among the ``weights``, too.
@@ -287,7 +287,7 @@ def fill(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) -> Non
 
 
 def _state_dict_values(state: State) -> dict[str, Any]:
-    """The state dict, under the names that it has without wrappers."""
+    """Return the state dict, under the names that it has without wrappers."""
     within = {*tensors_named([*state.model.values()])}
     values: dict[str, Any] = {k: v for k, v in state.weights.items() if k not in within}
     return values | {k: decode_value(v, state.weights) for k, v in state.model.items()}
@@ -349,7 +349,7 @@ def _fill_optimizer(state: State, model: torch.nn.Module, optimizer: torch.optim
 
 
 def _exact(stored: Any, loaded: Any) -> Any:
-    """As it was stored, where it was loaded to: torch casts tensors to the type of the weight."""
+    """Restore values as they were stored: torch casts tensors to the type of the weight."""
     if isinstance(stored, torch.Tensor):
         same = isinstance(loaded, torch.Tensor) and loaded.dtype == stored.dtype
         return loaded if same else stored.to(getattr(loaded, "device", "cpu"))
@@ -361,7 +361,7 @@ def _exact(stored: Any, loaded: Any) -> Any:
 
 
 def _unwrapped_names(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict under the names that the network has without wrappers."""
+    """Return a state dict under the names that the network has without wrappers."""
     named: dict[str, Any] = {}
     wrapped = _wrapper_prefixes(model)
     for key, value in state.items():
@@ -378,7 +378,7 @@ def _keys_by_name(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str,
 
 
 def _wrapper_prefixes(model: torch.nn.Module) -> list[str]:
-    """Where names begin with that of a part which holds the network as its ``module``."""
+    """Find the prefixes of names under a part which holds the network as its ``module``."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     modules = model.named_modules(remove_duplicate=False)
     found = [f"{name}." if name else "" for name, part in modules if isinstance(part, wrappers)]
@@ -396,7 +396,7 @@ def _without_wrappers(key: str, wrapped: list[str]) -> str:
 
 
 def _group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
-    """The names of the weights, by groups; one that is not the model's has its number."""
+    """Return the names of the weights, by groups; one that is not the model's has its number."""
     wrapped = _wrapper_prefixes(model)
     names = {
         id(weight): _without_wrappers(name, wrapped) for name, weight in model.named_parameters()
@@ -411,7 +411,7 @@ def _group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> It
 
 
 def _gather_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself; one that torch has cut over ranks, a DTensor, is gathered."""
+    """Return the tensor itself; one that torch has cut over ranks, a DTensor, is gathered."""
     gather = getattr(tensor, "full_tensor", None)
     return (tensor if gather is None else gather()).detach()
 
@@ -427,7 +427,7 @@ def _distribute_like(current: Any, value: Any) -> Any:
 
 
 def _spread(value: Any, weight: torch.Tensor) -> Any:
-    """What is kept of a weight, cut and laid out in memory as the weight where it has its shape."""
+    """Cut and lay out a value of a weight's shape as the weight is; leave others."""
     if isinstance(value, dict):
         return {key: _spread_one(item, weight) for key, item in value.items()}
     return value

@@ -27,7 +27,7 @@ from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.load import load_recipe
 
 TIMEOUT = 600.0
-"""How long [s] a rank waits for the others."""
+"""A rank waits at most so long [s] for the others."""
 
 
 def calibrate_command(
@@ -102,13 +102,13 @@ def _launch(count: int, arguments: Sequence[str]) -> None:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Recipes, and overrides: what looks like one and is no file."""
+    """Tell recipes from overrides: what looks like one and is no file."""
     overrides = [a for a in arguments if "=" in a and not Path(a).exists()]
     return [Path(a) for a in arguments if a not in overrides], overrides
 
 
 def _check(recipes: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
-    """What can be wrong, before minutes of measuring."""
+    """Check what can be wrong, before minutes of measuring."""
     for recipe in recipes:
         load_recipe(recipe, overrides)
     if out.is_file():

@@ -21,13 +21,13 @@ from hyperslab.formats.registry import choices, compressions, load_plugins, name
 from hyperslab.simulate.phantoms import list_phantoms, make_phantoms
 
 FOLDER = "folder"
-"""The command without a name."""
+"""Names the command that has no name."""
 
 WORKERS = "Processes, one volume each at a time. Default: one per core, up to 4."
 
 
 class DefaultCommandGroup(TyperGroup):
-    """Commands, and one without a name: `hyperslab convert SRC OUT` beside `... convert lits`."""
+    """Has a command without a name, `hyperslab convert SRC OUT`, beside `... convert lits`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands and args[0] != FOLDER
@@ -77,7 +77,7 @@ are there are kept. `hyperslab predict` brings what it predicts to the same size
 
 
 def _wrapped(text: str) -> str:
-    """Paragraphs in one line each: the terminal breaks them."""
+    """Join each paragraph to one line: the terminal breaks it."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 

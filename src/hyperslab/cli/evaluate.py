@@ -188,7 +188,7 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
 
 
 def table_of(errors: dict[str, dict[str, float]]) -> Table:
-    """One row a parameter."""
+    """Show one row a parameter."""
     table = _empty_table("parameter", COLUMNS.values())
     for name, row in errors.items():
         cells = [f"{row[key]:.3g}" for key in COLUMNS if key != "relative_error"]
@@ -197,7 +197,7 @@ def table_of(errors: dict[str, dict[str, float]]) -> Table:
 
 
 def table_of_volumes(result: Evaluation) -> Table:
-    """One row a parameter: the ratios of predictions for whole volumes."""
+    """Return one row a parameter: the ratios of predictions for whole volumes."""
     found = {kind: head for kind, head in OF_VOLUMES.items() if kind in result.facts}
     table = _empty_table("ratio of volumes", found.values())
     for name in result.errors:
@@ -207,7 +207,7 @@ def table_of_volumes(result: Evaluation) -> Table:
 
 
 def relative_errors(errors: dict[str, dict[str, float]]) -> str:
-    """Those of Mathuriya et al. 2018, section VII-A, and what the mean would have."""
+    """Print the relative errors of Mathuriya et al. 2018, section VII-A, and those of the mean."""
     found = [
         f"{name} {row['relative_error_sc18']:.4f} ({row['relative_error_sc18_of_mean']:.4f})"
         for name, row in errors.items()
@@ -216,7 +216,7 @@ def relative_errors(errors: dict[str, dict[str, float]]) -> str:
 
 
 def table_of_classes(result: ClassEvaluation) -> Table:
-    """One row a class."""
+    """Show one row a class."""
     table = _empty_table("class", OF_CLASSES.values())
     for name, row in result.scores.items():
         table.add_row(name, *(f"{row[key]:.3g}" for key in OF_CLASSES))
@@ -224,7 +224,7 @@ def table_of_classes(result: ClassEvaluation) -> Table:
 
 
 def table_of_surfaces(result: ClassEvaluation) -> Table:
-    """One row a class but the background: distances, and where there are none."""
+    """Return one row a class but the background: distances, and where there are none."""
     tolerance = result.facts["surfaces"]["tolerance_mm"]
     head = {**OF_SURFACES, "surface_dice": f"surface Dice at {tolerance:g} mm"}
     table = _empty_table("surfaces", [*head.values(), *OF_PRESENCE.values()])
@@ -236,7 +236,7 @@ def table_of_surfaces(result: ClassEvaluation) -> Table:
 
 
 def table_of_confusion(result: ClassEvaluation) -> Table:
-    """One row a true class: which share of its voxels was given to each class [%]."""
+    """Return one row a true class: which share of its voxels was given to each class [%]."""
     table = _empty_table("true voxels as", result.classes)
     for name, counts in zip(result.classes, result.confusion, strict=True):
         table.add_row(name, *(f"{100 * n / max(counts.sum(), 1):.3g} %" for n in counts))
@@ -252,5 +252,5 @@ def _empty_table(first: str, others: Iterable[str]) -> Table:
 
 
 def _longest_word(head: str) -> int:
-    """A narrow terminal breaks heads between words, and shortens none."""
+    """Return the longest word: a narrow terminal breaks heads between words, and shortens none."""
     return max(map(len, head.split()), default=0)

@@ -93,14 +93,14 @@ def _of_folder(
     allowed: AccessPolicy,
     mapping: DataMap | None = None,
 ) -> tuple[Source, str]:
-    """The samples of a folder, and the name of their format."""
+    """Open the samples of a folder, and find the name of their format."""
     found = format or (MAPPED if mapping else find_format(path)[0].name)
     source = source_of(path, Grid(), channels, format, allowed=allowed, mapping=mapping)
     return source, found
 
 
 def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
-    """The samples of a recipe, the name of their format, and the grid's extents."""
+    """Open the samples of a recipe; return them with their format's name and the grid's extents."""
     data = recipe.data
     origin = data.origin
     if isinstance(origin, Source):
@@ -159,7 +159,7 @@ def _stored(storage: Storage) -> str:
 
 
 def _ranges(source: Source) -> list[str]:
-    """The parameters, with the physical values at -1 and 1 where they are known."""
+    """List the parameters, with the physical values at -1 and 1 where they are known."""
     return [
         name if (low, high) == (-1, 1) else f"{name} ({low:.4g} to {high:.4g})"
         for name, (low, high) in source.parameters.ranges.items()
@@ -184,7 +184,7 @@ def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> 
 
 
 def _store_costs(source: Source, extents: dict[str, int]) -> list[str]:
-    """What the store takes to keep every sample, so that only the first epoch reads."""
+    """Say what the store takes to keep every sample, so that only the first epoch reads."""
     grid = {axis: extents.get(axis, 1) for axis in AXES}
     ranks = math.prod(grid.values())
     voxels = max(box.size for box in replica_boxes(source.shape, extents)) // source.shape[0]
@@ -203,6 +203,6 @@ def _product(numbers: tuple[int, ...]) -> str:
 
 
 def _size(count: int) -> str:
-    """[B] in the unit that suits it."""
+    """Write a size [B] in the unit that suits it."""
     power = min(3, int(math.log2(max(count, 1)) // 10))
     return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"

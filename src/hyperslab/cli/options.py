@@ -33,7 +33,7 @@ BlendOption = Annotated[
 
 
 def options_of_windows(windows: WindowPolicy | None) -> list[str]:
-    """As a command line says them."""
+    """Write windows as a command line says them."""
     if windows is None:
         return []
     size = ",".join(map(str, windows.size))
@@ -43,7 +43,7 @@ def options_of_windows(windows: WindowPolicy | None) -> list[str]:
 def windows_of_options(
     window: str | None, overlap: float | None, blend: str | None
 ) -> WindowPolicy | None:
-    """What they say; None where they say nothing.
+    """Read the options of windows; None where they say nothing.
 
     Raises:
         BadParameter: they are no window, or there is none for an overlap.
@@ -76,7 +76,7 @@ PluginOption = Annotated[
 
 
 def channels_of_option(word: str | None) -> Channels | None:
-    """What ``--channels`` says; None where it says nothing.
+    """Read ``--channels``; None where it says nothing.
 
     Raises:
         BadParameter: it is no such place.

@@ -36,7 +36,7 @@ from hyperslab.recipe.schema import planned_device
 from hyperslab.util.atomic_files import write_text
 
 _WIDTH = 120
-"""Columns where the output is no terminal."""
+"""The output has so many columns where it is no terminal."""
 
 
 _Room = Annotated[ByteSize, Field(gt=0)]
@@ -106,7 +106,7 @@ def _shape(text: str | None) -> VolumeShape | None:
 
 
 def _limit(text: str | None, named: Machine | None, ranks: int, device: str) -> MemoryLimit:
-    """What is asked for, else what the machine that was named has, else what this host has."""
+    """Take the limit that is asked for, else that of the named machine, else this host's."""
     if text is not None:
         try:
             return MemoryLimit(TypeAdapter(_Room).validate_python(text), "--memory")

@@ -132,7 +132,7 @@ def predict_as_rank(
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Inputs, and overrides: what looks like one and is no file."""
+    """Tell inputs from overrides: what looks like one and is no file."""
     overrides = [a for a in arguments if OVERRIDE.match(a) and not Path(a).exists()]
     files = [argument for argument in arguments if argument not in overrides]
     if not files:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def adopt_rank() -> None:
-    """Where mpirun or srun has started this process, take its rank from their variables.
+    """Take this process's rank from the variables of mpirun or srun, if they have started it.
 
     Raises:
         HyperslabError: one of them, or of torchrun's, is missing or odd; names it.
@@ -46,17 +46,17 @@ def adopt_rank() -> None:
 
 
 def is_started() -> bool:
-    """Whether this process is one of several ranks that something has started."""
+    """Say whether this process is one of several ranks that something has started."""
     return "RANK" in os.environ
 
 
 def is_started_again() -> bool:
-    """Whether what started this rank, such as torchrun with --max-restarts, did so before."""
+    """Say whether what started this rank, such as torchrun with --max-restarts, did so before."""
     return os.environ.get(RESTARTS_VARIABLE, "0") != "0"
 
 
 def is_rank(recipe: Recipe) -> bool:
-    """Whether this process does the work itself; if not, it starts the ranks that do."""
+    """Say whether this process does the work itself; if not, it starts the ranks that do."""
     return is_started() or recipe.grid.size == 1
 
 
@@ -78,7 +78,7 @@ def launch_command(recipe: Recipe, arguments: Sequence[str], logs: Path) -> None
 
 @contextmanager
 def telling_ranks() -> Iterator[None]:
-    """An error before the ranks start ends all of them: they would wait for this one."""
+    """End all ranks after an error before they start: they would wait for this one."""
     try:
         yield
     except HyperslabError as error:
@@ -88,7 +88,7 @@ def telling_ranks() -> Iterator[None]:
 
 
 def as_rank(work: Callable[P, T]) -> Callable[P, T]:
-    """Torch's `record`: what goes wrong is also written down for what started this process.
+    """Write down what goes wrong for what started this process, too, as torch's `record` does.
 
     Of our own errors without the traceback, which torchrun would print in place of the words.
     """
@@ -146,7 +146,7 @@ def check_ranks(recipe: Recipe, ranks: int | None) -> None:
 
 
 def _overrides_for(count: int, grid: GridSection) -> str:
-    """Overrides that give a grid this many places, along the depth."""
+    """Write overrides that give a grid this many places, along the depth."""
     extents = grid.model_dump()
     others = [f"{axis}=1" for axis, extent in extents.items() if axis != "depth" and extent > 1]
     return " ".join(f"grid.{override}" for override in [*others, f"depth={count}"])

@@ -14,7 +14,7 @@ from hyperslab.cli.terminal import say
 from hyperslab.recipe.shipped import copy_recipe, shipped_recipes
 
 LONGEST_LINE = 500
-"""Of a line where it is no terminal that shows it."""
+"""A line is at most as long where it is no terminal that shows it."""
 
 recipes_commands = typer.Typer(invoke_without_command=True)
 

@@ -30,7 +30,7 @@ from hyperslab.studies.scaling.study import (
 )
 
 AUTO = "auto"
-"""The axis that means: the plan chooses the grids."""
+"""This axis means that the plan chooses the grids."""
 
 
 def scale_command(
@@ -117,7 +117,7 @@ def points_of(
     grids: list[str],
     predictor: Predictor | None,
 ) -> tuple[list[ScalingPoint], list[RefusedPoint]]:
-    """The points that the options ask for, by ranks, and those that cannot be.
+    """Return the points that the options ask for, by ranks, and those that cannot be.
 
     A grid that is given comes before the rule.
 
@@ -145,7 +145,7 @@ def _predictor(machine: str | None, recipe: Recipe) -> Predictor:
 
 
 def parse_ranks(words: str) -> list[int]:
-    """``1,2,4`` as numbers, the smallest first."""
+    """Read ``1,2,4`` as numbers, the smallest first."""
     try:
         counts = [int(word) for word in words.split(",")]
     except ValueError:
@@ -158,7 +158,7 @@ def parse_ranks(words: str) -> list[int]:
 
 
 def parse_grid(words: str) -> GridSection:
-    """``depth=2,height=2`` as a grid."""
+    """Read ``depth=2,height=2`` as a grid."""
     try:
         pairs = [(axis, int(extent)) for axis, extent in (w.split("=") for w in words.split(","))]
     except ValueError:

@@ -51,7 +51,7 @@ def clean_errors() -> Iterator[None]:
 
 @contextmanager
 def clean_interrupts() -> Iterator[None]:
-    """Ctrl-C is one line and exit code 130; in debug mode a traceback."""
+    """Turn Ctrl-C into one line and exit code 130; in debug mode into a traceback."""
     try:
         yield
     except KeyboardInterrupt:
@@ -62,7 +62,7 @@ def clean_interrupts() -> Iterator[None]:
 
 
 def begin_interrupts() -> None:
-    """From here on Ctrl-C raises KeyboardInterrupt, as in any program; before it was imports."""
+    """Let Ctrl-C raise KeyboardInterrupt from here on, as in any program; before it was imports."""
     if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = _keep_interrupt
@@ -110,7 +110,7 @@ def _exit_code(end: BaseException) -> int:
 
 
 class PrintableFormatter(logging.Formatter):
-    """The message alone, its control characters written out."""
+    """Prints the message alone, its control characters written out."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -129,7 +129,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def progress(console: Console | None = None) -> Progress:
-    """A bar on the terminal, by default on standard error; nothing where that goes to a file."""
+    """Show a bar on the terminal, by default on standard error; nothing where that is a file."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

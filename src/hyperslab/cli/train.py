@@ -117,7 +117,7 @@ def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
 
 
 def _settle(recipe: Recipe, ranks: int | None, choose: GridChoice) -> Recipe:
-    """With the grid that is best for the ranks that are to be started here."""
+    """Return the recipe with the grid that is best for the ranks to be started here."""
     if ranks is None:
         raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
     _log_to_terminal(is_main=True)
@@ -137,7 +137,7 @@ def train_as_rank(
 def _train(
     recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChoice
 ) -> Stopped | None:
-    """The signal that ended it, if one did."""
+    """Train, and return the signal that ended it, if one did."""
     is_main = become_rank()
     _log_to_terminal(is_main=is_main)
     try:
@@ -168,7 +168,7 @@ def _predict(run: Path, machine: str | None) -> None:
 
 
 def _log_to_terminal(*, is_main: bool) -> None:
-    """Once in a process."""
+    """Print the logs on the terminal, set up once in a process."""
     if not any(isinstance(handler, _Terminal) for handler in log.handlers):
         handler = _Terminal()
         handler.setFormatter(PrintableFormatter("%(message)s"))

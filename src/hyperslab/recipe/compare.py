@@ -33,7 +33,7 @@ def launch_facts(recipe: Recipe, **options: Any) -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any, key: str = "") -> list[str]:
-    """The dotted keys whose values are not the same, in nested dictionaries.
+    """Return the dotted keys whose values are not the same, in nested dictionaries.
 
     >>> differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}})
     ['a.c', 'd']
@@ -94,7 +94,7 @@ SAME_RESULT = (
     "data.prefetch",
     "data.prefetch_bytes",
 )
-"""How, where and how long: the steps are the same, up to rounding."""
+"""These say how, where and how long: the steps are the same, up to rounding."""
 
 COMPARED = (
     "data.batch_size",
@@ -118,7 +118,7 @@ COMPARED = (
 
 
 def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
-    """The keys that a resumed run changes, with the value before and the value now.
+    """Return the keys that a resumed run changes, with the value before and the value now.
 
     Raises:
         RecipeError: it must not change one of them; names it, with both values.

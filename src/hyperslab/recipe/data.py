@@ -40,7 +40,7 @@ from hyperslab.recipe.section import OneOf, Section, TargetSection
 
 
 def _as_words(value: object) -> object:
-    """One word for a list of one."""
+    """Take one word for a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -49,7 +49,7 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
 
 
 class KeysSection(Section):
-    """Where in a file volume and targets are; by default its only array with so many dims."""
+    """Finds volume and targets in a file; by default in its only array with so many dims."""
 
     volume: Words | None = None  # the path of an array, "grid/delta" say; several: channels
     targets: Words | None = None  # paths of arrays, or of attributes: "Header@Omega0"
@@ -64,7 +64,7 @@ def map_of(
     ranges: dict[str, tuple[float, float]] | None,
     classes: tuple[str, ...] | None,
 ) -> DataMap | None:
-    """What these keys of a recipe say; None where they say nothing.
+    """Return the map that these keys of a recipe describe; None where they say nothing.
 
     Raises:
         DataError: targets are in two places, a range is none, or files and keys are both several.
@@ -123,7 +123,7 @@ class SyntheticSection(Section):
         return (self.channels, self.width, self.width, self.width)
 
     def source(self) -> SyntheticVolumes:
-        """The volumes."""
+        """Return the volumes."""
         targets = 4 if self.targets is None else self.targets
         return SyntheticVolumes(
             self.shape, self.samples, targets=targets, classes=self.classes or 0
@@ -131,10 +131,10 @@ class SyntheticSection(Section):
 
 
 LIST_SUFFIX = ".txt"
-"""Of a file that lists samples, one a line; lines that begin with # and empty ones say nothing."""
+"""A file that lists samples, one a line, ends so; comments (#) and empty lines say nothing."""
 
 MOST_LIST = 64 << 20
-"""Of such a file [B]."""
+"""A list of samples is at most as large [B]."""
 
 _POSITIONS = re.compile(r"\d*:\d*")
 
@@ -151,7 +151,7 @@ class Lists:
     words: dict[str, tuple[str, ...]]
 
     def folders(self) -> list[Path]:
-        """Those that hold the data, none within another.
+        """Return the folders that hold the data, none within another.
 
         Raises:
             DataError: a path does not exist, or a list cannot be read.
@@ -170,7 +170,7 @@ class Lists:
         return [folder for folder in dict.fromkeys(map(_plain, found)) if folder in kept]
 
     def relative(self, split: str) -> tuple[str, ...]:
-        """The words of a split, relative to the data set's folder; raises as `folders`."""
+        """Return the words of a split, relative to the data set's folder; raises as `folders`."""
         root = self.path if self.path is not None else common_parent(self.folders())
         if self.path is None:
             return tuple(_below(root, path) for path in self._paths(split))
@@ -205,7 +205,7 @@ class Lists:
 
 
 def read_list(path: Path, split: str) -> list[str]:
-    """The lines of a file that lists samples.
+    """Read the lines of a file that lists samples.
 
     Raises:
         DataError: it cannot be read, is no text, or lists nothing.
@@ -253,7 +253,7 @@ def absolute(words: Sequence[str], path: Path | None) -> list[str]:
 
 
 def _inside(root: Path, word: str) -> str:
-    """A word beside ``data.path``, relative to it."""
+    """Return a word beside ``data.path``, relative to it."""
     if _POSITIONS.fullmatch(word):
         return word
     return _below(root, root / word) if word.startswith("/") else os.path.normpath(word)
@@ -269,7 +269,7 @@ def _below(root: Path, path: Path) -> str:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether samples lie in it; those of Zarr are folders themselves."""
+    """Check whether samples lie in it; those of Zarr are folders themselves."""
     suffixes = tuple(suffix for one in formats() for suffix in one.suffixes)
     return path.is_dir() and not path.name.endswith(suffixes)
 
@@ -444,27 +444,27 @@ class DataSection(TargetSection):
 
     @property
     def _made(self) -> str | None:
-        """The class of a source of anybody's."""
+        """Return the class of anybody's own source."""
         return self.target or self.python_class
 
     @property
     def mapping(self) -> DataMap | None:
-        """What is said of where volumes and targets are, see `map_of`."""
+        """Return the map of where volumes and targets are, see `map_of`."""
         return map_of(self.files, self.keys, self.table, self.columns, self.ranges, self.classes)
 
     @property
     def allowed(self) -> AccessPolicy:
-        """What files may do."""
+        """Return what files may do."""
         return AccessPolicy(self.outside_files, self.missing_chunks)
 
     @property
     def listed(self) -> list[str]:
-        """The splits that are given as paths or lists."""
+        """Return the splits that are given as paths or lists."""
         return [key for key in LISTS if getattr(self, key) is not None]
 
     @property
     def lists(self) -> Lists:
-        """What they say."""
+        """Read the lists."""
         return Lists(self.path, {key: getattr(self, key) for key in self.listed})
 
     @property
@@ -500,7 +500,7 @@ class DataSection(TargetSection):
 
     @property
     def is_here(self) -> bool:
-        """Whether there is something to open."""
+        """Say whether there is something to open."""
         if self.synthetic is not None or self._made:
             return True
         if self.path is not None:
@@ -509,7 +509,7 @@ class DataSection(TargetSection):
 
     @property
     def where(self) -> str:
-        """The words by which an error names the volumes."""
+        """Return the words by which an error names the volumes."""
         if self._made:
             return f"data.target {self._made}"
         if self.synthetic is not None:

@@ -35,7 +35,7 @@ NOT_YET = object()
 
 
 def positional_names(made: Callable[..., Any]) -> list[str]:
-    """The names of the parameters that can be given by their place."""
+    """Return the names of the parameters that can be given by their place."""
     try:
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):  # written in C
@@ -44,7 +44,7 @@ def positional_names(made: Callable[..., Any]) -> list[str]:
 
 
 def type_hints(made: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function, or of what makes an instance of a class."""
+    """Return the annotations of a function, or of what makes an instance of a class."""
     try:
         return typing.get_type_hints(made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
     except Exception:  # names that are there for type checkers alone, say
@@ -113,7 +113,7 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class RightKind:
-    """What a target has to be: of one of the ``classes``, or called, if it is ``deferred``.
+    """Says what a target has to be: of one of the ``classes``, or called, if it is ``deferred``.
 
     ``words`` name it in errors. A deferred function is not called for its result now but is the
     result, with the recipe's arguments filled in.
@@ -149,7 +149,7 @@ class Maker:
     trusted: frozenset[str] = frozenset()
 
     def __call__(self, section: TargetSection) -> Any:
-        """What the target gives for its arguments.
+        """Return what the target gives for its arguments.
 
         Raises:
             RecipeError: it cannot be imported, is of another kind, lacks an argument, has one of
@@ -185,7 +185,7 @@ class Maker:
         return result
 
     def _found(self, name: str, key: str) -> tuple[Callable[..., Any], bool]:
-        """What has the name, and whether it is the result itself."""
+        """Find what has the name, and whether it is the result itself."""
         found = imported(name, key)
         if isinstance(found, type) and issubclass(found, self.kind.classes):
             return found, False
@@ -209,7 +209,7 @@ class Maker:
         )
 
     def _fills_given(self, made: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
-        """Whether the recipe says itself what would be given, as for `ChainedScheduler`."""
+        """Say whether the recipe itself has what would be given, as for `ChainedScheduler`."""
         return any(name in arguments for name in positional_names(made)[: len(self.given)])
 
     def _bound(
@@ -220,7 +220,7 @@ class Maker:
         name: str,
         value_of: Callable[[Any, str], Any],
     ) -> dict[str, Any]:
-        """The arguments, each of the type that its annotation asks for."""
+        """Return the arguments, each of the type that its annotation asks for."""
         try:
             parameters = dict(inspect.signature(made).parameters)
         except (TypeError, ValueError):  # written in C
@@ -267,7 +267,7 @@ def _known_now(value: Any, key: str) -> Any:
 
 
 def imported(name: str, key: str) -> Any:
-    """What a dotted name stands for; looked for in the current folder, too.
+    """Import what a dotted name stands for, from the current folder, too.
 
     Raises:
         RecipeError: it cannot be imported.
@@ -312,6 +312,6 @@ def _kind_in_words(found: Any) -> str:
 
 
 def _return_type(function: Callable[..., Any]) -> type:
-    """The class that a function says it returns; `object` where it says nothing."""
+    """Return the class that a function says it returns; `object` where it says nothing."""
     found = type_hints(function).get("return")
     return found if isinstance(found, type) else object

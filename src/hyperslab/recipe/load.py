@@ -46,7 +46,7 @@ TORCH_CLASSES: Mapping[str, Mapping[str, str]] = {
     "optimizer": _classes_by_name(torch.optim, torch.optim.Optimizer),
     "optimizer.schedule": _classes_by_name(lr_scheduler, lr_scheduler.LRScheduler, "_lrscheduler"),
 }
-"""By section: the dotted names of torch's classes by their own names in small letters."""
+"""Torch's classes by section: their dotted names by their own names in small letters."""
 
 
 def write_out_short_forms(values: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def _section(values: Any, key: str) -> dict[str, Any] | None:
 def explain_errors(
     error: ValidationError, values: Any, file: str, sources: Mapping[str, str]
 ) -> str:
-    """One line or two for each mistake: where it is, what it is, and the nearest valid word.
+    """Return one line or two for each mistake: where it is, what it is, and the nearest valid word.
 
     ``values`` are those of the recipe; ``sources`` gives the override that a key came from, where
     it did not come from ``file``.
@@ -134,7 +134,7 @@ def _ratio(a: str, b: str) -> float:
 
 
 def _dotted(loc: Sequence[int | str], values: Any) -> str:
-    """The key as the user writes it: pydantic also puts in which alternative it tried."""
+    """Return the key as the user writes it: pydantic also puts in which alternative it tried."""
     keys: list[str] = []
     for part in loc:
         if part in (BY_NAME, BY_TARGET):
@@ -174,7 +174,7 @@ def _walk_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, A
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """The types that a key takes, those in unions and behind marks too."""
+    """Return the types that a key takes, those in unions and behind marks too."""
     if typing.get_origin(annotation) is typing.Annotated:
         yield from _alternatives(annotation.__origin__)
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -185,7 +185,7 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def _choices(key: str) -> list[str] | None:
-    """The words that a key takes, if it takes words."""
+    """Return the words that a key takes, if it takes words."""
     kinds: list[Any] = [_fields().get(key.rstrip(".0123456789"))]
     choices: list[str] = []
     while kinds:
@@ -230,7 +230,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def recipe_of_values(
     values: dict[str, Any], file: str, sources: Mapping[str, str] | None = None
 ) -> Recipe:
-    """The recipe that such values make, which are written out on the way.
+    """Return the recipe that such values make, which are written out on the way.
 
     ``file`` is how errors call where they are from; ``sources`` is as in `explain_errors`.
 
@@ -245,7 +245,7 @@ def recipe_of_values(
 
 
 def _targets(key: str, value: Any) -> Iterator[str]:
-    """The targets that an override names."""
+    """Return the targets that an override names."""
     if key.rpartition(".")[2] == A_TARGET and isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -264,7 +264,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """The keys and values of a file; ``what`` it is to be is what errors call it.
+    """Read the keys and values of a file; ``what`` it is to be is what errors call it.
 
     Raises:
         RecipeError: it cannot be read, or holds something else.

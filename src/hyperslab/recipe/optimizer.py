@@ -23,7 +23,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LinearSchedule(Section):
-    """From 1 to ``factor`` in ``epochs``, then flat (Oyama et al. 2020, section IV)."""
+    """Goes from 1 to ``factor`` in ``epochs``, then flat (Oyama et al. 2020, section IV)."""
 
     name: Literal["linear"] = "linear"
     epochs: PositiveFloat = 100  # until the rate is at its least
@@ -32,7 +32,7 @@ class LinearSchedule(Section):
 
 
 class PolynomialSchedule(Section):
-    """From 1 to ``factor`` in ``epochs``, then flat (Mathuriya et al. 2018, section III-B)."""
+    """Goes from 1 to ``factor`` in ``epochs``, then flat (Mathuriya et al. 2018, section III-B)."""
 
     name: Literal["polynomial"]
     epochs: PositiveFloat = 100  # until the rate is at its least
@@ -70,7 +70,7 @@ class LarcSection(Section):
 
 
 class OptimizerSection(Section):
-    """What all optimizers have."""
+    """Holds what all optimizers have."""
 
     learning_rate: PositiveFloat = 1e-3  # before the schedule's factor
     schedule: AnySchedule | None = LinearSchedule()  # null: the rate stays
@@ -127,17 +127,17 @@ class StopSection(Section):
 
     @property
     def wanted(self) -> dict[str, float]:
-        """The most that each measure may be."""
+        """Return the most that each measure may be."""
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
     def reached(self, measured: Mapping[str, float | None]) -> bool:
-        """Whether a validation is as good as that."""
+        """Say whether a validation is as good as that."""
         found = [(measured.get(name), most) for name, most in self.wanted.items()]
         return all(value is not None and value <= most for value, most in found)
 
 
 class MlperfSection(Section):
-    """What MLPerf's log says of a submission; with this section it is written, see `MlperfLog`."""
+    """Describes a submission in MLPerf's log, which this section asks for, see `MlperfLog`."""
 
     org: Annotated[str, Field(min_length=1)]  # who submits
     platform: Annotated[str, Field(min_length=1)]  # the name of the machine

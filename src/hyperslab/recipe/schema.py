@@ -57,7 +57,7 @@ __all__ = [
 
 
 class ModelSection(Section):
-    """What all networks have. Their channels, outputs and classes are those of the data."""
+    """Holds what all networks have. Their channels, outputs and classes are those of the data."""
 
     # a class for every voxel, or numbers for the volume; None: whichever the data have
     segments: ClassVar[bool | None] = False
@@ -65,7 +65,7 @@ class ModelSection(Section):
 
 
 class CosmoFlowSection(ModelSection):
-    """From volumes to numbers."""
+    """Leads from volumes to numbers."""
 
     name: Literal["cosmoflow"] = "cosmoflow"
     # layers as in Oyama et al. 2020, Mathuriya et al. 2018, LBANN's example, or MLPerf HPC
@@ -76,7 +76,7 @@ class CosmoFlowSection(ModelSection):
 
 
 class UNet3DSection(ModelSection):
-    """From volumes to a class for every voxel."""
+    """Leads from volumes to a class for every voxel."""
 
     segments: ClassVar[bool | None] = True
     name: Literal["unet3d"]
@@ -106,7 +106,7 @@ AnyModel = Annotated[
 
 
 class ParallelizeSection(Section):
-    """What `hyperslab.parallelize` takes; ``kernels`` is a key of the recipe itself."""
+    """Holds what `hyperslab.parallelize` takes; ``kernels`` is a key of the recipe itself."""
 
     until: tuple[str, ...] = ()  # parts of the network before which cut tensors are gathered
     batch_norm: Literal["grid", "replica"] | None = None  # None: as the model's statistics say
@@ -144,12 +144,12 @@ class GridSection(Section):
 
     @property
     def size(self) -> int:
-        """How many ranks it takes."""
+        """Return how many ranks it takes."""
         return self.data * self.depth * self.height * self.width
 
 
 class CheckpointSection(Section):
-    """When one is written and how many stay; the best stays besides."""
+    """Says when a checkpoint is written and how many stay; the best stays besides."""
 
     every: PositiveInt = 1  # [epochs]; the last epoch always
     every_steps: PositiveInt | None = None  # besides, within epochs
@@ -180,7 +180,7 @@ LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 
 COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
-"""What may head one of ``epochs.csv``."""
+"""Matches what may head a column of ``epochs.csv``."""
 
 
 class Recipe(Section):
@@ -270,7 +270,7 @@ class Recipe(Section):
 
     @property
     def segments(self) -> bool | None:
-        """Whether every voxel gets a class; None where only the data can tell."""
+        """Say whether every voxel gets a class; None where only the data can tell."""
         if self.model.segments is not None:
             return self.model.segments
         if isinstance(self.loss, str):
@@ -281,7 +281,7 @@ class Recipe(Section):
 
     @property
     def statistics(self) -> str:
-        """Of batch norm: of the whole grid's mini-batch, or of each replica's."""
+        """Choose batch norm's statistics: the whole grid's mini-batch, or each replica's."""
         own: str = getattr(self.model, "statistics", "grid")
         return self.parallelize.batch_norm or own
 

@@ -53,7 +53,7 @@ class TargetSection(Section):
 
     @model_serializer(mode="wrap")
     def _flatten_arguments(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As one would write it: arguments among the keys, but those that have a key's name."""
+        """Write arguments among the keys, as one would, but those that have a key's name."""
         values: dict[str, Any] = dump(self)
         if "arguments" not in values:
             return values
@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 def choose(table: Mapping[str, T], name: str, key: str) -> T:
-    """What ``name``, the value of ``key`` in a recipe, stands for.
+    """Return what ``name``, the value of ``key`` in a recipe, stands for.
 
     >>> choose({"adam": 1, "sgd": 2}, "sgd", "optimizer.name")
     2

@@ -19,7 +19,7 @@ _SENTENCE = re.compile(r"(.+?)(?:(?<!\bal)[.?;](?=\s|$)|$)")
 
 
 def shipped_recipes() -> dict[str, str]:
-    """The first sentence of each, by name; those of sweeps begin with ``sweeps/``.
+    """Return the first sentence of each, by name; those of sweeps begin with ``sweeps/``.
 
     >>> shipped_recipes()["demo"]
     'What `make demo` trains: small universes on two cores, each rank holding half of every sample'
@@ -43,7 +43,7 @@ def copy_recipe(name: str, folder: Path) -> list[Path]:
 
 
 def _needed(path: PurePosixPath) -> list[PurePosixPath]:
-    """A recipe and the one that it varies."""
+    """Return the files of a recipe: its own, and that of the one which it varies."""
     base = parse_yaml((_FOLDER / path).read_text()).get("recipe")
     if base is None:
         return [path]
@@ -68,7 +68,7 @@ def _copied(path: PurePosixPath, folder: Path) -> Path:
 
 
 def _about(path: Path) -> str:
-    """The first sentence of the comment at the top."""
+    """Return the first sentence of the comment at the top."""
     comment = re.match(r"(?:#.*\n)+", path.read_text())
     words = " ".join(re.sub(r"^# ?", "", comment[0], flags=re.M).split()) if comment else ""
     sentence = _SENTENCE.match(words)

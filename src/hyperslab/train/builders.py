@@ -82,12 +82,12 @@ KEEP_NOTHING = StorePolicy("direct")
 
 
 def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
-    """The samples that training shows, whatever split ``data`` itself is."""
+    """Return the samples that training shows, whatever split ``data`` itself is."""
     return samples_of_split(recipe, data.source, "train")
 
 
 def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
-    """The samples of a split of the recipe's data.
+    """Return the samples of a split of the recipe's data.
 
     Raises:
         DataError: as `SplitPolicy.samples`.
@@ -105,7 +105,7 @@ def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
 
 
 def splits_of_recipe(recipe: Recipe) -> Splits | None:
-    """The lists or folds of a recipe; None where splits are drawn or folders.
+    """Return a recipe's lists or folds; None where splits are drawn or folders.
 
     Raises:
         DataError: a path of a list does not exist, or a list cannot be read.
@@ -118,7 +118,7 @@ def splits_of_recipe(recipe: Recipe) -> Splits | None:
 
 
 def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
-    """The SHA-256 of the names of the training split, repeated ones again, and of their seed.
+    """Hash the names of the training split, repeated ones again, and their seed (SHA-256).
 
     Of the targets too, where they are not in the volumes' files: a table may change alone.
     """
@@ -134,7 +134,7 @@ def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
 def open_training(
     recipe: Recipe, grid: Grid, given: UserObjects = NO_USER_OBJECTS
 ) -> Iterator[volumes.Dataset]:
-    """What is shown in every epoch: training, which gets the store's budget first, validation, and
+    """Open all that an epoch shows: training, which gets the store's budget first, validation, and
     test, if it is to be followed.
 
     Each is opened when it is asked for.
@@ -166,7 +166,7 @@ def open_data(
     store: StorePolicy = KEEP_NOTHING,
     given: UserObjects = NO_USER_OBJECTS,
 ) -> volumes.Dataset:
-    """One split of the recipe's data; only training itself is shuffled, augmented and repeated.
+    """Open one split of the data; only training itself is shuffled, augmented and repeated.
 
     Without a ``store`` nothing is kept, as for a single pass.
     """
@@ -204,7 +204,7 @@ def open_data(
 
 
 def data_card(data: volumes.Dataset) -> DataCard:
-    """What a checkpoint says of the data that its network was trained on."""
+    """Return the description of the data that a checkpoint keeps beside its network."""
     source = data.source
     return DataCard(
         shape=data.shape,
@@ -221,7 +221,7 @@ def data_card(data: volumes.Dataset) -> DataCard:
 
 
 def _voxel_of_all(source: Source) -> tuple[float, ...]:
-    """The size of a voxel [mm] where volumes of different shapes have one; else nothing.
+    """Return the voxel size [mm] that volumes of different shapes share, if they do.
 
     Those of one shape are told by that.
     """
@@ -236,7 +236,7 @@ def _voxel_of_all(source: Source) -> tuple[float, ...]:
 def build_model(
     recipe: Recipe, about: DataCard, grid: Grid, given: UserObjects = NO_USER_OBJECTS
 ) -> torch.nn.Module:
-    """The recipe's network for such data, parallelised; raises what `build_network` does."""
+    """Build the recipe's network for such data and parallelise it; raises as `build_network`."""
     model = build_network(recipe, about, given)
     if given.model is not None and "no_sync" in vars(model):
         return model  # by `hyperslab.fit`, or by the program itself

@@ -78,12 +78,12 @@ from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 log = logging.getLogger("hyperslab")
 
 SampleSurfaces = dict[str, dict[str, SurfaceScores]]
-"""By sample, by class; the background has none."""
+"""Holds the scores by sample and class; the background has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SurfacePolicy:
-    """Whether surfaces are measured, and their ``tolerance`` [mm].
+    """Says whether surfaces are measured, and with which ``tolerance`` [mm].
 
     Raises:
         DataError: the tolerance is negative.
@@ -99,7 +99,7 @@ class SurfacePolicy:
 
 @dataclass
 class Surfaces:
-    """Measures them, sample after sample, on the main rank, which holds both masks of one then.
+    """Measures surfaces sample by sample on the main rank, which then holds both masks of one.
 
     ``left_out``: why some or all were not measured.
     """
@@ -128,7 +128,7 @@ class Surfaces:
             self.wanted = False
 
     def add(self, predicted: Sharded, true: Sharded) -> None:
-        """The samples of the mini-batch last shown, (B, D, H, W) both; every rank calls it.
+        """Add the samples of the mini-batch last shown, (B, D, H, W) both; every rank calls it.
 
         Distribution scheme: 1. both masks are collected on the main rank, as bytes, 2. which
         measures them while the others go on to the next sample.
@@ -162,7 +162,7 @@ class Surfaces:
         }
 
     def result(self) -> tuple[SampleSurfaces, list[str]]:
-        """What was found, and why some was not; the same on every rank, which all call it."""
+        """Return the scores and why some are missing; all ranks call it and get the same."""
         found, left_out = broadcast_from_main(lambda: (self.found, self.left_out))
         if self.data.grid.is_main and self.policy.wanted:
             for words in left_out:
@@ -171,14 +171,14 @@ class Surfaces:
 
 
 def check_monai() -> None:
-    """Nothing, if MONAI is; raises what `monai_metrics` does."""
+    """Check that MONAI is installed; raises what `monai_metrics` does."""
     monai_metrics()
 
 
 def surface_summaries(
     found: SampleSurfaces, classes: tuple[str, ...]
 ) -> dict[str, dict[str, float]]:
-    """By class but the background, over all samples that were measured."""
+    """Summarise each class but the background over all samples that were measured."""
     return {name: surface_summary([by[name] for by in found.values()]) for name in classes[1:]}
 
 
@@ -192,7 +192,7 @@ MASKS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class ClassEvaluation:
-    """The scores of one checkpoint on one split.
+    """Holds the scores of one checkpoint on one split.
 
     ``confusions`` (N, C, C) are those of ``samples``. ``masks`` (D, H, W) of some of them are on
     the main rank only. ``facts`` say how it all came about.
@@ -207,13 +207,13 @@ class ClassEvaluation:
 
     @property
     def confusion(self) -> Counts:
-        """Of all samples together (C, C): the row is the true class."""
+        """Add up the confusion matrices of all samples (C, C); the row is the true class."""
         total: Counts = self.confusions.sum(0)
         return total
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """By class, those of all voxels together, and ``dice_mean``: see `mean_dice`.
+        """Score each class over all voxels together, with ``dice_mean`` of `mean_dice`.
 
         And, where surfaces were measured, of every class but the background: see `summary`.
         """
@@ -225,7 +225,7 @@ class ClassEvaluation:
         }
 
     def write(self, folder: Path) -> None:
-        """``metrics.json``, ``metrics.csv``, ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
+        """Write ``metrics`` (.json, .csv), ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
         scores = self.scores
         classes = self.classes
         keys = list(dict.fromkeys(key for row in scores.values() for key in row))
@@ -258,7 +258,7 @@ class ClassEvaluation:
         return head, rows
 
     def _surfaces_of(self, sample: str) -> list[object]:
-        """The cells of a sample, empty where nothing was measured."""
+        """Return the cells of a sample, empty where nothing was measured."""
         if not self.surfaces:
             return []
         found = self.surfaces.get(sample, {})
@@ -267,7 +267,7 @@ class ClassEvaluation:
 
 
 def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
-    """By class, the mean of the samples' own Dice, over the samples that have such voxels.
+    """Average the samples' own Dice by class, over the samples that have such voxels.
 
     NaN where none has. Every sample counts alike here, a large organ no more than a small one.
     """
@@ -348,7 +348,7 @@ VALIDATION_FILE = "validation.csv"
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The errors of one checkpoint on one split; ``facts`` say how they came about.
+    """Holds the errors of one checkpoint on one split; ``facts`` say how they came about.
 
     ``validation`` are the predictions of the validation split, where lines were fitted to them.
     """
@@ -359,7 +359,7 @@ class Evaluation:
     validation: Predictions | None = None
 
     def write(self, folder: Path) -> None:
-        """``predictions.csv``, ``metrics.csv``, ``metrics.json``: each is there whole or not.
+        """Write ``predictions.csv``, ``metrics.csv``, ``metrics.json``, each whole or not.
 
         And ``validation.csv``, if there is something to write.
         """
@@ -374,7 +374,7 @@ class Evaluation:
 
 
 def write_predictions(path: Path, p: Predictions) -> None:
-    """One row a sample, with the volume that it is a part of."""
+    """Write one row a sample, with the volume that it is a part of."""
     columns = [p.true, p.predicted, p.true_physical, p.predicted_physical]
     values = np.stack(columns, axis=-1).reshape(len(p.samples), -1)
     kinds = ("true", "predicted", "true_phys", "predicted_phys")
@@ -457,7 +457,7 @@ def predict_parameters(
     precision: str = "float32",
     metrics: MeansOfMetrics | None = None,
 ) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
-    """Names, true and predicted normalised parameters, both (N, P) float64, as epoch 0 shows them.
+    """Return names, true and predicted normalised parameters (N, P), float64, as in epoch 0.
 
     Every rank gets those of all samples.
     """
@@ -477,14 +477,14 @@ def predict_parameters(
 
 
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
-    """The mean (P,) of the normalised targets over the training split."""
+    """Average the normalised targets (P,) over the training split."""
     source = data.source
     chosen = training_split(recipe, data)
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
 
 def data_card_of(checkpoint: Path) -> DataCard | None:
-    """What a checkpoint's network was trained on; None where it does not say so.
+    """Read the data that a checkpoint's network was trained on; None where it does not say so.
 
     Raises:
         CheckpointError: it is corrupt.
@@ -494,7 +494,7 @@ def data_card_of(checkpoint: Path) -> DataCard | None:
 
 
 def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -> Recipe:
-    """The recipe with the ranges of the training, where the data have others; else itself.
+    """Return the recipe with the ranges of the training, where the data have others; else itself.
 
     Targets of tables and keys are scaled by the least and the greatest of all samples, unless a
     recipe says otherwise: of other samples these are other numbers.
@@ -599,7 +599,7 @@ def evaluate(
 def recipe_for(
     run: Path, overrides: Sequence[str], *, ranks: int | None = None, axis: str = "data"
 ) -> Recipe:
-    """The run's recipe for this many ranks, by default those of the environment.
+    """Load the run's recipe for this many ranks, by default those of the environment.
 
     Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
     name are not cut. Without them the grid is the recipe's where it has as many places as there
@@ -619,7 +619,7 @@ def recipe_for(
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
-    """The folder that "best", "latest", a name or a path means; every rank calls it.
+    """Find the folder that "best", "latest", a name or a path means; every rank calls it.
 
     Raises:
         DataError: there is none.
@@ -701,7 +701,7 @@ def _measure_split(
 def _opened_as_trained(
     recipe: Recipe, grid: Grid, path: Path, split: str, given: UserObjects, stack: ExitStack
 ) -> tuple[Recipe, Dataset]:
-    """The split, and the recipe that opens it with the ranges of targets of the checkpoint."""
+    """Open the split, and return it with the recipe that has the checkpoint's ranges of targets."""
     data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
     about = data_card_of(path)
     ranged = with_trained_ranges(recipe, data, about)

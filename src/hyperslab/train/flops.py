@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 
 def _fft_flops(whole: Any, dims: Sequence[int], each: float) -> int:
-    """5 n log2 n of a complex row of n, half of that of a real one: the usual count for FFTs."""
+    """Count 5 n log2 n for a complex row of n, half for a real one, as is usual for FFTs."""
     length = math.prod(whole[dim] for dim in dims)
     return round(each * math.prod(whole) * math.log2(max(1, length)))
 
@@ -76,7 +76,7 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
 
 
 class FlopCount(TorchDispatchMode):
-    """Counts those of convolutions and products of matrices within it, by torch's formulas.
+    """Counts the flops of convolutions and matrix products within it, by torch's formulas.
 
     A multiplication and an addition are two. ``flops`` is None once something ran that cannot be
     counted: training goes on without.
@@ -116,7 +116,7 @@ def _shapes(value: Any) -> Any:
 
 
 class StepFlops:
-    """What all ranks do in a step [flop], counted in the first one, and their peak [flop/s].
+    """Holds the work of all ranks in a step [flop], counted in the first, and their peak [flop/s].
 
     ``peak`` is one rank's, where it is known. ``per_sample`` stays None where a rank could not
     count.
@@ -128,7 +128,7 @@ class StepFlops:
         self.wanted = True
 
     def counted(self, mine: int | None, samples: int) -> None:
-        """This rank has done ``mine`` in a step of so many samples; all ranks call this."""
+        """Take this rank's work ``mine`` in a step of so many samples; all ranks call it."""
         self.wanted = False
         found = all_gather(mine)
         known = [flops for flops in found if flops is not None]
@@ -136,20 +136,20 @@ class StepFlops:
             self.per_sample = sum(known) / samples
 
     def measured(self, mine: float) -> None:
-        """This rank's peak is ``mine``; all ranks call this."""
+        """Take this rank's peak ``mine``; all ranks call it."""
         self.peak = sum(all_gather(mine))
 
     def speed(self, samples: int, seconds: float) -> float | None:
-        """Of a step [flop/s], all ranks together."""
+        """Return the rate of a step [flop/s], all ranks together."""
         return None if self.per_sample is None else self.per_sample * samples / seconds
 
     def share(self, speed: float | None) -> float | None:
-        """Of the peak, from 0 to 1."""
+        """Return the share of the peak, from 0 to 1."""
         return None if self.peak is None or speed is None else speed / self.peak
 
 
 def measure_peak(device: torch.device, precision: str, *, extent: int = 1024) -> float:
-    """The best speed [flop/s] of this rank in products of large matrices of the precision.
+    """Measure this rank's best rate [flop/s] in products of large matrices of the precision.
 
     All ranks measure at once: they share the machine's memory and its clock.
     """

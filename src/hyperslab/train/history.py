@@ -36,7 +36,7 @@ STEP_COLUMNS = (
     "peak_share",
 )
 OPTIONAL_COLUMNS = {"flops_per_second", "peak_share"}
-"""Columns that files of earlier versions do not have; their cells are empty."""
+"""These columns are missing in files of earlier versions; their cells are empty."""
 
 
 CHANGES = "changes.jsonl"
@@ -44,7 +44,7 @@ CHANGES = "changes.jsonl"
 
 
 def record_changes(run: Path, step: int, changes: Mapping[str, list[Any]]) -> None:
-    """Take down what the steps from here on are done with: by key, the value before and now.
+    """Write down the keys that change from this step on, each with its value before and now.
 
     Raises:
         OSError: it cannot be written.
@@ -54,12 +54,12 @@ def record_changes(run: Path, step: int, changes: Mapping[str, list[Any]]) -> No
 
 
 def epochs_columns(measures: tuple[str, ...]) -> tuple[str, ...]:
-    """Of ``epochs.csv``, where a validation measures these; the learning rate is the next one's."""
+    """Name the columns of ``epochs.csv``; the learning rate is that of the next epoch."""
     return ("epoch", "train_loss", *measures, "learning_rate", "seconds")
 
 
 class HistoryFile:
-    """A CSV file that grows by rows; its first column counts."""
+    """Appends rows to a CSV file whose first column counts."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], *, before: int) -> None:
         """Go on with an existing file after dropping the rows that count ``before`` or more.
@@ -92,7 +92,7 @@ class HistoryFile:
 
 
 def _whole_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """The whole rows: the last one may be half-written."""
+    """Read the whole rows; the last one may be half-written."""
     if not path.exists():
         return []
     complete = path.read_text().rpartition("\n")[0]
@@ -114,7 +114,7 @@ LOG_EVERY = 30.0
 
 
 class Reporter:
-    """The history of one run, on the main rank only.
+    """Records the history of one run, on the main rank only.
 
     Without a terminal the progress bar is silent and a line is logged instead, at the end of
     every epoch and now and then within one.

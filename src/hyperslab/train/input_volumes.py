@@ -48,17 +48,17 @@ from hyperslab.tensor.root_rank import scatter_from_main
 KEYED_SUFFIXES = (*HDF5, ".zarr")
 
 ARRAY_SUFFIXES = (".npy", ".npz")
-"""Files that are known by their suffix alone: looked for where a folder has no others."""
+"""Files with these suffixes are looked for where a folder has no others."""
 
 MASK_SUFFIX = "-mask.nii.gz"
 
 CHANNEL_FILE = re.compile(r"(.+)_(\d{4})(\.nii(?:\.gz)?)")
-"""The name of a file of one channel, as nnU-Net has them."""
+"""Matches the name of a file of one channel, as nnU-Net has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file, and the ``name`` of its result: a path below the output folder, without suffix."""
+    """Holds a file and the ``name`` of its result: a path in the output folder, no suffix."""
 
     path: Path
     name: str
@@ -66,19 +66,19 @@ class InputFile:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Those of all channels."""
+        """Return the paths of all channels."""
         return self.path, *self.channels
 
     @property
     def mask(self) -> str:
-        """The name of the file of its mask."""
+        """Return the name of the file of its mask."""
         return f"{self.name}{MASK_SUFFIX}"
 
 
 def list_inputs(
     arguments: Sequence[Path], channels: int = 1, mapping: DataMap | None = None
 ) -> list[InputFile]:
-    """The files given and those in the folders given and below; labels and masks are left out.
+    """List the files given and those in and below the folders given, without labels and masks.
 
     With a ``mapping`` a folder's files are those that training would take; if there are none, as
     without. Where each of several fields has files of its own, those of one number are one input.
@@ -107,13 +107,13 @@ def list_inputs(
 
 
 def input_name(name: str) -> str:
-    """A file's name without a suffix that says what it is."""
+    """Return a file's name without a suffix that says what it is."""
     suffixes = sorted((*NIFTI, *KEYED_SUFFIXES, *ARRAY_SUFFIXES), key=len, reverse=True)
     return name.removesuffix(next((s for s in suffixes if name.endswith(s)), ""))
 
 
 def check_file_kind(path: Path, kinds: Sequence[str]) -> None:
-    """Nothing, if a file is there whose name ends as one of the ``kinds`` that a network takes.
+    """Check that a file is there and its name ends as one of the ``kinds`` that a network takes.
 
     Raises:
         DataError: it is not.
@@ -210,7 +210,7 @@ def _input_file(folder: Path, name: str) -> InputFile:
 
 
 def _is_label_or_mask(name: str) -> bool:
-    """Labels by their names in the public data sets, and what was predicted."""
+    """Recognise labels, by their names in the public data sets, and predicted masks."""
     path = Path(name)
     labels = path.name.startswith("segmentation-") or path.parent.name == "labelsTr"
     return labels or path.name.endswith(MASK_SUFFIX)
@@ -225,7 +225,7 @@ class InputVolume(Protocol):
     shape: tuple[int, ...]
 
     def block(self, grid: Grid, wanted: Box) -> Array:
-        """This rank's box (1, C, d, h, w) of the box ``wanted``, as stored; every rank calls it.
+        """Read this rank's box (1, C, d, h, w) of the box ``wanted``; every rank calls it.
 
         Beyond the volume, where ``wanted`` may reach, it holds the fill value.
         """
@@ -237,7 +237,7 @@ class InputVolume(Protocol):
 
 
 class NiftiVolume:
-    """A scan in NIfTI files: the main rank reads it, resamples it to the network's lattice and
+    """Reads a scan in NIfTI files: the main rank resamples it to the network's lattice and
     scatters it.
 
     A compressed file can be read from its beginning only, so the others would gain nothing.
@@ -268,7 +268,7 @@ class NiftiVolume:
             )
 
     def _read(self, paths: Sequence[Path], native: bool) -> tuple[int, ...]:
-        """As training reads it, so that the network sees what it was trained on."""
+        """Read the scan as training does, so that the network sees what it was trained on."""
         self.scan = image.read_channels(paths)
         values = self.scan.values
         lattice = None if native else _trained_lattice(self.scan, self.about)
@@ -291,7 +291,7 @@ class NiftiVolume:
 
 
 class KeyedVolume:
-    """An HDF5 file or Zarr group of one of the layouts that training reads.
+    """Reads an HDF5 file or Zarr group of one of the layouts that training reads.
 
     Its targets need not be there.
 
@@ -335,13 +335,13 @@ class KeyedVolume:
             return read_block(self.source, 0, grid, wanted, self.fill)
 
     def write(self, mask: Mask, path: Path) -> None:
-        """With the affine that `hyperslab convert` left; without one the file knows none."""
+        """Write the mask with the affine that `hyperslab convert` left, if it did."""
         affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
         image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
 
 
 class MappedVolume:
-    """A file of arrays that a recipe's keys find, or an .npy or .npz; its targets need not be
+    """Reads arrays that a recipe's keys find, or an .npy or .npz; its targets need not be
     there. ``paths``: one, or one for each field that is a channel.
 
     Every rank reads its own hyperslab. ``source`` has the volumes of the file.
@@ -374,12 +374,12 @@ class MappedVolume:
             return read_block(self.source, 0, grid, wanted, self.fill)
 
     def write(self, mask: Mask, path: Path) -> None:
-        """Without an affine: such a file knows none."""
+        """Write the mask without an affine, of which such a file knows none."""
         image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), None, None)
 
 
 def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float = 0) -> Array:
-    """This rank's box (1, C, d, h, w) of the box ``wanted`` of a sample; every rank calls it.
+    """Read this rank's box (1, C, d, h, w) of the box ``wanted`` of a sample; all ranks call it.
 
     Beyond the sample it holds ``fill``.
 
@@ -400,7 +400,7 @@ def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float
 
 
 def partition_of_volume(shape: tuple[int, ...], grid: Grid) -> Partition:
-    """How one volume (C, D, H, W) is cut, as a mini-batch of one.
+    """Return how one volume (C, D, H, W) is cut, as a mini-batch of one.
 
     Raises:
         LayoutError: it has fewer voxels along a side than the grid has ranks.
@@ -409,7 +409,7 @@ def partition_of_volume(shape: tuple[int, ...], grid: Grid) -> Partition:
 
 
 def _trained_lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] | None:
-    """The voxels (D, H, W) of a scan as the network was trained to see it; None: its own.
+    """Return the voxels (D, H, W) of a scan as the network was trained to see it; None: its own.
 
     Volumes of one shape have that; those of one size of a voxel have as many as that makes.
     """

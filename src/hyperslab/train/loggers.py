@@ -32,17 +32,17 @@ class ScalarLog(Protocol):
     """Takes numbers by name; whatever it raises switches it off."""
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers of a step, counted from 1."""
+        """Take the numbers of a step, counted from 1."""
 
     def flush(self) -> None:
-        """At the end of an epoch."""
+        """Write what waits, at the end of an epoch."""
 
     def close(self) -> None:
-        """At the end of the run, or of this part of it."""
+        """Finish, at the end of the run or of this part of it."""
 
 
 class GuardedLog:
-    """A logger that may fail: then one warning is logged, and the run goes on without it."""
+    """Guards a logger that may fail: one warning is logged, and the run goes on without it."""
 
     def __init__(self, name: str, guarded: ScalarLog) -> None:
         self.name = name
@@ -82,10 +82,10 @@ def warn_of(name: str, error: Exception) -> None:
 
 
 CLOSING = 20.0
-"""How long [s] the end of a run waits for what has not been sent yet."""
+"""The end of a run waits this long [s] for what has not been sent yet."""
 
 LONGEST_QUEUE = 100_000
-"""Steps that may wait to be sent; more only come together where one hangs."""
+"""At most this many steps wait to be sent; more only come together where one hangs."""
 
 
 LoggerCall = Callable[[ScalarLog], None]
@@ -141,7 +141,7 @@ IDENTITIES = "loggers.json"
 
 
 def run_identity(run: Path, service: str, *, new: bool, make: Callable[[], str]) -> str:
-    """The name in the run's folder; a ``new`` run, or one that has none, gets one by ``make``."""
+    """Read the run's name from its folder; a ``new`` run, or one without, gets one by ``make``."""
     path = run / IDENTITIES
     try:
         known = json.loads(path.read_text())
@@ -175,7 +175,7 @@ class TensorboardLog:
 
 
 WANDB_PROJECT = "hyperslab"
-"""Where WANDB_PROJECT names none."""
+"""This project is taken where WANDB_PROJECT names none."""
 
 
 class WandbLog:
@@ -214,10 +214,10 @@ def check_wandb() -> None:
 
 
 MLFLOW_EXPERIMENT = "hyperslab"
-"""Where MLFLOW_EXPERIMENT_NAME names none."""
+"""This experiment is taken where MLFLOW_EXPERIMENT_NAME names none."""
 
 MLFLOW_BATCH = 500
-"""Numbers that are sent at once; MLflow takes a thousand."""
+"""MLflow gets so many numbers at once; it takes a thousand."""
 
 MLFLOW_LONGEST_SETTING = 500
 """Characters of a setting."""
@@ -300,7 +300,7 @@ def check_loggers(names: Sequence[str]) -> None:
 def open_loggers(
     names: Sequence[str], run: Path, settings: Mapping[str, Any], step: int
 ) -> list[GuardedLog]:
-    """Those of a run that goes on after ``step`` steps; its CSV files are written anyway.
+    """Open the loggers of a run that goes on after ``step`` steps, beside its CSV files.
 
     ``settings``, nested dictionaries of what JSON can say, are shown beside the numbers.
     """

@@ -35,7 +35,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What the network said about each sample, beside the truth; float64 throughout.
+    """Holds the network's prediction for each sample beside the truth; float64 throughout.
 
     ``true`` and ``predicted`` (N, P) are normalised to [-1, 1]; their ``_physical`` twins have
     each parameter's own unit. ``training_mean`` (P,), normalised, is what one would predict
@@ -56,7 +56,7 @@ class Predictions:
 
 
 def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
-    """The errors of each parameter by name: those of :func:`errors_of`."""
+    """Return the errors of each parameter by name, those of :func:`errors_of`."""
     return {
         name: errors_of(
             p.true[:, i],
@@ -81,7 +81,7 @@ def errors_of(
     training_mean: float,
     training_mean_physical: float | None = None,
 ) -> dict[str, float]:
-    """The errors of one parameter over N samples; arrays are (N,).
+    """Return the errors of one parameter over N samples; arrays are (N,).
 
     ``mse_of_mean`` is the error of always predicting ``training_mean`` and ``ratio`` is
     ``mse / mse_of_mean``: 1 means that nothing was learnt, 0 is perfect. ``relative_error`` is
@@ -121,7 +121,7 @@ def _mean_relative(off: FloatArray, to: FloatArray) -> float:
 
 
 def correlation(a: FloatArray, b: FloatArray) -> float:
-    """Pearson's correlation of two arrays (N,); NaN where one of them is constant."""
+    """Return Pearson's correlation of two arrays (N,); NaN where one of them is constant."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")  # a mean of equal numbers rounds: do not correlate what is left
     a = a - a.mean()
@@ -130,7 +130,7 @@ def correlation(a: FloatArray, b: FloatArray) -> float:
 
 
 def means_over_parameters(errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The normalised errors, averaged over the parameters: the loss that the training saw."""
+    """Average the normalised errors over the parameters: the loss that the training saw."""
     rows: Sequence[Mapping[str, float]] = list(errors.values())
     means = {k: float(np.mean([row[k] for row in rows])) for k in ("mse", "mae", "mse_of_mean")}
     return {**means, "ratio": _divide(means["mse"], means["mse_of_mean"])}
@@ -153,7 +153,7 @@ def _divide(a: float, b: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationLines:
-    """A line for each parameter, from what was predicted to what was true: both (P,).
+    """Maps what was predicted to what was true by a line for each parameter, both (P,).
 
     An average of sub-volumes' predictions is too close to the mean of the prior: each of them
     saw little and was trained to hedge. A line undoes that.
@@ -163,12 +163,12 @@ class CalibrationLines:
     intercept: FloatArray
 
     def __call__(self, predicted: FloatArray) -> FloatArray:
-        """Recalibrated predictions (N, P)."""
+        """Recalibrate predictions (N, P)."""
         return predicted * self.slope + self.intercept
 
 
 def fit_calibration(predicted: FloatArray, true: FloatArray) -> CalibrationLines:
-    """The lines of least squares from predictions to truths, both (N, P).
+    """Fit lines of least squares from predictions to truths, both (N, P).
 
     Where all predictions are the same the line is flat: the mean of the truths.
     """
@@ -181,13 +181,13 @@ def fit_calibration(predicted: FloatArray, true: FloatArray) -> CalibrationLines
 
 
 def volume_indices(volumes: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The volumes in the order of their names, and which of them each sample belongs to (N,)."""
+    """Return the volumes by name, and which of them each sample belongs to (N,)."""
     names, indices = np.unique(np.asarray(volumes, dtype=object).astype(str), return_inverse=True)
     return tuple(names.tolist()), indices
 
 
 def means_of_volumes(values: FloatArray, volumes: Sequence[str]) -> FloatArray:
-    """The mean over the samples of each volume: (N, ...) to (V, ...), in the order of names."""
+    """Average over the samples of each volume: (N, ...) to (V, ...), in the order of names."""
     names, indices = volume_indices(volumes)
     sums = np.zeros((len(names), *values.shape[1:]))
     np.add.at(sums, indices, values)
@@ -196,7 +196,7 @@ def means_of_volumes(values: FloatArray, volumes: Sequence[str]) -> FloatArray:
 
 
 def averaged_over_volumes(p: Predictions) -> Predictions:
-    """One prediction a volume: the mean of those of its samples."""
+    """Return one prediction a volume, the mean of those of its samples."""
     names, _ = volume_indices(p.volumes)
     means = (
         means_of_volumes(values, p.volumes)
@@ -215,7 +215,7 @@ def averaged_over_volumes(p: Predictions) -> Predictions:
 
 
 def calibration_of(validation: Predictions) -> CalibrationLines:
-    """The lines that recalibrate averages over volumes, fitted to those of the validation split."""
+    """Fit the lines that recalibrate averages over volumes to those of the validation split."""
     whole = averaged_over_volumes(validation)
     return fit_calibration(whole.predicted, whole.true)
 
@@ -223,7 +223,7 @@ def calibration_of(validation: Predictions) -> CalibrationLines:
 def recalibrated(
     p: Predictions, calibration: CalibrationLines, physical: Callable[[FloatArray], FloatArray]
 ) -> Predictions:
-    """The same with other predictions; ``physical`` gives them (N, P) in their own units."""
+    """Replace the predictions; ``physical`` gives them (N, P) in their own units."""
     predicted = calibration(p.predicted)
     return replace(p, predicted=predicted, predicted_physical=physical(predicted))
 
@@ -234,7 +234,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceInterval:
-    """An estimate and the two ends of its interval."""
+    """Holds an estimate and the two ends of its interval."""
 
     value: float
     lower: float
@@ -244,7 +244,7 @@ class ConfidenceInterval:
 def bootstrap_means(
     errors: Sequence[FloatArray], *, replicates: int = BOOTSTRAP_REPLICATES, seed: int = 0
 ) -> FloatArray:
-    """The mean error of each configuration in each replicate: (C, B).
+    """Return the mean error of each configuration in each replicate (C, B).
 
     ``errors`` are those of the configurations, each (S, V): an own number of seeds, the same
     volumes. Seeds and volumes are crossed, so each level is drawn by itself, with replacement
@@ -273,7 +273,7 @@ def bootstrap_means(
 def mean_interval(
     errors: FloatArray, *, level: float = CONFIDENCE, replicates: int = BOOTSTRAP_REPLICATES
 ) -> ConfidenceInterval:
-    """The mean of errors (S, V) with the percentile interval of `bootstrap_means`."""
+    """Return the mean of errors (S, V) with the percentile interval of `bootstrap_means`."""
     (means,) = bootstrap_means([errors], replicates=replicates)
     return _percentile_interval(float(errors.mean()), means, level)
 
@@ -285,7 +285,7 @@ def ratio_interval(
     level: float = CONFIDENCE,
     replicates: int = BOOTSTRAP_REPLICATES,
 ) -> ConfidenceInterval:
-    """The ratio of two mean errors, (S, V) each over the same volumes, with its interval."""
+    """Return the ratio of two mean errors, (S, V) each over the same volumes, with its interval."""
     first, second = bootstrap_means([above, below], replicates=replicates)
     with np.errstate(divide="ignore", invalid="ignore"):
         return _percentile_interval(
@@ -294,7 +294,7 @@ def ratio_interval(
 
 
 def _replicate_shares(random: np.random.Generator, count: int, replicates: int) -> FloatArray:
-    """How large a part of each replicate each of ``count`` items is: (B, count)."""
+    """Return the share of each replicate that each of ``count`` items has (B, count)."""
     drawn = random.multinomial(count, np.full(count, 1 / count), size=replicates)
     return drawn / count
 
@@ -337,12 +337,12 @@ def count_confusion(predicted: Sharded, true: Sharded, classes: int) -> torch.Te
 
 
 def sum_over_ranks(counts: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """The global counts, from those of all ranks, which all call it."""
+    """Return the global counts, from those of all ranks, which all call it."""
     return all_reduce_sum(counts, grid.group(tuple(grid.extents)), "the confusion counts")
 
 
 def scores_of(confusion: Counts, classes: Sequence[str]) -> dict[str, Scores]:
-    """By class: Dice, IoU, precision, recall and what they are made of, from one matrix (C, C).
+    """Score each class from one matrix (C, C): Dice, IoU, precision, recall and their counts.
 
     ``true_positives`` (tp), ``false_positives`` (fp) and ``false_negatives`` (fn) are voxels.
     Dice is 2 tp / (2 tp + fp + fn), IoU tp / (tp + fp + fn), precision tp / (tp + fp), recall
@@ -378,14 +378,14 @@ SURFACE_TOLERANCE = 2.0
 """Within which the surface Dice takes two surfaces for one [mm]."""
 
 SURFACE_VOXEL_BYTES = 80
-"""Of host memory for a voxel of the box around both masks: edges, distance maps, indices [B]."""
+"""A voxel of the box around both masks takes so much host memory [B]: edges, distances, indices."""
 
 Presence = Literal["both", "missed", "invented", "absent"]
 
 
 @dataclass(frozen=True, slots=True)
 class SurfaceScores:
-    """Of one class in one sample: how far apart the surfaces are [mm], and their surface Dice.
+    """Holds the surface distances [mm] of one class in one sample, and their surface Dice.
 
     ``presence``: the class is in both masks, ``"missed"`` by the predicted one, ``"invented"`` by
     it, or in none. Distances are known of ``"both"`` alone and else NaN; the surface Dice is then
@@ -405,7 +405,7 @@ def surface_scores(
     voxel: Sequence[float],
     tolerance: float = SURFACE_TOLERANCE,
 ) -> SurfaceScores:
-    """Those of the class ``label`` in two masks (D, H, W) with voxels of this size [mm].
+    """Score the class ``label`` in two masks (D, H, W) with voxels of this size [mm].
 
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
@@ -435,13 +435,13 @@ def surface_scores(
 
 
 def bytes_to_measure(true: Labelled, predicted: Labelled) -> int:
-    """What `surface_scores` takes at most for any class but the background [B]."""
+    """Bound the memory that `surface_scores` takes for any class but the background [B]."""
     box = _box_around((true > 0) | (predicted > 0))
     return math.prod(s.stop - s.start for s in box) * SURFACE_VOXEL_BYTES
 
 
 def surface_summary(scores: Sequence[SurfaceScores]) -> dict[str, float]:
-    """Of one class over samples: means over those that have it in both masks, and how many.
+    """Average one class over the samples that have it in both masks, and count them.
 
     The surface Dice is over those that have it in either. Where there is none it is NaN.
     """
@@ -458,7 +458,7 @@ def surface_summary(scores: Sequence[SurfaceScores]) -> dict[str, float]:
 
 
 def monai_metrics() -> Any:
-    """The module `monai.metrics.utils`.
+    """Import `monai.metrics.utils`.
 
     Raises:
         HyperslabError: the extra ``medical`` is not installed.
@@ -470,7 +470,7 @@ def monai_metrics() -> Any:
 
 
 def _box_around(mask: NDArray[np.bool_]) -> tuple[slice, ...]:
-    """The box around what is true, with a voxel more on each side where there is one."""
+    """Return the box around what is true, with a voxel more on each side where there is one."""
     found = []
     for dim in range(mask.ndim):
         others = tuple(d for d in range(mask.ndim) if d != dim)

@@ -26,13 +26,13 @@ from hyperslab.util.optional_libraries import how_to_install
 
 
 class RunEvents:
-    """Told on the main rank when something begins or ends; by itself it does nothing with it."""
+    """Hears on the main rank when something begins or ends; this one does nothing with it."""
 
     def data_opened(self, train: int, validation: int) -> None:
-        """So many samples to train on in an epoch, and to validate on."""
+        """Note how many samples an epoch trains on, and how many it validates on."""
 
     def epoch_begins(self, epoch: int) -> None:
-        """Epochs are counted from 0."""
+        """Note the beginning of an epoch, counted from 0."""
 
     def validation_begins(self, epoch: int) -> None: ...
 
@@ -41,7 +41,7 @@ class RunEvents:
     def epoch_ends(self, epoch: int) -> None: ...
 
     def run_ends(self, *, success: bool) -> None:
-        """Success: the goal of the recipe was reached, or it had none and all epochs are done."""
+        """Note the end: a success if the goal was reached, or all epochs are done without one."""
 
 
 MLPERF_LOG = "mlperf.log"
@@ -55,7 +55,7 @@ class MlperfLog(RunEvents):
     """
 
     def __init__(self, recipe: Recipe, grid: Grid) -> None:
-        """On the main rank only.
+        """Open the log, on the main rank only.
 
         Raises:
             HyperslabError: the extra ``mlperf`` is not installed.
@@ -114,12 +114,12 @@ class MlperfLog(RunEvents):
         self.log.end(self.keys.RUN_STOP, metadata={"status": "success" if success else "aborted"})
 
     def close(self) -> None:
-        """Nothing is written after that."""
+        """Close the log; nothing is written after that."""
         self._handler.close()
 
 
 def import_mllog() -> Any:
-    """MLPerf's module ``mllog``, of which nothing is configured: it would be so for all.
+    """Import MLPerf's module ``mllog`` and configure nothing in it, which would be so for all.
 
     Raises:
         HyperslabError: the extra ``mlperf`` is not installed.
@@ -138,7 +138,7 @@ def _epoch_metadata(epoch: int) -> dict[str, int]:
 
 
 def _hyper_parameters(recipe: Recipe, grid: Grid) -> dict[str, Any]:
-    """The hyper-parameters by MLPerf's keys.
+    """Return the hyper-parameters by MLPerf's keys.
 
     As in the reference the base rate is that after warm-up, and the one factor of the decay is the
     first one.

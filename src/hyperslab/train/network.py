@@ -62,7 +62,7 @@ PLAIN_SETTINGS = (bool, int, float, complex, str, bytes, type(None), torch.dtype
 
 
 def references_to_data(about: DataCard) -> dict[str, Any]:
-    """What a recipe's ``${...}`` may stand for."""
+    """Return the values that a recipe's ``${...}`` may stand for."""
     return {
         "data.channels": about.shape[0],
         "data.extents": list(about.shape[1:]),
@@ -71,12 +71,12 @@ def references_to_data(about: DataCard) -> dict[str, Any]:
 
 
 def outputs_of(about: DataCard) -> int:
-    """How many channels a network's output has: one a class, or one a parameter."""
+    """Count the channels of a network's output: one a class, or one a parameter."""
     return len(about.classes) or len(about.parameters.names)
 
 
 def network_from_target(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    """The network that a recipe names; raises what `Maker` does."""
+    """Return the network that a recipe names; raises what `Maker` does."""
     assert isinstance(recipe.model, TargetModel)
     references = references_to_data(about)
     maker = Maker("model", A_NETWORK, references=references, trusted=recipe.trusted)
@@ -85,7 +85,7 @@ def network_from_target(recipe: Recipe, about: DataCard) -> torch.nn.Module:
 
 
 def rebuilt_network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    """The network that a program has trained, made anew by its class alone.
+    """Return the network that a program has trained, made anew by its class alone.
 
     Raises:
         RecipeError: its class cannot be imported or needs arguments, or what it makes is another
@@ -124,7 +124,7 @@ def check_network_target(recipe: Recipe) -> None:
 
 
 def name_of_network(recipe: Recipe) -> str:
-    """By which errors call the network."""
+    """Return the name by which errors call the network."""
     config = recipe.model
     if isinstance(config, TargetModel):
         return f"model.target {config.target}"
@@ -134,12 +134,12 @@ def name_of_network(recipe: Recipe) -> str:
 
 
 def class_name(kind: type) -> str:
-    """The dotted name of a class."""
+    """Return the dotted name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_importable(kind: type) -> bool:
-    """Whether its name leads back to it, in another process, too."""
+    """Check that its name leads back to it, in another process, too."""
     if kind.__module__ == "__main__" or "<" in kind.__qualname__:
         return False
     try:
@@ -185,7 +185,7 @@ def _plainly(value: Any) -> str:
 def build_network(
     recipe: Recipe, about: DataCard, given: UserObjects = NO_USER_OBJECTS
 ) -> torch.nn.Module:
-    """The recipe's network for such data; its weights come from torch's generator.
+    """Build the recipe's network for such data; its weights come from torch's generator.
 
     Raises:
         RecipeError: the network is for another kind of data, or for volumes of another size; or of
@@ -203,7 +203,7 @@ def build_network(
 
 
 def mismatch_message(recipe: Recipe, about: DataCard) -> str:
-    """The words for data that network or loss are not made for."""
+    """Return the words for data that network or loss are not made for."""
     found = "a class for every voxel" if about.classes else "parameters and no classes"
     remedy = (
         "model.name=unet3d and loss=dice_cross_entropy"
@@ -268,11 +268,11 @@ MODELS: dict[str, Callable[[Recipe, DataCard], torch.nn.Module]] = {
     "target": network_from_target,
     "python": rebuilt_network,
 }
-"""By ``model.name``; each takes the recipe and what the data are."""
+"""Builders by ``model.name`` take the recipe and the description of the data."""
 
 
 MULTIPLES = (2, 4, 8, 16, 32, 64)
-"""Of extents that a network may ask for: it halves them once, twice, ..."""
+"""A network may ask for multiples of these, as it halves extents once, twice, ..."""
 
 
 def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:
@@ -340,7 +340,7 @@ def _pad_remedy(multiple: int) -> str:
 
 
 def wanted_output(shape: tuple[int, ...], about: DataCard) -> tuple[int, ...]:
-    """Of the network for a mini-batch of this shape (N, C, D, H, W)."""
+    """Return the shape of the output that is wanted for a mini-batch (N, C, D, H, W)."""
     count = outputs_of(about)
     return (shape[0], count, *shape[2:]) if about.classes else (shape[0], count)
 
@@ -375,7 +375,7 @@ def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str
 def multiple_that_fits(
     forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard
 ) -> int | None:
-    """The least of `MULTIPLES` such that extents rounded up to it suit a network; else None.
+    """Return the least of `MULTIPLES` such that extents rounded up to it suit a network; else None.
 
     Nothing is computed: the network runs on tensors without values. None as well where the shape
     (N, C, D, H, W) itself suits it, so that something else must be wrong. A multiple is tried on

@@ -43,11 +43,11 @@ LOSSES: dict[str, LossFunction] = {
     "focal": losses.focal_loss,
     "dice_cross_entropy": losses.dice_cross_entropy_loss,
 }
-"""By their names in a recipe; each is the mean over the global mini-batch."""
+"""Losses by their names in a recipe are means over the global mini-batch."""
 
 
 def named_loss(loss: str | LossFunction) -> LossFunction:
-    """The loss of this name; one that is none's stays itself.
+    """Return the loss of this name; one that is none's stays itself.
 
     Raises:
         RecipeError: `LOSSES` has no such name.
@@ -63,7 +63,7 @@ class MetricSums(Protocol):
         ...
 
     def result(self) -> dict[str, float | None]:
-        """By the names of `Objective.measures`; the same on every rank, which all call it."""
+        """Return means by the names of `Objective.measures`; all ranks call it and get the same."""
         ...
 
 
@@ -178,7 +178,7 @@ class MeansOfMetrics:
         return value.detach().reshape(()).double()
 
     def result(self) -> dict[str, float | None]:
-        """By name; the same on every rank."""
+        """Return the means by name, the same on every rank."""
         return dict(zip(self.metrics, self.mean.result(), strict=True))
 
 
@@ -236,7 +236,7 @@ class _SegmentationSums:
 
 
 TRIED_EXTENTS = (18, 16, 14)
-"""Of a volume on which a loss is tried: no two dims of prediction and labels are of one extent."""
+"""A loss is tried on such a volume: no two dims of prediction and labels have one extent."""
 
 
 def _as_classes(labels: Any, classes: int) -> Any:
@@ -256,7 +256,7 @@ LABEL_FORMS: dict[str, Callable[[Any, int], Any]] = {
     "classes (N, 1, D, H, W)": _with_channel,
     "one-hot codes (N, C, D, H, W)": _one_hot,
 }
-"""How losses want the class of every voxel: as torch, as MONAI, or as one channel a class."""
+"""Losses want the class of every voxel as torch, as MONAI, or as one channel a class."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def refuse_stateful_metric(thing: Any, name: str) -> None:
 def loss_from_target(
     section: TargetSection, about: DataCard, key: str, trusted: frozenset[str]
 ) -> LossFunction:
-    """The loss, or the metric, that a recipe names, for such data.
+    """Return the loss, or the metric, that a recipe names, for such data.
 
     Raises:
         RecipeError: as `Maker` and `with_fitting_labels`.
@@ -321,7 +321,7 @@ def check_loss_target(section: TargetSection, key: str, trusted: frozenset[str])
 def with_fitting_labels(
     loss: LossFunction, about: DataCard, name: str, *, trains: bool = True
 ) -> LossFunction:
-    """The loss with labels in the form that it takes, found out on a small ordinary example.
+    """Return the loss with labels in the form that it takes, found out on a small ordinary example.
 
     Raises:
         RecipeError: it fails on a prediction and a target as such data have them, gives no single
@@ -357,7 +357,7 @@ def with_fitting_labels(
 
 
 def _problem_of_loss(loss: LossFunction, prediction: torch.Tensor, target: torch.Tensor) -> str:
-    """What is wrong; nothing where it gives one number."""
+    """Return what is wrong with a loss; nothing where it gives one number."""
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*target size.*different to the input size")
@@ -372,7 +372,7 @@ def _problem_of_loss(loss: LossFunction, prediction: torch.Tensor, target: torch
 
 
 def loss_to_device(loss: LossFunction, device: torch.device) -> LossFunction:
-    """The same, with its weights on a device."""
+    """Return the same, with its weights on a device."""
     inner = loss.loss if isinstance(loss, LossOfLabels) else loss
     if isinstance(inner, torch.nn.Module):
         inner.to(device)
@@ -382,7 +382,7 @@ def loss_to_device(loss: LossFunction, device: torch.device) -> LossFunction:
 def build_objective(
     recipe: Recipe, about: DataCard, given: UserObjects = NO_USER_OBJECTS
 ) -> Objective:
-    """The recipe's loss, and the measures that go with such data.
+    """Build the recipe's loss, and the measures that go with such data.
 
     Raises:
         RecipeError: the loss is for another kind of data; or of a target what `Maker` raises.
@@ -402,7 +402,7 @@ def build_objective(
 def build_metrics(
     recipe: Recipe, about: DataCard, given: UserObjects = NO_USER_OBJECTS
 ) -> dict[str, LossFunction]:
-    """What the recipe measures besides; raises what `build_objective` does."""
+    """Build what the recipe measures besides; raises what `build_objective` does."""
     found: dict[str, LossFunction] = {}
     for name, metric in {**recipe.metrics, **given.metrics}.items():
         key = f"metrics.{name}"
@@ -421,5 +421,5 @@ def build_metrics(
 
 
 def losses_for(about: DataCard) -> tuple[str, ...]:
-    """The names of losses that go with such data."""
+    """Return the names of losses that go with such data."""
     return get_args(SegmentationLoss if about.classes else RegressionLoss)

@@ -79,7 +79,7 @@ class RateSchedule:
         self.scheduler.step(loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         if self.scheduler is None:
             return {}
         state: dict[str, Any] = self.scheduler.state_dict()
@@ -128,7 +128,7 @@ class RateSchedule:
         scheduler._last_lr = [group["lr"] for group in groups]
 
     def _numbers(self) -> dict[str, Any]:
-        """Those that the scheduler was made with."""
+        """Return the numbers that the scheduler was made with."""
         state = {} if self.scheduler is None else vars(self.scheduler)
         names = inspect.signature(type(self.scheduler)).parameters
         return {n: state[n] for n in names if n in state and n not in ("optimizer", "last_epoch")}
@@ -147,7 +147,7 @@ def _put_rates(scheduler: LambdaLR, settings: list[dict[str, Any]]) -> None:
 
 
 def schedule_given(scheduler: LRScheduler, optimizer: Optimizer, steps: int) -> RateSchedule:
-    """A program's scheduler for a training of so many steps.
+    """Return a program's scheduler for a training of so many steps.
 
     Raises:
         RecipeError: it ends before the training.
@@ -289,7 +289,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Weights], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "target": _optimizer_from_target,
 }
-"""By ``optimizer.name``; each takes its section of the recipe and the weights."""
+"""Builders by ``optimizer.name`` take a section of the recipe and the weights."""
 
 
 def build_schedule(
@@ -334,7 +334,7 @@ def settings_of_optimizer(optimizer: torch.optim.Optimizer) -> list[dict[str, An
 
 
 def factor_at(schedule: AnySchedule, epoch: float) -> float:
-    """What multiplies the learning rate after so many epochs, which need not be whole.
+    """Return the factor of the learning rate after so many epochs, which need not be whole.
 
     A warm-up grows linearly from zero to what the schedule says there.
 
@@ -365,7 +365,7 @@ def _polynomial_factor(schedule: PolynomialSchedule, epoch: float) -> float:
 
 
 def _steps_factor(schedule: StepSchedule, epoch: float) -> float:
-    """The factor of the latest epoch that is reached, 1 before the first."""
+    """Return the factor of the latest epoch that is reached, 1 before the first."""
     reached = [start for start in schedule.at if start <= epoch]
     return schedule.at[max(reached)] if reached else 1.0
 
@@ -375,13 +375,13 @@ SCHEDULES: dict[str, Callable[[Any, float], float]] = {
     "polynomial": _polynomial_factor,
     "steps": _steps_factor,
 }
-"""By ``optimizer.schedule.name``; each takes its section of the recipe and the epoch."""
+"""Factors by ``optimizer.schedule.name`` take a section of the recipe and the epoch."""
 
 
 def optimizer_and_schedule(
     recipe: Recipe, model: torch.nn.Module, steps_per_epoch: int, given: UserObjects
 ) -> tuple[torch.optim.Optimizer, RateSchedule]:
-    """Of a parallelised network.
+    """Build the optimizer and the schedule of a parallelised network.
 
     Raises:
         RecipeError: the network has no parameter to train, or the optimizer that is given another

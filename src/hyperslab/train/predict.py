@@ -108,7 +108,7 @@ class TrainedNetwork:
 
     @torch.no_grad()
     def __call__(self, block: NDArray[Any], shape: tuple[int, ...], where: str) -> Sharded:
-        """The prediction of one volume (C, D, H, W), of which ``block`` is this rank's box.
+        """Predict one volume (C, D, H, W), of which ``block`` is this rank's box.
 
         Nothing is gathered: each layer holds what its rank's box needs. ``where`` names the volume.
 
@@ -200,7 +200,7 @@ class Journal:
             raise DataError(f"cannot write into {folder}: {error.strerror}") from error
 
     def done(self, entry: InputFile) -> bool:
-        """Whether this very file is done."""
+        """Check whether this very file is done."""
         row = self.rows.get(entry.name)
         if row is None or not all(path.exists() for path in entry.paths):
             return False
@@ -236,7 +236,7 @@ def _bytes_and_change(path: Path) -> tuple[int, int]:
 
 
 def _journal_lines(path: Path) -> list[JournalRow]:
-    """The whole lines; a foreign file has none."""
+    """Return the whole lines; a foreign file has none."""
     try:
         return read_json_lines(path)[0]
     except (OSError, ValueError):
@@ -248,7 +248,7 @@ PARAMETERS_FILE = "parameters.csv"
 
 @dataclass(frozen=True, slots=True)
 class InputOutcome:
-    """What became of an input; ``reason`` says why it failed."""
+    """Says what became of an input; ``reason`` tells why it failed."""
 
     input: InputFile
     state: Literal["predicted", "kept", "failed"]
@@ -295,7 +295,7 @@ class ResultFolder:
         self.journal = Journal(self.folder, json.loads(json.dumps(by)))
 
     def predict(self, entry: InputFile) -> InputOutcome:
-        """One input; every rank calls it and gets the same outcome."""
+        """Predict one input; every rank calls it and gets the same outcome."""
         try:
             if broadcast_from_main(
                 lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError
@@ -331,7 +331,7 @@ class ResultFolder:
         broadcast_from_main(write, failing=f"cannot write {path}", error=DataError)
 
     def _whole(self, volume: InputVolume, where: str) -> NDArray[np.uint8] | None:
-        """The mask (D, H, W) of a volume in one piece, on the main rank."""
+        """Predict the mask (D, H, W) of a volume in one piece, on the main rank."""
         multiple = self.network.recipe.data.multiple or 1
         box = Box.whole(rounded_up(volume.shape, multiple))
         logits = self.network(volume.block(self.grid, box), box.shape, where)
@@ -481,7 +481,7 @@ def predict(
 
 
 def recipe_for_volumes(run: Path, overrides: Sequence[str], *, ranks: int | None = None) -> Recipe:
-    """The run's recipe on a grid that cuts volumes only: by default along their depth.
+    """Return the run's recipe on a grid that cuts volumes only: by default along their depth.
 
     Raises:
         RecipeError: an override is bad or cuts mini-batches.

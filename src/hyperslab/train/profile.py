@@ -33,7 +33,7 @@ Stage = Literal["forward", "backward", "optimizer"]
 TimelineRow = Literal[
     "convolutions", "operators", "halos", "statistics", "gradients", "data", "vote", "framework"
 ]
-"""What a rank does: operators of two kinds, what it waits for, and the rest.
+"""Names what a rank does: operators of two kinds, what it waits for, and the rest.
 
 ``convolutions`` and ``operators`` (all others) are compute; ``halos``, ``statistics`` (every sum
 over ranks within a pass) and ``gradients`` are time in which communication holds the rank up;
@@ -58,7 +58,7 @@ class _Strict(BaseModel):
 
 
 class LayerTime(_Strict):
-    """What a step spends in one layer and stage [s], the mean over the profiled steps.
+    """Holds the time that a step spends in one layer and stage [s], a mean over the profiled steps.
 
     ``layer`` is the submodule's name, "" what belongs to none; ``communication`` is what the rank
     waited there. Torch computes both gradients of a convolution in one operator, so ``backward``
@@ -86,12 +86,12 @@ class StepTimes(_Strict):
 
     @property
     def covered(self) -> float:
-        """The share of the step that the rows explain."""
+        """Return the share of the step that the rows explain."""
         return sum(self.rows.values()) / self.seconds if self.seconds else 0.0
 
 
 class Profile(_Strict):
-    """What one rank did in some steps; a prediction has layers alone.
+    """Holds what one rank did in some steps; a prediction has layers alone.
 
     ``usual_seconds`` is the median of the steps before, without the profiler; ``peak`` [flop/s] is
     what this rank's device reaches in a matrix product; ``ended`` says why there are fewer steps
@@ -116,23 +116,23 @@ class Profile(_Strict):
 
     @property
     def median(self) -> StepTimes | None:
-        """The step of median length, which is the one to show; None where there is none."""
+        """Return the step of median length, which is the one to show; None where there is none."""
         ordered = sorted(self.steps, key=lambda step: step.seconds)
         return ordered[len(ordered) // 2] if ordered else None
 
 
 def profile_folder(run: Path) -> Path:
-    """Where a run's profiles are."""
+    """Return the folder of a run's profiles."""
     return run / "profile"
 
 
 def profile_path(run: Path, rank: int) -> Path:
-    """The file of one rank."""
+    """Return the file of one rank."""
     return profile_folder(run) / f"rank-{rank}.json"
 
 
 def predicted_path(run: Path) -> Path:
-    """The file of what was predicted."""
+    """Return the file of what was predicted."""
     return profile_folder(run) / "predicted.json"
 
 
@@ -162,7 +162,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def read_profiles(run: Path) -> list[Profile]:
-    """Those of all ranks of a run, by rank; none where nothing was profiled.
+    """Read the profiles of all ranks of a run, by rank; none where nothing was profiled.
 
     Raises:
         DataError: one of them is broken.
@@ -198,7 +198,7 @@ class ProfiledRange:
 
     @property
     def ancestors(self) -> Iterator[ProfiledRange]:
-        """From the innermost outwards, this one first."""
+        """Go from the innermost outwards, this one first."""
         event: ProfiledRange | None = self
         while event is not None:
             yield event
@@ -206,16 +206,16 @@ class ProfiledRange:
 
     @property
     def is_operator(self) -> bool:
-        """Whether torch's dispatcher ran it."""
+        """Say whether torch's dispatcher ran it."""
         return OPERATOR_NAME.match(self.name) is not None
 
     def within(self, prefix: str) -> ProfiledRange | None:
-        """The innermost of its ancestors whose name begins so."""
+        """Return the innermost of its ancestors whose name begins so."""
         return next((e for e in self.ancestors if e.name.startswith(prefix)), None)
 
 
 def events_of(profiler: torch.profiler.profile) -> list[ProfiledRange]:
-    """Everything that was recorded, parents before children."""
+    """Return everything that was recorded, parents before children."""
     known: dict[int, ProfiledRange] = {}
     found = [_event(e, known) for e in profiler.events() or ()]
     return sorted(found, key=lambda event: (event.begin, -event.end))
@@ -259,7 +259,7 @@ _ROW_ORDER: tuple[TimelineRow, ...] = (
     *COMPUTE_ROWS,
     "framework",
 )
-"""Where two cover the same time the earlier one counts: an operator within a wait is the wait."""
+"""The earlier one counts where two cover the same time: an operator within a wait is the wait."""
 _LATE_BUCKET = "a bucket of gradients"
 """Hidden behind operators it counts as nothing; where only it goes on the rank waits for it."""
 
@@ -275,7 +275,7 @@ class Piece:
 
 
 def row_of(event: ProfiledRange) -> TimelineRow | None:
-    """The row to which a range belongs that holds the rank up; None for any other."""
+    """Return the row to which a range belongs that holds the rank up; None for any other."""
     for row in _ROW_ORDER:
         if event.name.startswith(f"{MARK}{row}:"):
             return row
@@ -301,7 +301,7 @@ def _above(event: ProfiledRange) -> Iterable[ProfiledRange]:
 
 
 def pieces_of(events: Iterable[ProfiledRange]) -> list[Piece]:
-    """What events of one step say about rows; those of an accelerator replace its operators."""
+    """Turn the events of one step into rows; those of an accelerator replace its operators."""
     chosen = [(row, event) for event in events if (row := row_of(event)) is not None]
     accelerated = any(event.on_device for _, event in chosen)
     return [
@@ -312,7 +312,7 @@ def pieces_of(events: Iterable[ProfiledRange]) -> list[Piece]:
 
 
 def label_of(event: ProfiledRange) -> str:
-    """The words of a piece: which layer, what."""
+    """Return the words of a piece: which layer, what."""
     if event.name.startswith(MARK):
         return event.name.rpartition(":")[2]
     layer = event.within(LAYER_MARK)
@@ -382,7 +382,7 @@ def _buckets(events: Sequence[ProfiledRange]) -> list[Piece]:
 def step_times(
     number: int, step: ProfiledRange, events: Sequence[ProfiledRange], labels: list[str]
 ) -> StepTimes:
-    """The rows of one step; ``labels`` gets the words that are new."""
+    """Return the rows of one step; ``labels`` gets the words that are new."""
     inside = [e for e in events if e.begin < step.end and e.end > step.begin and e is not step]
     travelling = messages_under_way(inside)
     late = [piece for piece in travelling if piece.row == "gradients"]
@@ -408,7 +408,7 @@ LayerPlace = tuple[str, Stage]
 
 
 def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
-    """The mean time [s] of each layer and stage in a step, in the order in which they begin.
+    """Return the mean time [s] of each layer and stage in a step, in the order in which they begin.
 
     A forward operator belongs to the innermost submodule that runs; a node of the backward pass to
     the layer of the operator whose sequence number it has.
@@ -438,7 +438,7 @@ def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
 
 
 def _is_in_wait(event: ProfiledRange) -> bool:
-    """Whether an operator is part of a wait."""
+    """Check whether an operator is part of a wait."""
     return any(row_of(e) not in (None, *COMPUTE_ROWS, "framework") for e in event.ancestors)
 
 
@@ -458,7 +458,7 @@ def _layers_by_number(events: Iterable[ProfiledRange]) -> dict[int, str]:
 
 
 def place_of(event: ProfiledRange, layers: dict[int, str]) -> LayerPlace:
-    """Where an event belongs; recomputed layers count to the backward pass."""
+    """Find the layer and stage of an event; recomputed layers count to the backward pass."""
     node = event.within(BACKWARD_NODE)
     layer = event.within(LAYER_MARK)
     if node is not None:

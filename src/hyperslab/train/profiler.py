@@ -48,7 +48,7 @@ from hyperslab.train.step import StepResult, Vote
 from hyperslab.train.trainer import Progress, Trainer
 
 Method = Callable[..., Any]
-"""As a class has it."""
+"""Types a method as its class has it."""
 
 
 @contextmanager
@@ -134,7 +134,7 @@ log = logging.getLogger("hyperslab")
 
 @dataclass(frozen=True, slots=True)
 class ProfilePolicy:
-    """Which steps are profiled: after ``warm_up`` others, ``steps`` of them."""
+    """Chooses the steps that are profiled: after ``warm_up`` others, ``steps`` of them."""
 
     warm_up: int = 3
     steps: int = 3
@@ -177,7 +177,7 @@ class StepRecorder:
 
     @property
     def recording(self) -> bool:
-        """Whether operators are taken down now."""
+        """Say whether operators are recorded now."""
         return self._profiler is not None
 
     def begin_step(self) -> None:
@@ -271,7 +271,7 @@ class StepRecorder:
 def _measured_steps(
     events: list[ProfiledRange], wanted: dict[str, int]
 ) -> dict[str, list[StepTimes] | list[LayerTime] | list[str]]:
-    """The parts of a profile that come from events of the ``wanted`` steps."""
+    """Return the parts of a profile that come from events of the ``wanted`` steps."""
     labels: list[str] = []
     chosen = [(wanted[e.name], e) for e in events if e.name in wanted and not e.on_device]
     if not chosen:
@@ -284,7 +284,7 @@ def _measured_steps(
 
 
 def profile_summary(profile: Profile, path: Path) -> str:
-    """What a profile says, in a line."""
+    """Summarise a profile in a line."""
     median = profile.median
     if median is None:
         return f"no step was profiled: {profile.ended} before there was one ({path})"
@@ -296,7 +296,7 @@ def profile_summary(profile: Profile, path: Path) -> str:
 
 
 def empty_profile(grid: Grid, precision: str, peak: float | None) -> Profile:
-    """A profile of this rank that holds nothing yet."""
+    """Return a profile of this rank that holds nothing yet."""
     return Profile(
         rank=grid.rank,
         ranks=grid.size,
@@ -309,7 +309,7 @@ def empty_profile(grid: Grid, precision: str, peak: float | None) -> Profile:
 
 
 class ProfiledTrainer(Trainer):
-    """What `Trainer` does, with a `StepRecorder` at the borders of its steps."""
+    """Trains as `Trainer`, with a `StepRecorder` at the borders of its steps."""
 
     def __init__(self, trainer: Trainer, policy: ProfilePolicy) -> None:
         """Takes the place of ``trainer``, which has not begun; every rank makes one.
@@ -338,12 +338,12 @@ class ProfiledTrainer(Trainer):
         )
 
     def fit(self) -> None:
-        """As `Trainer.fit`; however it ends, a profile is written."""
+        """Train as `Trainer.fit`; however it ends, a profile is written."""
         with self.recorder:
             super().fit()
 
     def train_epoch(self) -> None:
-        """As `Trainer.train_epoch`."""
+        """Train as `Trainer.train_epoch`."""
         self.recorder.begin_step()
         self.clock.restart()
         super().train_epoch()
@@ -351,7 +351,7 @@ class ProfiledTrainer(Trainer):
         self.recorder.end_step(self.at.step + 1, keep=False)
 
     def record(self, done: StepResult, rate: float) -> None:
-        """As `Trainer.record`; a step that wrote a checkpoint is not kept."""
+        """Record as `Trainer.record`; a step that wrote a checkpoint is not kept."""
         super().record(done, rate)
         every = self.recipe.checkpoint.every_steps
         recording = self.recorder.recording

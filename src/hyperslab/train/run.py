@@ -76,7 +76,7 @@ RECIPE = "recipe.yaml"
 
 
 GridChoice = Callable[[Recipe, int], Recipe]
-"""From a recipe with ``grid: auto`` and a number of ranks to one with a grid."""
+"""Leads from a recipe with ``grid: auto`` and a number of ranks to one with a grid."""
 
 
 def train(
@@ -151,7 +151,7 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
 
 
 def _events(recipe: Recipe, grid: Grid, stack: ExitStack) -> RunEvents:
-    """Who is told what happens: MLPerf's log, on the main rank, where the recipe asks for it."""
+    """Open MLPerf's log, on the main rank, where the recipe asks for it."""
 
     def opened() -> RunEvents:
         if recipe.mlperf is None:
@@ -174,7 +174,7 @@ def build_trainer(
     events: RunEvents | None = None,
     given: UserObjects = NO_USER_OBJECTS,
 ) -> Trainer:
-    """Everything that a step needs; ``stack`` closes what must be closed."""
+    """Build everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
     data, validation, *followed = map(stack.enter_context, open_training(recipe, grid, given))
     if events is not None:
@@ -242,7 +242,7 @@ def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
 
 
 def _changes(recipe: Recipe) -> dict[str, list[Any]]:
-    """What this recipe changes in the run; raises what `changed_keys` does."""
+    """Return what this recipe changes in the run; raises what `changed_keys` does."""
     try:
         before = load_recipe(recipe.output / RECIPE)
     except RecipeError as error:

@@ -51,7 +51,7 @@ class WindowPolicy:
 
     @property
     def facts(self) -> dict[str, object]:
-        """By what a prediction is known again, as JSON has it."""
+        """Return the facts by which a prediction is known again, as JSON has them."""
         return {"window": list(self.size), "overlap": self.overlap, "blend": self.blend}
 
 
@@ -70,7 +70,7 @@ class BlendedScores:
         self.total = torch.zeros(())
 
     def add(self, box: Box, logits: Sharded) -> None:
-        """Those of a window (1, C, d, h, w); every rank calls it."""
+        """Add the scores of a window (1, C, d, h, w); every rank calls it."""
         found = gather_to_main(cast(Sharded, logits.float()))
         if found is None:
             return
@@ -135,7 +135,7 @@ class WindowedModel:
 
 
 def _cut_window(volume: NDArray[Any] | None, partition: Partition, like: Sharded) -> Sharded:
-    """What the main rank holds, cut over all ranks, as float32."""
+    """Cut what the main rank holds over all ranks, as float32."""
     block = scatter_from_main(volume, partition, np.dtype(np.float32), like.grid)
     local = torch.from_numpy(block).to(like.grid.device)
     return Sharded.from_local(local, partition, like.grid)
@@ -157,7 +157,7 @@ def _windows(extents: tuple[int, ...], policy: WindowPolicy) -> Iterator[Box]:
 
 
 def _weights(policy: WindowPolicy) -> torch.Tensor:
-    """Of the voxels of a window (D, H, W)."""
+    """Return the weights of the voxels of a window (D, H, W)."""
     weights: torch.Tensor = optional.monai_data().compute_importance_map(
         policy.size, mode=policy.blend, sigma_scale=0.125, device="cpu"
     )

@@ -25,11 +25,11 @@ from hyperslab.comm import Grid
 from hyperslab.recipe.section import choose
 
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16}
-"""By ``precision``: what autocast casts to, None for weights and values as they are."""
+"""Autocast casts to these by ``precision``, None for weights and values as they are."""
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """A context in which a network computes in the recipe's precision.
+    """Return a context in which a network computes in the recipe's precision.
 
     Raises:
         RecipeError: `PRECISIONS` has no such name.
@@ -43,7 +43,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, si
 
 
 def heeded_signals() -> list[signal.Signals]:
-    """Those of the signals that end a run of this process: `nohup` has it ignore SIGHUP."""
+    """Return the signals that end a run of this process: `nohup` has it ignore SIGHUP."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
 
@@ -70,7 +70,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all ranks know about a step; the same on every rank."""
+    """Holds what all ranks know about a step; the same on every rank."""
 
     loss: float
     finite: bool
@@ -156,7 +156,7 @@ def _vote_facts(
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory so far [B]: of this process, or allocated on its CUDA device."""
+    """Return the most memory so far [B]: of this process, or allocated on its CUDA device."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -164,7 +164,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step of the optimizer gave, still on the device.
+    """Holds what a step of the optimizer gave, still on the device.
 
     ``loss`` is the global mean; ``prediction`` is this rank's block of the last one; ``samples``
     are those of the step, on all ranks.
@@ -212,7 +212,7 @@ class CountsWaiting(Protocol):
 
 
 class StepClock:
-    """How long a step takes [s], and how long of that it waits for data [s]."""
+    """Measures how long a step takes [s], and how long of that it waits for data [s]."""
 
     def __init__(self, data: CountsWaiting) -> None:
         self.data = data
@@ -225,7 +225,7 @@ class StepClock:
         self.waited = self.data.wait_seconds
 
     def lap(self) -> tuple[float, float]:
-        """The step that ends now: its time, and its wait for data. The next one begins."""
+        """End the step: return its time, and its wait for data. The next one begins."""
         began = self.began
         waited = self.waited
         self.restart()

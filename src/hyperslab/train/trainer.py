@@ -46,7 +46,7 @@ LOST_AFTER = datetime.timedelta(seconds=2)
 
 
 class Progress:
-    """How far a run is, on one rank; every rank has the same one.
+    """Keeps how far a run is, on one rank; every rank has the same one.
 
     The ranks vote on every step, and the vote is read a step later, when it has long arrived: then
     the step enters the history. Only the main rank has a ``reporter``.
@@ -75,19 +75,19 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next step."""
+        """Return the learning rate of the next step."""
         rate: float = self.state.optimizer.param_groups[0]["lr"]
         return rate
 
     @property
     def reached(self) -> bool:
-        """Whether the last validation was as good as the recipe asks for, if it does."""
+        """Say whether the last validation was as good as the recipe asks for, if it does."""
         goal = self.recipe.stop_at
         return goal is not None and goal.reached(self.at.measured)
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Say whether there is nothing left to do."""
         return self.at.epoch >= self.recipe.epochs or (self.at.batch == 0 and self.reached)
 
     def record(self, done: StepResult, rate: float, clock: StepClock) -> None:
@@ -204,7 +204,7 @@ class Progress:
         return verdict.signal
 
     def _leave_if(self, number: int) -> None:
-        """Where there is a signal, write a checkpoint and end."""
+        """Write a checkpoint and end, if there is a signal."""
         if number:
             path = self.checkpoint()
             self.writer.wait()
@@ -212,7 +212,7 @@ class Progress:
             raise Stopped(number, f"stopped by {name} after {path}\n    go on with --resume")
 
     def _diverged(self, done: PendingStep, verdict: Verdict) -> str:
-        """The words of the error, with the rank where one can be told."""
+        """Return the words of the error, with the rank where one can be told."""
         where = "" if verdict.culprit is None else f"; the first is rank {verdict.culprit}"
         return (
             f"the loss is not a finite number in step {done.step} (epoch {done.epoch + 1}){where}\n"
@@ -276,7 +276,7 @@ class Trainer:
 
     @property
     def at(self) -> Position:
-        """How far the run is."""
+        """Return how far the run is."""
         return self.progress.at
 
     def fit(self) -> None:
@@ -332,7 +332,7 @@ class Trainer:
         return done
 
     def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> StepResult:
-        """One step of the optimizer over ``batch`` and those that are accumulated with it.
+        """Take one step of the optimizer over ``batch`` and those that are accumulated with it.
 
         It waits for nothing.
         """
@@ -373,7 +373,7 @@ class Trainer:
         return autocast(self.grid.device, self.recipe.precision)
 
     def validate(self) -> dict[str, float | None]:
-        """The objective's measures over the validation split."""
+        """Measure the objective over the validation split."""
         return self.measure(self.validation)
 
     @torch.no_grad()
