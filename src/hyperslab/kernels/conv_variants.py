@@ -296,25 +296,6 @@ def weight_by_winograd(
     return dw, db if with_bias else None
 
 
-def forward_by_torch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
-) -> torch.Tensor:
-    """Leaves the choice to torch: im2col for small blocks in float32."""
-    options = problem.options
-    y = torch.ops.aten.convolution(
-        x,
-        weight,
-        bias,
-        options.stride,
-        problem.padding,
-        options.dilation,
-        False,
-        [0] * len(problem.padding),
-        options.groups,
-    )
-    return in_channels_last(y)
-
-
 def forward_by_onednn(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
@@ -348,7 +329,6 @@ FORWARD_VARIANTS: ConvVariants = {
     "onednn": ConvVariant(forward_by_onednn),
     "contiguous": ConvVariant(forward_contiguous),
     "columns": ConvVariant(forward_in_columns, has_columns),
-    "torch": ConvVariant(forward_by_torch, torch_memory_is_small),
     "registers": ConvVariant(
         forward_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct.c"
     ),

@@ -280,11 +280,6 @@ def _heavy(problem: Problem) -> bool:
     return problem.heavy
 
 
-def _heavy_with_stride(problem: Problem) -> bool:
-    strided = max(problem.options.stride) > 1
-    return problem.heavy and strided and problem.dtype == torch.float32
-
-
 def _windows(problem: Problem) -> bool:
     return math.prod(problem.kernel) > 1
 
@@ -333,8 +328,6 @@ FEW = f"bfloat16, at most {FEW_CHANNELS} channels, no stride, AVX-512 with bfloa
 FEW_REASON = "oneDNN works on 16 channels, however few there are"
 HEAVY = f"weight > {HEAVY_WEIGHT} volumes"
 HEAVY_REASON = "the order of the weight counts, and parameters are contiguous"
-HEAVY_STRIDED = f"float32, stride, {HEAVY}"
-HEAVY_STRIDED_REASON = "torch's im2col leaves out what oneDNN computes beside it"
 
 RULES: dict[str, tuple[Case, ...]] = {
     "conv": (
@@ -403,13 +396,11 @@ RULES: dict[str, tuple[Case, ...]] = {
             "oneDNN's kernels for bfloat16 do the work of many channels for one",
             _narrow,
         ),
-        _conv_case("forward", "torch", HEAVY_STRIDED, HEAVY_STRIDED_REASON, _heavy_with_stride),
         _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, _heavy),
         _conv_case("forward", "onednn", "else", "it runs at the processor's peak"),
     ),
     "conv input": (
         _conv_case("input", "registers", FEW, FEW_REASON, _few_channels_in_windows),
-        _conv_case("input", "torch", HEAVY_STRIDED, HEAVY_STRIDED_REASON, _heavy_with_stride),
         _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, _heavy),
         _conv_case(
             "input",
@@ -451,7 +442,6 @@ RULES: dict[str, tuple[Case, ...]] = {
             "one product of matrices, where torch takes im2col",
             _small_or_pointwise,
         ),
-        _conv_case("weight", "torch", HEAVY_STRIDED, HEAVY_STRIDED_REASON, _heavy_with_stride),
         _conv_case("weight", "contiguous", "weight > volumes", HEAVY_REASON, _weight_counts),
         _conv_case(
             "weight",
