@@ -37,11 +37,11 @@ Recut = Callable[[torch.Tensor], torch.Tensor]
 _derive: Any = type(Function)  # torch's metaclass, which makes the class of the graph's nodes
 
 _BOTH_WAYS = "_hyperslab_on_cut_tensors"
-"""Where a class keeps the one derived from it; a table would keep both for ever."""
+"""Names the attribute in which a class keeps its derived one; a table would keep both for ever."""
 
 
 def block_gradient(gradient: torch.Tensor, x: Sharded) -> torch.Tensor:
-    """What a backward pass has to bring to this rank's block of ``x``: the ranks' sum of copies."""
+    """Returns the block gradient that a backward pass has to bring: the ranks' sum of copies."""
     partition = x.partition
     parts = 1
     for cut in partition.cuts:
@@ -50,7 +50,7 @@ def block_gradient(gradient: torch.Tensor, x: Sharded) -> torch.Tensor:
 
 
 class _Layout:
-    """How the arguments, the results and what is saved of one call are cut."""
+    """Remembers how the arguments, the results and the saved tensors of one call are cut."""
 
     def __init__(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
@@ -74,7 +74,7 @@ class _Layout:
 
 
 class _Context:
-    """The context of a function's backward, in which saved tensors are cut as they were."""
+    """Wraps the context of a function's backward, so that saved tensors are cut as they were."""
 
     def __init__(self, ctx: Any, layout: _Layout) -> None:
         self._ctx = ctx
@@ -85,13 +85,13 @@ class _Context:
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """Torch gives those of outputs, and what hooks have packed, as plain blocks."""
+        """Returns saved tensors, cut again: torch has plain blocks of outputs and packed ones."""
         pairs = zip(self._ctx.saved_tensors, self._layout.saved, strict=True)
         return tuple(v if recut is None else recut(v) for v, recut in pairs)
 
 
 def _likeness(value: Any) -> Sharded | None:
-    """A tensor without numbers that is cut as the value; None if that is not cut."""
+    """Makes a tensor without numbers that is cut as the value; None if that is not cut."""
     if not isinstance(value, Sharded):
         return None
     block = value.block.detach()
@@ -108,7 +108,7 @@ def _recut(value: Any) -> Recut | None:
 
 
 def _on_cut_tensors(cls: type[Function]) -> type[Function]:
-    """The class derived from a user's function, for arguments that are cut."""
+    """Derives the class of a user's function that takes cut arguments."""
     known: type[Function] | None = vars(cls).get(_BOTH_WAYS)
     if known is not None:
         return known
@@ -149,7 +149,7 @@ def _static(part: Any) -> Any:
 
 
 def _derived_if_cut(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
-    """The derived class for arguments that are cut."""
+    """Returns the derived class where an argument is cut, else the user's own."""
     if cls is CheckpointFunction or not torch.is_grad_enabled():
         return cls
     cut = any(isinstance(v, Sharded) and v.grid.size > 1 for v in values)
@@ -235,7 +235,7 @@ def _total(
     outputs: Sequence[torch.Tensor],
     weights: torch.Tensor | Sequence[torch.Tensor | None] | None,
 ) -> torch.Tensor:
-    """The number, equal on all ranks, whose gradient is asked for."""
+    """Sums the outputs to the number, equal on all ranks, whose gradient is asked for."""
     if weights is None or isinstance(weights, torch.Tensor):
         weights = (weights,) * len(outputs)
     total = torch.zeros(())

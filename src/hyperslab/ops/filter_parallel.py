@@ -27,11 +27,11 @@ from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.torch_internals import dispatch_modes_active
 
 MADE_AT_HOME = 1 << 17
-"""Numbers of a whole parameter whose gradient is made at home though nothing is cast."""
+"""Limits from how many elements on an uncast parameter's gradient is made in its buffer."""
 
 
 class _ShardParameter(torch.autograd.Function):
-    """Rows of a parameter, cast; the gradient is made where it is averaged, if that is possible."""
+    """Casts rows of a parameter; makes the gradient where it is averaged, if that is possible."""
 
     @staticmethod
     def forward(
@@ -92,7 +92,7 @@ def shard_parameter(
     rows: Cut | None = None,
     index: int = 0,
 ) -> torch.Tensor:
-    """A parameter in another type; of ``rows``, a cut of its first dim, the interval ``index``.
+    """Casts a parameter; with ``rows``, a cut of its first dim, only the interval ``index``.
 
     Differentiable. The gradient is zero in the rows of other ranks.
     """
@@ -106,7 +106,7 @@ def shard_parameter(
 
 
 def operand_type(x: torch.Tensor) -> torch.dtype:
-    """The type in which a convolution or a linear layer takes a tensor: autocast may lower it."""
+    """Returns the type in which a layer with filters takes ``x``: autocast may lower it."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x.dtype
@@ -114,19 +114,19 @@ def operand_type(x: torch.Tensor) -> torch.dtype:
 
 
 PRODUCTS_PER_WEIGHT = 64
-"""So many products take as long as a weight is under way: cast, reordered, its gradient summed."""
+"""Counts the products that cost as much as moving one weight: cast, reorder, sum its gradient."""
 
 SHARED_FROM = 1 << 18
-"""Weights, and products by their equivalent, whose time is ten times that of the messages."""
+"""Limits from how many weights (or equal products) on sharing saves ten times the messages."""
 
 
 LEAST_FILTERS = 2
-"""Filters of a rank: a result of one channel could lie in memory either way, unlike the others'."""
+"""Limits the filters of a rank: one channel alone has no memory format, unlike the others'."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilterShare:
-    """One rank's share of a layer's filters.
+    """Describes one rank's share of a layer's filters.
 
     It is the interval ``index`` of ``rows``, a cut of the weight's first dim. ``plan`` brings from
     every rank what it computed.
@@ -139,7 +139,7 @@ class FilterShare:
     def of(
         self, parameter: torch.Tensor, dtype: torch.dtype, homes: GradientBuffers | None
     ) -> torch.Tensor:
-        """The share of a weight (filters, ...) or a bias (filters) in a type; differentiable.
+        """Casts the share of a weight (filters, ...) or a bias (filters); differentiable.
 
         Its gradient is zero in the rows of other ranks. Those of this rank come from the losses of
         all ranks that share the layer, so that the average over ranks is the serial gradient.
@@ -147,14 +147,14 @@ class FilterShare:
         return shard_parameter(parameter, dtype, homes, self.rows, self.index)
 
     def whole(self, y: torch.Tensor, what: str) -> torch.Tensor:
-        """The result with all channels, from this rank's; differentiable."""
+        """Gathers the result with all channels from the ranks' shares; differentiable."""
         return fetch(y, self.plan, what=what)
 
 
 def filter_share(
     x: Sharded, weight: torch.Tensor, output: Partition, dim: int
 ) -> FilterShare | None:
-    """This rank's share of a layer's filters; None where it computes all of them.
+    """Finds this rank's share of a layer's filters; None where it computes all of them.
 
     Distribution scheme: 1. compute some channels of the result from the whole input, 2. gather
     them. Backward: 1. add up the gradients of these channels that the ranks have, 2. gradients of
@@ -176,7 +176,7 @@ def filter_share(
 
 @per_grid
 def _lay_out_share(grid: Grid, output: Partition, dim: int) -> FilterShare | None:
-    """The axis with most ranks shares them; the data axis has other samples."""
+    """Lays out the share along the axis with most ranks; the data axis has other samples."""
     free = [name for name in grid.extents if name != "data" and name not in output.axes]
     axis = max(free, key=lambda name: grid.extents[name], default=None)
     if axis is None or grid.extents[axis] == 1:

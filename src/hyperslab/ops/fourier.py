@@ -24,12 +24,12 @@ from hyperslab.ops.spatial.rearrange import rolled
 from hyperslab.tensor import Sharded, register
 
 _PLANS_KEPT = 4096
-"""Plans that are remembered, of transforms of one partition each."""
+"""Limits the plans that are cached, of transforms of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pencil:
-    """Cut as ``partition`` the dims ``dims`` are whole, and transformed."""
+    """Names a partition and the dims that are whole in it and are transformed there."""
 
     partition: Partition
     dims: tuple[int, ...]
@@ -37,7 +37,7 @@ class Pencil:
 
 @dataclass(frozen=True, slots=True)
 class PencilPlan:
-    """The pencils in their order; how the result is cut; axes for which there is no home."""
+    """Lists the pencils in order, the result's partition, and axes that find no other dim."""
 
     pencils: tuple[Pencil, ...]
     result: Partition
@@ -48,7 +48,7 @@ class PencilPlan:
 def plan_pencils(
     partition: Partition, groups: tuple[tuple[int, ...], ...], extents: tuple[int, ...]
 ) -> PencilPlan:
-    """The plan to transform the dims of each group in any order, one group after the other.
+    """Plans the transform of each group's dims in any order, one group after the other.
 
     Scheme: 1. dims that are whole are transformed at once, 2. of those that are left each axis that
     cuts one moves to its home, in one exchange, 3. again, until none is left. The result is cut
@@ -86,7 +86,7 @@ def plan_pencils(
 def _freed(
     partition: Partition, dims: Sequence[int], later: set[int], gathered: list[str]
 ) -> Partition:
-    """Some of ``dims`` are not cut any more, the first one at least."""
+    """Moves cuts away from ``dims``, from the first one at least."""
     shape = partition.shape
     cuts = list(partition.cuts)
     for dim in dims:
@@ -107,7 +107,7 @@ def _freed(
 
 
 def _result_partition(partition: Partition, extents: Sequence[int]) -> Partition:
-    """Cut where ``partition`` is, unless a rank would have nothing."""
+    """Cuts the result where ``partition`` is cut, unless a rank would have nothing."""
     cuts: list[Cut | None] = []
     for cut, before, extent in zip(partition.cuts, partition.shape, extents, strict=True):
         if cut is not None and before != extent:
@@ -119,7 +119,7 @@ def _result_partition(partition: Partition, extents: Sequence[int]) -> Partition
 
 @dataclass(frozen=True, slots=True)
 class FourierKind:
-    """How a transform of several dims comes down to others.
+    """Describes how a transform of several dims is composed of simpler ones.
 
     Args:
         rest: of dims from complex to complex numbers, the name of torch's function of several.
@@ -133,14 +133,14 @@ class FourierKind:
     from_real: bool = False
 
     def groups(self, dims: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The dims that may be transformed in any order; those of a group before the next one's."""
+        """Groups dims that may be transformed in any order; the groups go one after the other."""
         *rest, last = dims
         if self.last is None or not rest:
             return (tuple(dims),)
         return ((last,), tuple(rest)) if self.from_real else (tuple(rest), (last,))
 
     def extent(self, length: int, *, given: bool) -> int:
-        """Of the last dim's result; ``length`` is ``given``, or the operand's extent."""
+        """Returns the extent of the last dim's result; ``length`` is given or the operand's."""
         if self.last is None:
             return length
         if self.from_real:
@@ -209,7 +209,7 @@ def several_dims(
 def transformed(
     kind: FourierKind, x: Sharded, dims: Sequence[int], lengths: Mapping[int, int], norm: str | None
 ) -> Sharded:
-    """The transform of ``dims``; ``lengths``: of operands that are padded or cropped to them.
+    """Transforms ``dims``, padded or cropped to ``lengths`` where given.
 
     Distribution scheme: 1. dims that are whole are transformed on the block, 2. the tensor is cut
     along others in place of those that are left (`plan_pencils`), in one exchange, and these are
@@ -287,7 +287,7 @@ def view_as_complex(input: Sharded) -> Sharded:
 
 
 def _complex_overloads(name: str) -> tuple[Operator, Operator]:
-    """As a function, and as a method or an attribute."""
+    """Returns an operator as a function, and as a method or an attribute."""
     method = getattr(torch.Tensor, name)
     attribute = isinstance(method, GetSetDescriptorType)
     return getattr(torch, name), method.__get__ if attribute else method

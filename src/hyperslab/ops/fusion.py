@@ -35,7 +35,7 @@ from hyperslab.tensor import Sharded
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Affine:
-    """Weight and bias (C), of half precision as float32 with their graph; each may be None.
+    """Holds weight and bias (C), half precision cast to float32 with graph; each may be None.
 
     ``given`` is the weight that the caller gave, and ``version`` what its memory had then. Torch
     keeps the weight for the backward pass, and so a caller may not change it before that; where it
@@ -59,17 +59,17 @@ class Affine:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether one of them does."""
+        """Returns whether weight or bias requires a gradient."""
         return any(p is not None and p.requires_grad for p in (self.weight, self.bias))
 
     @property
     def changed(self) -> bool:
-        """Whether the weight was changed in place since."""
+        """Returns whether the weight was changed in place since the call."""
         given = self.given
         return given is not None and not given.is_inference() and given._version != self.version
 
     def check_unchanged(self) -> None:
-        """Refuse to compute a gradient where torch does.
+        """Refuses to compute a gradient where torch refuses it.
 
         Raises:
             RuntimeError: the weight was changed in place since.
@@ -90,7 +90,7 @@ MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 
 def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
-    """Gradients of block, weight and bias of a `EpilogueFunction`.
+    """Computes differentiable gradients of block, weight and bias of an `EpilogueFunction`.
 
     Without a normalisation the result depends on the block by what was marked alone: the gradient
     is linear in ``gradient``, with factors that are the gradient of ones.
@@ -115,7 +115,7 @@ def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[t
 
 
 def _parameters_then(statistics: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Weight and bias as they were at the call, whatever became of them since.
+    """Restores weight and bias as they were at the call, whatever became of them since.
 
     The weight with its graph; no gradient of a gradient depends on the bias.
     """
@@ -133,7 +133,7 @@ def _parameters_then(statistics: Any) -> tuple[torch.Tensor | None, torch.Tensor
 def composite_epilogue(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, links: Any
 ) -> torch.Tensor:
-    """The chain by torch's own operators, statistics included."""
+    """Computes the epilogue by torch's own operators, statistics included."""
     s = links.statistics
     y = as_float32(x)
     groups = y.unflatten(1, (-1, s.pool))
@@ -164,7 +164,7 @@ _reorder = torch.ops.hyperslab.reorder.default
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Of a normalisation, as `hyperslab.kernels.normalization` has them.
+    """Holds a normalisation's statistics as `hyperslab.kernels.normalization` computes them.
 
     ``norm`` (3, R, C) and ``moments`` (4, R, C), where R is 1, or N where every sample has its own;
     of ``pool`` neighbouring channels together, over ``count`` values of the ranks of ``group``.
@@ -181,7 +181,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpilogueOps:
-    """``pool(activation(normalised x))``, as ``hyperslab::chain_forward`` takes it.
+    """Describes ``pool(activation(normalised x))`` as ``hyperslab::chain_forward`` takes it.
 
     ``slope``: of the activation below zero; ``pool``: extents of the tiles, of which the mean or
     the maximum is taken; ``dtype``: of the result.
@@ -194,19 +194,19 @@ class EpilogueOps:
     maximum: bool = False
 
     def activated(self, slope: float) -> EpilogueOps:
-        """With an activation behind what there is."""
+        """Appends an activation."""
         return EpilogueOps(self.dtype, self.statistics, slope, self.pool, self.maximum)
 
     def pooled(self, pool: tuple[int, ...], maximum: bool, dtype: torch.dtype) -> EpilogueOps:
-        """With a pooling behind what there is."""
+        """Appends a pooling."""
         return EpilogueOps(dtype, self.statistics, self.slope, pool, maximum)
 
     def rounded(self, dtype: torch.dtype) -> EpilogueOps:
-        """With a result of another type."""
+        """Replaces the type of the result."""
         return EpilogueOps(dtype, self.statistics, self.slope, self.pool, self.maximum)
 
     def after(self, done: EpilogueOps) -> EpilogueOps:
-        """The links that are left when those of ``done`` are applied."""
+        """Returns the operators that are left when those of ``done`` are applied."""
         return EpilogueOps(
             self.dtype,
             slope=self.slope if done.slope == 1 else 1.0,
@@ -217,7 +217,7 @@ class EpilogueOps:
     def forward(
         self, x: torch.Tensor, *, mark: bool, room: HaloPaddedBuffer | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result and, with ``mark``, what its gradient needs in place of ``x``.
+        """Computes the result and, with ``mark``, what its gradient needs in place of ``x``.
 
         With ``room`` it is made there, if it may be.
         """
@@ -231,12 +231,12 @@ class EpilogueOps:
 
     @property
     def leaves_marks(self) -> bool:
-        """Whether the gradient needs more than ``x`` and its statistics."""
+        """Returns whether the gradient needs more than ``x`` and its statistics."""
         return bool(self.pool and self.maximum) or (self.statistics is None and self.slope != 1)
 
 
 class EpilogueFunction(torch.autograd.Function):
-    """The result of a chain, from the block, weight and bias of its normalisation, and its links.
+    """Applies an epilogue to a block with the weight and bias of its normalisation.
 
     Kept are, with a normalisation, the block itself, which serial torch keeps too; without one, a
     bit an element. Distribution scheme of the backward pass: 1. local sums for weight, bias and
@@ -307,16 +307,16 @@ def _in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> to
 
 
 EPILOGUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""For which there are fused kernels; float64 is for comparisons and takes the plain way."""
+"""Lists the types with fused kernels; float64 is for comparisons and takes the plain way."""
 
 
 KEPT_UP_TO = 1 << 16
-"""Elements of a block that is kept, though it could be computed again."""
+"""Limits the elements of a block that is saved although it could be recomputed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedEpilogue:
-    """Links to be applied to the block of ``source``; see the note in `hyperslab.tensor.deferred`.
+    """Defers operators on the block of ``source``; see the note in `hyperslab.tensor.deferred`.
 
     ``version``: that of the block when the chain was begun; ``with_graph``: whether gradients were
     wanted then.
@@ -328,18 +328,18 @@ class FusedEpilogue:
     links: EpilogueOps
     with_graph: bool
     room: HaloPaddedBuffer | None = None
-    """Where the result is to be made."""
+    """Receives the result, if set."""
     parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
-    """The tensors that this chain was taken over from, with their links."""
+    """Lists the tensors that this epilogue continues, with their operators."""
 
     def linked(self, links: EpilogueOps) -> FusedEpilogue:
-        """With these links in place of its own."""
+        """Replaces the operators that are deferred."""
         return FusedEpilogue(
             self.source, self.block, self.version, links, self.with_graph, self.room, self.parents
         )
 
     def in_room(self, room: HaloPaddedBuffer | None) -> FusedEpilogue:
-        """With its result there."""
+        """Replaces the buffer that receives the result."""
         return FusedEpilogue(
             self.source,
             self.block,
@@ -351,7 +351,7 @@ class FusedEpilogue:
         )
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
-        """That of ``x``, for the next tensor."""
+        """Continues the epilogue of ``x`` for the next tensor."""
         parents = (*self.parents, (weakref.ref(x), self.links))
         return FusedEpilogue(
             self.source, self.block, self.version, self.links, self.with_graph, None, parents
@@ -359,7 +359,7 @@ class FusedEpilogue:
 
     @property
     def sources(self) -> list[Sharded]:
-        """What it is computed from: the source, or a parent that somebody still holds."""
+        """Lists the tensors it is computed from: the source, or a parent that is still held."""
         return [self.source, *(parent for parent, _ in self._alive())]
 
     def _alive(self) -> list[tuple[Sharded, EpilogueOps]]:
@@ -368,12 +368,12 @@ class FusedEpilogue:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the result."""
+        """Returns the result's dtype."""
         return self.links.dtype
 
     @property
     def wants_gradient(self) -> bool:
-        """Whether the result will have a graph."""
+        """Returns whether the result will have a graph."""
         if not self.with_graph:
             return False
         if self.block.requires_grad:
@@ -383,7 +383,7 @@ class FusedEpilogue:
 
     @property
     def recomputable(self) -> bool:
-        """A normalised block is: what its normalisation keeps is all that it takes.
+        """Returns whether the result may be recomputed from what its normalisation saves anyway.
 
         But for a small one, which is kept in less time.
         """
@@ -392,7 +392,7 @@ class FusedEpilogue:
         return large and links.statistics is not None and not links.pool and not self._alive()
 
     def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The result, with its graph; in another type it is rounded once, to that one.
+        """Computes the result with its graph; in another type it is rounded once, to that one.
 
         Raises:
             LayoutError: the source was changed in place since, where no rule could see it.
@@ -416,7 +416,7 @@ class FusedEpilogue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecomputedEpilogue:
-    """An operand that is kept for the backward pass as what it is computed from.
+    """Saves an operand for the backward pass as the tensors it is recomputed from.
 
     ``tensors``: the block that a normalisation keeps, too.
     """
@@ -427,7 +427,7 @@ class RecomputedEpilogue:
     def value(
         self, tensors: tuple[torch.Tensor | None, ...], room: HaloPaddedBuffer | None = None
     ) -> torch.Tensor:
-        """The operand once more; with a graph where one is recorded."""
+        """Computes the operand once more; with a graph where one is recorded."""
         (block,) = tensors
         assert block is not None
         if torch.is_grad_enabled():
@@ -445,7 +445,7 @@ def _apply_epilogue(
 
 
 def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
-    """The chain that an operator on ``x`` goes on with; None where there are no kernels for it.
+    """Returns the epilogue that an operator on ``x`` continues; None where no kernel takes it.
 
     The one that is pending there, or a new one without links. All ranks decide alike: a node of
     the graph that is made at another time would let them send in another order.
@@ -463,7 +463,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
 
 
 def epilogue_result(chain: FusedEpilogue, like: Sharded, partition: Partition) -> Sharded:
-    """What a rule returns: put off where nobody can change the source unnoticed, else computed."""
+    """Defers a rule's result where nobody can change the source unnoticed, else computes it."""
     if chain.source.private and chain.wants_gradient:
         return like.will_be(chain, partition)
     return like.like(chain.value(), partition, fresh=True)
@@ -472,7 +472,7 @@ def epilogue_result(chain: FusedEpilogue, like: Sharded, partition: Partition) -
 def conv_operand(
     x: Sharded, dtype: torch.dtype, room: HaloPaddedBuffer | None = None
 ) -> tuple[torch.Tensor, RecomputedEpilogue | None]:
-    """The block as a convolution takes it, and how to have it again in the backward pass.
+    """Returns the block as a convolution takes it, and how to recompute it for the backward pass.
 
     What is pending is computed in ``dtype`` at once, where there is ``room`` for a halo.
     """
@@ -498,7 +498,7 @@ _normalisation = torch.ops.hyperslab.normalisation.default
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """What a mean is taken over: ``count`` values on the ranks of ``group``.
+    """Describes the values of one mean: ``count`` values on the ranks of ``group``.
 
     Of a channel over batch and space; with ``pool``, of so many neighbouring channels of a sample.
     """
@@ -509,7 +509,7 @@ class Population:
 
 
 def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float) -> Statistics:
-    """Of every channel, or of every sample's, with the ``affine`` numbers behind them.
+    """Computes the statistics of every channel, or of every sample's, with ``affine`` after them.
 
     Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
     precision resolves.
@@ -541,7 +541,7 @@ def normalised_epilogue(
     eps: float,
     dtype: torch.dtype | None = None,
 ) -> tuple[FusedEpilogue, torch.Tensor]:
-    """A chain whose first link normalises, and mean and biased variance (2, 1 or N, C) in float64.
+    """Starts an epilogue by normalising; returns mean and biased variance (2, 1 or N, C), too.
 
     ``dtype``: of the result, by default the block's.
     """

@@ -41,7 +41,7 @@ _REMEDY = (
 
 @dataclass
 class Subscript:
-    """What stands in square brackets, dim by dim.
+    """Describes the contents of square brackets, dim by dim.
 
     ``spans``: the part of each dim; ``single``: dims that an integer takes away; ``new``: where,
     among the dims of the result before ``single`` are dropped, a ``None`` puts a new one;
@@ -55,7 +55,7 @@ class Subscript:
 
 
 def parse_subscript(x: Sharded, index: object) -> Subscript:
-    """Read a subscript; refuse what no rule covers."""
+    """Reads a subscript; refuses what no rule covers."""
     items = list(index) if isinstance(index, tuple) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
     if any(isinstance(item, bool) for item in items) or taken > x.dim():
@@ -121,7 +121,7 @@ def _is_integer(item: Any) -> bool:
 
 
 def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp:
-    """The error for a subscript without a rule."""
+    """Makes the error for a subscript without a rule."""
     return UnsupportedOp(
         f"indexing of a cut tensor: {why}; nothing was computed\n{describe([x, index])}{_REMEDY}"
     )
@@ -147,7 +147,7 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
 
 
 def _look_up(table: torch.Tensor, index: object) -> Sharded:
-    """Rows of an ordinary table, one for every element of a cut tensor of indices."""
+    """Looks up a row of an ordinary table for every element of a cut tensor of indices."""
     if not isinstance(index, Sharded) or index.dtype in (torch.bool, torch.uint8):
         raise refused_subscript(table, index, "an ordinary tensor takes one cut tensor of integers")
     whole = Partition.whole(table.shape[1:])
@@ -200,7 +200,7 @@ def _has_cut(index: object) -> bool:
 
 
 def _cut_for(ordinary: torch.Tensor, index: object, value: Sharded) -> Partition:
-    """How an ordinary tensor is to be cut that gets cut values: along the same axes.
+    """Chooses how to cut an ordinary tensor that gets cut values: along the same axes.
 
     A dim all of which is written is cut as the values are, others in balanced shards.
     """
@@ -234,7 +234,7 @@ def _cut_for(ordinary: torch.Tensor, index: object, value: Sharded) -> Partition
 
 
 def _region(x: Sharded, found: Subscript) -> Partition:
-    """The chosen part, cut as ``x`` is; ranks may have nothing of it."""
+    """Returns the partition of the chosen part, cut as ``x`` is; ranks may have nothing of it."""
     region = x.partition
     for dim, span in found.spans.items():
         cut = region.cuts[dim]
@@ -247,7 +247,7 @@ def _region(x: Sharded, found: Subscript) -> Partition:
 def _own_values(
     value: torch.Tensor | float, region: Partition, single: Sequence[int], x: Sharded
 ) -> torch.Tensor | float:
-    """What this rank writes: its part of a value that is broadcast to the region."""
+    """Returns this rank's part of a value that is broadcast to the region."""
     if not isinstance(value, torch.Tensor) or (value.dim() == 0 and type(value) is torch.Tensor):
         return value
     shape = list(value.shape)
@@ -269,7 +269,7 @@ def _own_values(
 
 
 def cropped_to_index(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) -> torch.Tensor:
-    """``x`` without what lies beyond the extents of ``index`` in the other dims."""
+    """Crops ``x`` to the extents of ``index`` in the other dims."""
     if x.dim() != index.dim():
         raise LayoutError(
             f"{name}: the index has another number of dims\n{describe([x, index])}"
@@ -371,7 +371,7 @@ SCATTER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "index_copy": ("source",),
     "index_fill": ("value",),
 }
-"""What every operator takes after the positions, in this order."""
+"""Names every operator's arguments after the positions, in this order."""
 
 
 @register_each(*SCATTER_ARGUMENTS, family="indexing", dims=["dim"])
@@ -405,7 +405,7 @@ def write_in_place(
 def _scatter_values(
     name: str, args: tuple[object, ...], options: dict[str, object]
 ) -> dict[str, object]:
-    """What is written, by the names of torch's arguments."""
+    """Binds the values that are written to the names of torch's arguments."""
     values = {**dict(zip(SCATTER_ARGUMENTS[name], args, strict=False)), **options}
     if name == "scatter" and "src" in values and not isinstance(values["src"], torch.Tensor):
         values["value"] = values.pop("src")

@@ -40,7 +40,7 @@ def check_reduction(
     *,
     also: Sequence[str] = (),
 ) -> None:
-    """Refuse what is no reduction of a loss.
+    """Refuses what is no reduction of a loss.
 
     Raises:
         LayoutError: the deprecated options ``size_average`` or ``reduce`` are used.
@@ -59,7 +59,7 @@ def _check_loss_shapes(
     *,
     same_shape: bool,
 ) -> None:
-    """Tensors of one global shape; weights that broadcast to it, or have it as well."""
+    """Requires one global shape of all tensors, and weights that broadcast to it or have it."""
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len(set(shapes)) > 1:
         raise LayoutError(
@@ -80,7 +80,7 @@ def _check_loss_shapes(
 
 
 def reduce_losses(losses: Sharded, reduction: str) -> torch.Tensor:
-    """The global mean or sum of a block of losses, or the losses themselves."""
+    """Reduces a block of losses to the global mean or sum, or returns the losses themselves."""
     if reduction == "none":
         return losses
     if reduction == "batchmean":
@@ -90,7 +90,7 @@ def reduce_losses(losses: Sharded, reduction: str) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LossTraits:
-    """How torch reads the arguments of an elementwise loss.
+    """Describes how torch reads the arguments of an elementwise loss.
 
     ``tensors``: so many of the first arguments have one shape. ``reductions``: further ones that
     it knows. ``same_shape``: the weight is not broadcast. ``weighted_mean``: the mean is divided
@@ -146,7 +146,7 @@ def _signature(function: Operator) -> inspect.Signature:
 
 
 def _weight_of_l1_loss() -> torch.Tensor | None:
-    """The weight of the call under way, which torch (up to 2.13) does not hand to our rule.
+    """Finds the weight of the current call, which torch (up to 2.13) does not pass to our rule.
 
     ``F.l1_loss`` passes on all of its arguments but this one. Only the local variables of torch's
     own frame still have it; without them a weighted loss would silently be computed without its
@@ -204,7 +204,7 @@ def gaussian_nll_loss(
 
 
 def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
-    """The variance with the input's dims; torch lets one of them be missing or have extent 1."""
+    """Gives the variance the input's dims; torch lets one be missing or have extent 1."""
     if tuple(var.shape) == tuple(input.shape[:-1]):
         var = add_dim(var, -1)
     other = [b for a, b in zip(input.shape, var.shape, strict=False) if a != b]
@@ -217,7 +217,7 @@ def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
 
 
 def add_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """``unsqueeze``, of a cut tensor by its rule: inside a rule torch asks no other."""
+    """Unsqueezes a tensor, a cut one by its rule: inside a rule torch dispatches to no other."""
     return unsqueeze(x, dim) if isinstance(x, Sharded) else x.unsqueeze(dim)
 
 
@@ -266,7 +266,7 @@ def label_loss(
     reduction: str,
     options: _Options,
 ) -> torch.Tensor:
-    """``function`` over logits and labels, of which at least one is cut.
+    """Computes a loss of logits and labels, of which at least one is cut, by ``function``.
 
     Distribution scheme: 1. a `Sharded` that is cut otherwise is redistributed, of an ordinary
     tensor (equal on all ranks) this rank's part is taken, 2. torch's own loss on the block: its
@@ -305,7 +305,7 @@ def label_loss(
 def _blocks(
     function: _LossFunction, input: torch.Tensor, target: torch.Tensor
 ) -> tuple[Sharded, Partition, torch.Tensor, torch.Tensor]:
-    """This rank's logits and labels, the partition of the logits, and a tensor of the grid."""
+    """Returns a cut operand, the partition of the logits, and this rank's logits and labels."""
     shape = tuple(input.shape)
     own = tuple(target.shape)
     classes = len(shape) > 1 and own == (shape[0], *shape[2:])
@@ -333,7 +333,7 @@ def _sum_of_block(
     weight: torch.Tensor | None,
     options: _Options,
 ) -> tuple[torch.Tensor, torch.dtype]:
-    """The sum over the block, and torch's dtype for it; of half precision in float32."""
+    """Sums the loss over the block, half precision in float32; also returns torch's dtype."""
     if block.dtype in HALF:
         losses = function(block, labels, weight, reduction="none", **options)
         return losses.sum(dtype=torch.float32), losses.dtype
@@ -344,7 +344,7 @@ def _sum_of_block(
 def _divisor_of_mean(
     block: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
 ) -> torch.Tensor:
-    """By what torch divides the mean: the weights of the labels that are not ignored, or all."""
+    """Computes the divisor of torch's mean: the weights of the labels that are not ignored."""
     if labels.dim() == block.dim():
         return block.new_full((), labels.numel() / labels.shape[1], dtype=torch.float64)
     labels = labels.long()

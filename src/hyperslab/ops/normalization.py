@@ -36,7 +36,7 @@ from hyperslab.tensor import Sharded, register
 
 
 class Normalise(torch.autograd.Function):
-    """``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
+    """Computes ``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
 
     The statistics are those of ``pool`` neighbouring channels each, over N, space and the ranks of
     ``group``, ``count`` values in all. Returns the block, and mean and biased variance (K).
@@ -102,7 +102,7 @@ def _eval_backward(
     var: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """With statistics held fixed: gradient of the input, and the sums of dy * xhat and dy."""
+    """Computes, for fixed statistics, the input's gradient and the sums of dy * xhat and dy."""
     scale = weight if weight is not None else torch.ones_like(mean)
     return torch.ops.aten.native_batch_norm_backward(
         gradient, x, scale, mean, var, None, None, False, eps, [True, True, True]
@@ -112,7 +112,7 @@ def _eval_backward(
 def _block_statistics(
     x: torch.Tensor, count: int, group: Communicator | None, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance (K) of every ``pool`` channels together."""
+    """Computes mean and biased variance (K) of every ``pool`` channels together."""
     mean, var = local_moments(x.unflatten(1, (-1, pool)))
     if group is not None:
         share = x.numel() / mean.numel() / count
@@ -123,7 +123,7 @@ def _block_statistics(
 def combine_moments(
     mean: torch.Tensor, var: torch.Tensor, share: float, group: Communicator, *, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance over all ranks of ``group`` from those of this rank.
+    """Merges mean and biased variance over all ranks of ``group`` from those of this rank.
 
     This rank has ``share`` of the values. They are combined in float64: for inputs of half or
     single precision as E[x²] − E[x]², whose cancellation there is far below their resolution; to
@@ -223,7 +223,7 @@ def _update_batch_statistics(
 
 
 FEW = 64
-"""Values of one normalisation."""
+"""Limits the values of a normalisation that is left to torch."""
 
 
 @register(F.instance_norm, family="normalization", lazy=True)
@@ -296,7 +296,7 @@ def group_norm(
 
 
 def _left_to_torch(x: Sharded, count: int) -> bool:
-    """Whether torch's own operator runs: nothing is cut, and no kernel would be faster.
+    """Returns whether torch's own operator runs: nothing is cut, and no kernel would be faster.
 
     Of few values there is no gradient but what rounding and eps leave; torch's is torch's.
     """
@@ -411,7 +411,7 @@ def _check_normalized_shape(
     normalized_shape: int | Sequence[int],
     *parameters: torch.Tensor | None,
 ) -> tuple[int, ...]:
-    """The normalised shape, which is global as all shapes."""
+    """Reads and checks the normalised shape, which is global as all shapes."""
     if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
         raise LayoutError(f"{name}: the input is cut, its parameters are ordinary tensors")
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -436,7 +436,7 @@ def _normalise_last_dims(
     *,
     centred: bool,
 ) -> Sharded:
-    """By `_LayerNorm`, with this rank's part of weight and bias."""
+    """Applies `_LayerNorm` with this rank's part of weight and bias."""
     first = x.dim() - len(shape)
     part = tuple(slice(*x.box.interval(dim)) for dim in range(first, x.dim()))
     weight, bias = (p if p is None else p[part] for p in (weight, bias))
@@ -514,7 +514,7 @@ def _layer_statistics(
     group: Communicator,
     centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
+    """Computes mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
     share = math.prod(values.shape[d] for d in dims) / count
     if centred:
         var, mean = torch.var_mean(values, list(dims), correction=0, keepdim=True)

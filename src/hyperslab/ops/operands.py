@@ -22,7 +22,7 @@ from hyperslab.util.torch_internals import count_storage_users
 def device_constant(
     values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """A tensor of a few numbers. Its copy to a GPU waits for nothing that is queued there.
+    """Makes a small tensor whose copy to a GPU waits for nothing that is queued there.
 
     `torch.tensor` with a device waits until all is done that the device was given before, and so
     does CUDA where the copy is not from page-locked memory.
@@ -35,7 +35,7 @@ Label = TypeVar("Label", bound=Hashable)
 
 
 def first_cuts(dims: Iterable[tuple[Label, Cut | None]]) -> dict[Label, Cut]:
-    """How each of the labelled dims of several operands is cut, in the order of the operands.
+    """Finds the cut of each labelled dim of several operands, in the order of the operands.
 
     As in the first operand that is cut there; an axis of the grid cuts one dim only.
 
@@ -53,7 +53,7 @@ def first_cuts(dims: Iterable[tuple[Label, Cut | None]]) -> dict[Label, Cut]:
 
 
 def block_of(tensor: torch.Tensor, partition: Partition, grid: Grid, what: str) -> torch.Tensor:
-    """This rank's block of an operand, cut as ``partition``.
+    """Returns this rank's block of an operand, cut as ``partition``.
 
     A `Sharded` that is cut otherwise is redistributed, and ``what`` names the message; an ordinary
     tensor is equal on all ranks, and this one takes its part.
@@ -68,7 +68,7 @@ Operand = TypeVar("Operand", torch.Tensor, torch.Tensor | None)
 
 
 def whole_of(tensor: Operand, what: str) -> Operand:
-    """All of an operand that every rank needs as one: filters, which may come from cut features."""
+    """Gathers an operand that every rank needs whole: filters may come from cut features."""
     if not isinstance(tensor, Sharded):
         return tensor
     return tensor.redistribute(Partition.whole(tensor.shape), what).block
@@ -94,7 +94,7 @@ def common_partition(operands: Sequence[torch.Tensor], function: Callable[..., A
 
 
 def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
-    """This rank's part of an operand that is broadcast to ``target``; no tensor stays as it is."""
+    """Returns this rank's part of an operand that is broadcast to ``target``; keeps numbers."""
     if not isinstance(value, torch.Tensor):
         return value
     if isinstance(value, Sharded):
@@ -116,7 +116,7 @@ def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
 def aligned_but(
     tensors: Sequence[torch.Tensor], dim: int, name: str, *, fixed: bool = False
 ) -> tuple[list[torch.Tensor], tuple[Cut | None, ...], Sharded]:
-    """Blocks of tensors that agree in all dims but ``dim``; the common cuts; a cut operand.
+    """Aligns tensors in all dims but ``dim``; returns blocks, common cuts and a cut operand.
 
     Each dim is cut as in the first tensor that is cut there; ``fixed``: as in the first alone.
 
@@ -150,7 +150,7 @@ def aligned_but(
 
 
 def other_extents(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
-    """The shape without one dim."""
+    """Returns the shape without one dim."""
     return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
 
 
@@ -178,7 +178,7 @@ def check_writable(x: Sharded, name: str) -> None:
 
 
 def is_only_reference(x: torch.Tensor) -> bool:
-    """Whether only the tensor itself, of which the caller has this one, holds its memory.
+    """Returns whether nothing but this reference of the caller holds the tensor's memory.
 
     No view does, no array of NumPy's from which it was made, and autograd has not saved it.
     """
@@ -194,7 +194,7 @@ def is_only_reference(x: torch.Tensor) -> bool:
 def turn_into_cut(
     ordinary: torch.Tensor, partition: Partition, like: Sharded, name: str
 ) -> Sharded:
-    """The same tensor, from now on a cut one: a rule is about to write cut values into it.
+    """Turns a tensor into a cut one, in place: a rule is about to write cut values into it.
 
     Every rank has all of it until now, equal to the others', and keeps its box of it. Who refers to
     the tensor finds it cut.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from hyperslab.tensor import register
 
 Operator = Callable[..., Any]
-"""A function of torch or a method of its tensors; torch does not say what it takes."""
+"""Types a function of torch or a method of its tensors; torch does not say what it takes."""
 
 Decorator = Callable[[Operator], Operator]
 
@@ -27,7 +27,7 @@ _SPACES = (torch, torch.Tensor, F, torch.special)
 
 
 def overloads_of(name: str) -> tuple[Operator, ...]:
-    """An operator's forms: a function of torch, a method of a tensor, and so on.
+    """Finds an operator's forms: a function of torch, a method of a tensor, and so on.
 
     >>> overloads_of("dropout1d") == (F.dropout1d,)
     True
@@ -38,7 +38,7 @@ def overloads_of(name: str) -> tuple[Operator, ...]:
 
 @functools.cache
 def spatial_dims(operator: Operator) -> int:
-    """How many spatial dims an operator is for, as its name says.
+    """Returns the number of an operator's spatial dims, which its name tells.
 
     >>> spatial_dims(F.conv_transpose2d)
     2
@@ -55,7 +55,7 @@ def register_each(
     lazy: bool = False,
     merged: bool = False,
 ) -> Decorator:
-    """Decorator: the decorated function is the rule of several operators.
+    """Registers the decorated function as the rule of several operators.
 
     Its first argument is the operator that was called, the others are the call's. So it says
     ``operator(x.local)`` where a rule of one operator would name it::
@@ -89,14 +89,14 @@ def register_each(
 T = TypeVar("T")
 
 PerDim = int | Sequence[int]
-"""A number for every spatial dim, or one for all of them."""
+"""Types a number for every spatial dim, or one for all of them."""
 
 Integers = SupportsIndex | Sequence[int]
-"""An integer, or several: torch takes shapes and dims one by one or as one sequence."""
+"""Types one or several integers: torch takes shapes and dims one by one or as one sequence."""
 
 
 def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int, ...]:
-    """A number or a sequence of one or ``n`` numbers, as ``n`` numbers.
+    """Expands a number, or a sequence of one or ``n`` numbers, to ``n`` numbers.
 
     >>> per_dim(2, 3)
     (2, 2, 2)
@@ -110,12 +110,12 @@ def per_dim(value: SupportsIndex | Iterable[SupportsIndex], n: int) -> tuple[int
 
 
 def hashable(option: T) -> T:
-    """A number, a word, or a sequence of numbers, as a key."""
+    """Makes a key of a number, a word, or a sequence of numbers."""
     return tuple(option) if isinstance(option, list) else option  # type: ignore[return-value]
 
 
 def integers(*given: Integers) -> tuple[int, ...]:
-    """The integers of arguments that are given one by one or as one sequence.
+    """Reads integers that are given one by one or as one sequence.
 
     >>> integers(2, 3) == integers((2, 3))
     True
@@ -138,7 +138,7 @@ _ON_ONE_VALUE: dict[str, Operator] = {
 
 
 def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What torch's own operator returns for an operand of ``dtype``."""
+    """Returns the dtype of torch's own result for an operand of ``dtype``."""
     if not torch.is_autocast_enabled(device.type):
         return dtype
     return _result_type_under_autocast(name, dtype, device, torch.get_autocast_dtype(device.type))

@@ -49,7 +49,7 @@ def check_channels(x: Sharded, name: str) -> None:
 def place_outputs(
     x: Sharded, windows: Sequence[WindowMap], extents: Sequence[int], name: str
 ) -> tuple[Sharded, tuple[Cut | None, ...]]:
-    """The cut of every spatial dim of the output, and the input it follows from.
+    """Cuts every spatial dim of the output; returns the input that this follows from, too.
 
     Where an axis has more ranks than the output has elements, or where its ranks would fetch
     nearly everything as their halo, the input is gathered along that axis first, so that its
@@ -66,7 +66,7 @@ def placement(
     extents: Sequence[int],
     name: str,
 ) -> tuple[Partition, tuple[Cut | None, ...]]:
-    """The geometry of `place_outputs`: the partition of the input and the cuts of the output."""
+    """Computes the geometry of `place_outputs`: the input's partition and the output's cuts."""
     if any(extent < 1 for extent in extents):
         shape = " x ".join(map(str, partition.shape))
         raise LayoutError(f"{name}: the window is larger than the input {shape}")
@@ -90,12 +90,12 @@ def placement(
 
 
 def _unless_equal(cut: Cut, outputs: Cut) -> Cut:
-    """The same cut where every rank has the outputs of its inputs: also if it is of merged dims."""
+    """Keeps the cut where every rank has the outputs of its inputs, also one of merged dims."""
     return cut if cut.bounds == outputs.bounds else outputs
 
 
 def reads_nearly_all(window: WindowMap, cut: Cut, extent: int) -> bool:
-    """Whether the ranks that ``cut`` the outputs read three quarters of the inputs on average.
+    """Returns whether ranks that ``cut`` the outputs read three quarters of the inputs on average.
 
     Gathering then moves little more than the halos do, and the layers that follow, which are the
     small ones of a network, need no message at all. Not where the map grows: larger ones follow.
@@ -112,7 +112,7 @@ def read_cover(
     extents: Sequence[int],
     covered: Sequence[bool],
 ) -> Cover:
-    """The box of the input that every rank needs for its box of the output.
+    """Returns the box of the input that every rank needs for its box of the output.
 
     Spatial dims that are ``covered`` reach over the edges of the volume by the padding; the
     others keep their extent, and the op itself pads them.
@@ -130,13 +130,13 @@ def read_cover(
 def output_partition(
     partition: Partition, channels: int, extents: Sequence[int], cuts: Sequence[Cut | None]
 ) -> Partition:
-    """Batch as the input, channels whole, spatial dims as placed."""
+    """Returns the output's partition: batch as the input, channels whole, space as placed."""
     batch, channel = partition.cuts[:2]
     return Partition((partition.shape[0], channels, *extents), (batch, channel, *cuts))
 
 
 def with_batch(run: Operator) -> Operator:
-    """Decorator of a rule ``(operator, input, ...)``: its input gets a batch dim while it runs.
+    """Decorates a rule ``(operator, input, ...)``: its input gets a batch dim while it runs.
 
     Of an operator for n spatial dims an input of n + 1 dims has none.
     """
@@ -168,11 +168,11 @@ def check_unbatched(x: Sharded, name: str) -> None:
 
 
 def batch_of_one(x: Sharded) -> Sharded:
-    """With a dim of 1 in front."""
+    """Adds a batch dim of 1 in front."""
     partition = Partition((1, *x.partition.shape), (None, *x.partition.cuts))
     return x.like(x.block.unsqueeze(0), partition)
 
 
 def only_sample(x: Sharded) -> Sharded:
-    """Without the dim of 1 in front."""
+    """Drops the batch dim of 1 in front."""
     return x.like(x.block.squeeze(0), x.partition.without_dim(0))

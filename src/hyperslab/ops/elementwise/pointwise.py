@@ -41,7 +41,7 @@ threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmo
 softplus softshrink softsign tanhshrink
 clone detach ones_like zeros_like full_like
 """.split()
-"""Names looked up in torch, torch.Tensor and torch.nn.functional, also as ``name_`` in place."""
+"""Lists names looked up in torch, torch.Tensor and torch.nn.functional, with ``name_`` in place."""
 
 POINTWISE_METHODS = """
 __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
@@ -51,19 +51,19 @@ __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__
 __gt__ __ge__ bfloat16 bool byte char copy_ cpu cuda double fill_ float half int long
 short zero_
 """.split()
-"""Names looked up in torch.Tensor only."""
+"""Lists names looked up in torch.Tensor only."""
 
 MAY_ALIAS = """
 detach positive __pos__ bfloat16 bool byte char cpu cuda double float half int long short
 """.split()
-"""Those whose result may show the operand's own memory."""
+"""Lists operators whose result may share the operand's memory."""
 
 OUT_OF_PLACE = {
     form: f"__{name}__" if form.startswith("__") else name
     for name in ("add", "sub", "mul")
     for form in (f"{name}_", f"__i{name}__")
 }
-"""Operators in place, and those that return a new tensor."""
+"""Maps operators in place to those that return a new tensor."""
 
 RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
 
@@ -122,7 +122,7 @@ def apply_pointwise(
 def _changed_in_place(
     function: Operator, args: Iterable[object], kwargs: Mapping[str, object]
 ) -> Any:
-    """An ordinary tensor, changed in place by operands of which every rank holds all."""
+    """Changes an ordinary tensor in place by operands that every rank holds whole."""
 
     def whole(value: object) -> object:
         return value.block if isinstance(value, Sharded) else value
@@ -133,7 +133,7 @@ def _changed_in_place(
 def _replaced(
     x: Sharded, function: Operator, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Sharded:
-    """``x``, changed: a new block instead of a write into the old one."""
+    """Changes ``x`` by giving it a new block, instead of writing into the old one."""
     local = partial(operand_block, target=x.partition, like=x)
     result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
     x.replace_storage(result.to(x.dtype))
@@ -166,7 +166,7 @@ def _pointwise_rule(function: Operator) -> Operator:
 
 
 def _inplace_position(function: Operator) -> int:
-    """Where the option ``inplace`` stands among the arguments; far away if there is none."""
+    """Finds the position of the argument ``inplace``; far away if there is none."""
     try:
         return list(inspect.signature(function).parameters).index("inplace")
     except ValueError:
@@ -254,7 +254,7 @@ def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = Fal
 
 
 def _with_activation(x: Sharded, slope: float) -> FusedEpilogue | None:
-    """``x`` with this activation as the next link, where one can be put off."""
+    """Appends this activation to the deferred epilogue of ``x``, where it can be deferred."""
     if isinstance(x.pending, FusedEpilogue) and (
         x.pending.links.slope != 1 or x.pending.links.pool
     ):
@@ -266,7 +266,7 @@ def _with_activation(x: Sharded, slope: float) -> FusedEpilogue | None:
 
 
 def _joined_in_place(x: Sharded, slope: float, inplace: bool) -> bool:
-    """In place: whether ``x`` has become what its activation will be."""
+    """Tries to defer an activation in place; returns whether ``x`` has become its result."""
     if not inplace or slope < 0 or slope == 1 or not torch.is_grad_enabled():
         return False
     x.force_readers()
@@ -357,7 +357,7 @@ def gradient(
 
 
 def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
-    """Of neighbours along each of ``count`` dims."""
+    """Returns the distance of neighbours along each of ``count`` dims."""
     numbers = list(spacing) if isinstance(spacing, Sequence) else [spacing] * count
     if any(isinstance(number, torch.Tensor) for number in (spacing, *numbers)):
         raise LayoutError(
@@ -369,7 +369,7 @@ def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
 
 
 def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
-    """Central differences; at both ends those of first or second order. Rounded as torch's."""
+    """Computes central differences, one-sided ones of ``order`` at both ends; rounds like torch."""
     count = x.shape[dim]
 
     def part(start: int, length: int = 1) -> Sharded:

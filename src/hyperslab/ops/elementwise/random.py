@@ -29,7 +29,7 @@ from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
 CHECK_EVERY = 64
-"""Calls between two checks that all ranks are in the same random state."""
+"""Counts the calls between two checks that all ranks are in the same random state."""
 
 
 def dropout_shape(x: Sharded, shape: tuple[int, ...], p: float, inplace: bool) -> Sharded:
@@ -40,7 +40,7 @@ def dropout_shape(x: Sharded, shape: tuple[int, ...], p: float, inplace: bool) -
 
 
 def own_part_of_mask(mask: torch.Tensor, x: Sharded) -> torch.Tensor:
-    """What this rank's block needs of a global mask, whose extents are those of ``x`` or 1."""
+    """Narrows a global mask, whose extents are those of ``x`` or 1, to this rank's block."""
     for dim, extent in enumerate(mask.shape):
         if extent != 1:
             lo, hi = x.box.interval(dim)
@@ -49,7 +49,7 @@ def own_part_of_mask(mask: torch.Tensor, x: Sharded) -> torch.Tensor:
 
 
 def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
-    """Every element's mask is a hash of one drawn seed and its global index.
+    """Drops elements by a hash of one drawn seed and each element's global index.
 
     A mask drawn in full would take the memory of the whole activation on every rank.
     """
@@ -70,12 +70,12 @@ def _multiply_by_mask(x: Sharded, mask: torch.Tensor, scale: float, inplace: boo
 
 @per_grid
 def _random_calls(_grid: Grid) -> Iterator[int]:
-    """How often a random operator ran before."""
+    """Counts the random operators that have run on a grid."""
     return itertools.count()
 
 
 def check_random_state(x: Sharded) -> None:
-    """Ranks whose generators differ would drop different elements of one sample.
+    """Checks now and then that all ranks are in one random state, so that they draw alike.
 
     Raises:
         CommError: the ranks' random states differ.
@@ -93,7 +93,7 @@ def check_random_state(x: Sharded) -> None:
 
 
 def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str) -> None:
-    """Masks that torch draws within ``name`` are the serial ones where every rank has the whole.
+    """Refuses dropout inside ``name`` unless every rank has all: only then are its masks serial.
 
     Raises:
         LayoutError: one of the tensors is cut.
@@ -165,7 +165,7 @@ def feature_dropout(
 
 
 def drops_anything(p: float, training: bool) -> bool:
-    """Whether anything is dropped.
+    """Returns whether anything is dropped.
 
     Raises:
         ValueError: ``p`` is no probability.
@@ -181,7 +181,7 @@ def _new_like(
     make: Callable[[tuple[int, ...]], torch.Tensor],
     requires_grad: bool,
 ) -> torch.Tensor:
-    """``make(shape)`` for this rank's block, or for the whole where ``x`` says nothing of cuts."""
+    """Calls ``make`` with the shape of this rank's block, or of the whole where no cut follows."""
     partition = x.partition
     if len(shape) != partition.ndim or any(shape[d] != x.shape[d] for d in partition.cut_dims):
         return make(shape).requires_grad_(requires_grad)
@@ -256,7 +256,7 @@ def _random(
     requires_grad: bool = False,
     **options: Any,
 ) -> Sharded:
-    """Torch's own ``draw`` of the whole, or ``values`` by global indices for a volume."""
+    """Draws the whole by torch's ``draw``, or a volume's block by global indices (``values``)."""
     check_random_state(x)
     kind = dtype or x.dtype
     if x.dim() <= 2:
@@ -271,13 +271,13 @@ def _random(
 
 
 def _uniform(x: Sharded, like: torch.Tensor) -> torch.Tensor:
-    """Multiples of the type's resolution in [0, 1), as torch draws them."""
+    """Draws multiples of the type's resolution in [0, 1), as torch does."""
     digits = min(31, 1 - round(math.log2(torch.finfo(like.dtype).eps)))
     return _random_bits(x, like).bitwise_right_shift(31 - digits).to(like.dtype) / 2**digits
 
 
 def _normal(x: Sharded, like: torch.Tensor) -> torch.Tensor:
-    """Box and Muller 1958, of two uniform numbers in (0, 1]."""
+    """Transforms two uniform numbers in (0, 1] into a normal one (Box and Muller 1958)."""
     kind = torch.float64 if like.dtype == torch.float64 else torch.float32
     radius, angle = ((_random_bits(x, like).to(kind) + 1) / 2**31 for _ in range(2))
     return radius.log_().mul_(-2).sqrt_() * angle.mul_(2 * math.pi).cos_()
@@ -289,12 +289,12 @@ def _random_bits(x: Sharded, like: torch.Tensor) -> torch.Tensor:
 
 
 def drawn_whole(x: Sharded) -> bool:
-    """Whether torch's own numbers of the whole tensor are few: one for a sample and channel."""
+    """Returns whether the whole tensor is small, one number for a sample and channel."""
     return math.prod(x.shape[2:]) == 1
 
 
 def bernoulli_block(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
-    """This rank's block of ones, each with the probability ``p``, and zeros."""
+    """Draws this rank's block of zeros and ones, which have the probability ``p``."""
     check_random_state(x)
     if drawn_whole(x):
         with torch.no_grad():
@@ -375,7 +375,7 @@ def exponential_(
 
 
 def exponential_block(x: Sharded, rate: float = 1.0) -> torch.Tensor:
-    """This rank's block of numbers above zero; their logarithm is finite, as torch's."""
+    """Draws this rank's block of exponential numbers; their logarithm is finite, as torch's."""
     if drawn_whole(x):
         check_random_state(x)
         whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -389,7 +389,7 @@ def exponential_block(x: Sharded, rate: float = 1.0) -> torch.Tensor:
 def _two_numbers(
     given: tuple[float, ...], named: dict[str, float], default: dict[str, float]
 ) -> Any:
-    """Two numbers, by place or by name; torch has looked at both before."""
+    """Reads two numbers, by position or by name; torch has checked both before."""
     return (default | dict(zip(default, given, strict=False)) | named).values()
 
 
@@ -400,13 +400,13 @@ def _drawn_by_torch(x: Sharded, name: str, *options: float) -> Sharded:
 
 
 def write_block(x: Sharded, block: torch.Tensor) -> Sharded:
-    """In place: this rank's block of the new values."""
+    """Writes this rank's block of new values into ``x``, in place."""
     y: Sharded = apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {})
     return y
 
 
 SELU_LIMIT = 1.7580993408473766
-"""Dropped values become minus this, what SELU tends to, before all are scaled (section 2)."""
+"""Replaces dropped values, negated, before all are scaled: the limit of SELU (section 2)."""
 
 
 @register_each("alpha_dropout", "feature_alpha_dropout", family="elementwise")
@@ -435,7 +435,7 @@ def alpha_dropout(
 
 
 def _kept_channels(x: Sharded, p: float) -> torch.Tensor:
-    """Ones and zeros for this rank's part of the batch and the channels, drawn as torch does."""
+    """Draws this rank's part of a mask over batch and channels as torch does."""
     check_random_state(x)
     shape = (*x.shape[:2], *[1] * (x.dim() - 2))
     return own_part_of_mask(torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p), x)

@@ -58,7 +58,7 @@ def scaled_dot_product_attention(
 
 
 def _with_all_tokens(x: torch.Tensor, name: str, dim: int) -> torch.Tensor:
-    """Keys, or values, of which this rank has all: every query sees them."""
+    """Gathers keys or values along the tokens: every query sees all of them."""
     if not isinstance(x, Sharded):
         return x
     cut = x.partition.cuts[dim]
@@ -74,8 +74,10 @@ def _with_all_tokens(x: torch.Tensor, name: str, dim: int) -> torch.Tensor:
 
 
 def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
-    """Raises:
-    LayoutError: one of these dims is cut.
+    """Refuses a tensor that is cut along one of ``dims``.
+
+    Raises:
+        LayoutError: one of these dims is cut.
     """
     for dim in dims:
         if dim is None or not isinstance(x, Sharded):
@@ -136,7 +138,7 @@ def multi_head_attention_forward(
 
 
 def _weights(y: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor | None:
-    """The weights (batch, heads, query, key) of an attention, cut as its result is."""
+    """Wraps the weights (batch, heads, query, key) of an attention, cut as its result is."""
     if block is None or not isinstance(y, Sharded):
         return block
     query, *batch, _ = y.partition.cuts

@@ -24,7 +24,7 @@ from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
 DimLabel = Hashable
-"""The name of a dim, the same in every operand; extents of 1 are broadcast."""
+"""Names a dim, the same in every operand; extents of 1 are broadcast."""
 
 
 def contract(
@@ -36,7 +36,7 @@ def contract(
     *,
     linear: bool = True,
 ) -> torch.Tensor:
-    """``run(*blocks)``; labels that are not in ``output`` are contracted, new ones are whole.
+    """Computes ``run(*blocks)``; contracts labels that are not in ``output``, new ones are whole.
 
     Distribution scheme: 1. every label is cut as in the first operand that is cut there, and an
     axis cuts one label only, 2. the operands are brought to these cuts, of ordinary ones this rank
@@ -112,7 +112,7 @@ def _operand_partition(
     extents: dict[DimLabel, int],
     cuts: dict[DimLabel, Cut],
 ) -> Partition:
-    """The operand, cut as its labels are; not where it is broadcast."""
+    """Returns an operand's partition, cut as its labels are; not where it is broadcast."""
     own = tuple(tensor.shape)
     kept = [
         cuts.get(label) if extent == extents[label] else None
@@ -122,12 +122,12 @@ def _operand_partition(
 
 
 def batch_labels(count: int) -> list[DimLabel]:
-    """Labels of leading dims, which are broadcast from the right."""
+    """Returns labels for leading dims, which are broadcast from the right."""
     return [("batch", index) for index in range(-count, 0)]
 
 
 def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product of matrices or vectors, as `torch.matmul` has it."""
+    """Multiplies matrices or vectors, as `torch.matmul` does."""
     if not a.dim() or not b.dim():
         raise LayoutError(f"{name} of a number\n{describe([a, b])}    use a * b")
     left: list[DimLabel] = [*batch_labels(a.dim() - 2), "row", "inner"][-a.dim() :]
@@ -204,7 +204,7 @@ def _scale(x: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _add_in_product_type(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Of the product's type, which autocast may have lowered."""
+    """Adds in the product's type, which autocast may have lowered."""
     if not isinstance(y, Sharded) and not isinstance(bias, Sharded):
         return y + bias.to(y.dtype)
     total = apply_pointwise(torch.add, (y, bias), {})
@@ -224,7 +224,7 @@ def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> t
 
 
 def _introduce_to_opt_einsum() -> None:
-    """Tell opt_einsum, through which tensorly calls torch, that cut tensors are torch's.
+    """Tells opt_einsum, through which tensorly calls torch, that cut tensors are torch's.
 
     It goes by the package of their class. Torch imports it where it is installed.
     """
@@ -241,7 +241,7 @@ _introduce_to_opt_einsum()
 def _einsum_labels(
     equation: str, operands: Sequence[torch.Tensor]
 ) -> tuple[list[list[DimLabel]], list[DimLabel]]:
-    """The labels of every operand and of the result; an ellipsis stands for leading dims."""
+    """Reads the labels of every operand and of the result; an ellipsis stands for leading dims."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(operands):
@@ -333,7 +333,7 @@ def linear_layer(
 
 
 IF_NECESSARY = "use_mm_for_euclid_dist_if_necessary"
-"""Torch's default: a product of matrices where there are more than 25 vectors."""
+"""Names torch's default: a product of matrices where there are more than 25 vectors."""
 
 
 @register(torch.cdist, family="linalg")

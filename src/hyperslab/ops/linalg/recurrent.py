@@ -17,10 +17,10 @@ from hyperslab.tensor import Sharded, gather
 from hyperslab.tensor.dispatch import describe
 
 States = torch.Tensor | Sequence[torch.Tensor]
-"""What a layer starts from: one tensor, of an LSTM two."""
+"""Types a layer's initial states: one tensor, for an LSTM two."""
 
 Recurrence = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
-"""A layer or a cell on a rank's blocks: from its input and its states to its results."""
+"""Runs a layer or a cell on a rank's blocks: from its input and states to its results."""
 
 
 @register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg")
@@ -84,7 +84,7 @@ def recurrent_cell(
 
 
 def _whole(name: str, weights: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Weights, which may come from cut features."""
+    """Makes weights whole, which may come from cut features."""
     return [None if w is None else whole_of(w, f"the weights of {name}") for w in weights]
 
 
@@ -97,7 +97,7 @@ def _recur(
     run: Recurrence,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, ...]:
-    """The result and the states after it, all cut along their batch only."""
+    """Runs a recurrence; its result and final states are cut along their batch only."""
     single = isinstance(hx, torch.Tensor)
     states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
     operands = [
@@ -122,7 +122,7 @@ def _recur(
 def _check_batch(
     name: str, operands: Sequence[torch.Tensor], labels: Sequence[Sequence[DimLabel]]
 ) -> None:
-    """Torch takes no state of another batch; a block of one sample could not tell.
+    """Refuses states of another batch, which a block of one sample could not reveal.
 
     Raises:
         LayoutError: they differ, or nothing but a weight is cut.
@@ -136,7 +136,7 @@ def _check_batch(
 
 
 def _with_whole_sequences(name: str, x: torch.Tensor, labels: Sequence[DimLabel]) -> torch.Tensor:
-    """Cut along its batch only."""
+    """Gathers all cut dims but the batch."""
     if x.dim() != len(labels):
         raise LayoutError(f"{name} takes tensors of {len(labels)} dims, not\n{describe([x])}")
     if not isinstance(x, Sharded):
@@ -159,7 +159,7 @@ def _with_whole_sequences(name: str, x: torch.Tensor, labels: Sequence[DimLabel]
 def _state(
     y: torch.Tensor, of_result: Sequence[DimLabel], block: torch.Tensor, labels: Sequence[DimLabel]
 ) -> torch.Tensor:
-    """What a layer ends with, cut as the batch of its result is."""
+    """Wraps a final state, cut as the batch of the result is."""
     if not isinstance(y, Sharded):
         return block
     batch = of_result.index("batch")

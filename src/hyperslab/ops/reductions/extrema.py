@@ -36,7 +36,7 @@ _ValuesAndIndices = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Extremum(torch.autograd.Function):
-    """The largest or smallest elements; the gradient is shared equally among all equal ones.
+    """Finds the largest or smallest elements; equal ones share the gradient equally.
 
     Distribution scheme: 1. the local extremum, 2. the extremum of all ranks' ones. Backward: 1.
     how many elements of the block are equal to it, 2. one all-reduce of the number and of the
@@ -82,7 +82,7 @@ def extremum(
     *,
     ties_of_nan: bool = False,
 ) -> torch.Tensor:
-    """``kind`` (torch.amax or torch.amin) over ranks of a block that is cut as ``x``.
+    """Applies ``kind`` (torch.amax or torch.amin) over ranks to a block that is cut as ``x``.
 
     ``ties_of_nan``: whether NaNs that are the result share its gradient, as torch does or not.
     """
@@ -156,7 +156,7 @@ def values_with_indices(
 
 
 def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _ValuesAndIndices:
-    """Values and global indices along ``dim``; of equal ones the first, which has the gradient.
+    """Finds extrema and global indices along ``dim``; the first of equal ones has the gradient.
 
     Distribution scheme: 1. the local values and indices, 2. both are stacked from all ranks, in
     the order of their shards, 3. the same operator chooses among them.
@@ -189,7 +189,7 @@ def indices_only(
 
 
 def _flat_index(operator: Operator, x: Sharded, group: Communicator | None) -> torch.Tensor:
-    """The index in the flattened global tensor; ranks' boxes are not in its order."""
+    """Finds the index in the flattened global tensor; ranks' boxes are not in its order."""
     block = x.local.detach()
     local = operator(block)
     value = block.reshape(-1)[local]
@@ -221,7 +221,7 @@ def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> to
 
 
 ScanResults = torch.Tensor | tuple[torch.Tensor, ...]
-"""A tensor, or torch's named tuple of values and indices."""
+"""Types a tensor, or torch's named tuple of values and indices."""
 
 
 def _wrap_results(

@@ -31,7 +31,7 @@ Order = float | str | None
 def norm_block(
     x: Sharded, ord: float, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """The block of a vector norm over ``dims``.
+    """Computes the block of a vector norm over ``dims``.
 
     Distribution scheme: 1. the norm of the block, 2. the norms of all ranks are stacked, 3. their
     norm; for infinite orders the extremum of the absolute values.
@@ -110,7 +110,7 @@ def _matrix_norm(name: str, ord: Order, x: Sharded) -> LayoutError:
 
 
 def _broadcast_operands(function: Operator, *operands: torch.Tensor) -> list[Sharded]:
-    """The operands, cut alike and expanded to their common global shape."""
+    """Cuts operands alike and expands them to their common global shape."""
     target = common_partition(operands, function)
     like = next(value for value in operands if isinstance(value, Sharded))
     shape = target.box(like.grid.coords).shape
@@ -138,7 +138,7 @@ def cosine_similarity(
 
 
 def _unit_vector(x: Sharded, dims: tuple[int, ...], eps: float) -> torch.Tensor:
-    """Divided by its norm, which is at least ``eps``; torch lets the gradient pass that limit."""
+    """Divides by the norm, at least ``eps``; as in torch the gradient passes that limit."""
     norm = norm_block(x, 2.0, dims, True, None)
     return x.local / (norm + (norm.clamp_min(eps) - norm).detach())
 

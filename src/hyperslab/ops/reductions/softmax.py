@@ -26,7 +26,7 @@ from hyperslab.tensor.dispatch import gather_first, read_dim
 
 
 class _Softmax(torch.autograd.Function):
-    """Softmax over a cut dim, or its logarithm; saves its output, as torch does.
+    """Computes softmax over a cut dim, or its logarithm; saves its output, as torch does.
 
     Distribution scheme: 1. the local maximum and the sum of exponentials below it, 2. they are
     stacked from all ranks, 3. the block. Backward: 1. the local sum, 2. its all-reduce, 3. the
@@ -60,7 +60,7 @@ class _Softmax(torch.autograd.Function):
 def _largest_and_sum(
     x: torch.Tensor, dim: int, group: Communicator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The global maximum, and the global sum of exp(x - maximum)."""
+    """Computes the global maximum, and the global sum of exp(x - maximum)."""
     largest = x.amax(dim, keepdim=True)
     # A shard of -inf alone adds nothing; if all are, the result is NaN, as it is in torch.
     sums = (x - largest.masked_fill(largest == -torch.inf, 0)).exp_().sum(dim, keepdim=True)

@@ -22,13 +22,13 @@ from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.tensor import Sharded, gather, register
 
 Dims = int | tuple[int, ...] | None
-"""Dims counted from the front, as the dispatcher hands them to a rule; None means all of them."""
+"""Types dims counted from the front, as the dispatcher passes them; None means all of them."""
 
 _LAYOUTS = 4096  # that are remembered, of reductions of one partition each
 
 
 def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
-    """The dims that a reduction takes away, in their order; none named means all."""
+    """Returns the dims that a reduction takes away, in order; none named means all."""
     if isinstance(dim, int):
         return (dim,)
     return tuple(sorted(dim)) if dim else tuple(range(x.dim()))
@@ -46,7 +46,7 @@ def wrap_reduced(
 
 @functools.lru_cache(_LAYOUTS)
 def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
-    """How a result is cut of which ``dims`` are reduced."""
+    """Returns the partition of a result whose ``dims`` are reduced."""
     shape = []
     cuts = []
     for d, (extent, cut) in enumerate(zip(partition.shape, partition.cuts, strict=True)):
@@ -60,12 +60,12 @@ def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: boo
 
 
 def group_over(x: Sharded, dims: Iterable[int]) -> Communicator | None:
-    """The ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
+    """Returns the ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
     return x.grid.group([cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None])
 
 
 def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
-    """Gathered where some rank has nothing of ``dims``, which has no mean and no maximum."""
+    """Gathers ``x`` where some rank has nothing of ``dims``, which has no mean and no maximum."""
     cuts = [x.partition.cuts[d] for d in dims]
     thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
     return gather(x, thin) if thin else x
@@ -74,7 +74,7 @@ def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
 def sum_over_ranks(
     x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The sum over ranks of a block whose ``dims`` are reduced already, as ``dtype``."""
+    """Sums a block whose ``dims`` are reduced already over ranks, as ``dtype``."""
     whole = all_reduce_sum(block, group_over(x, dims), "a sum over cut dims")
     return wrap_reduced(x, whole.to(dtype), dims, keepdim)
 
@@ -173,7 +173,7 @@ def all_(input: Sharded, dim: Dims = None, keepdim: bool = False) -> torch.Tenso
 
 
 def _any(x: Sharded, hits: torch.Tensor, dim: Dims, keepdim: bool, *, negate: bool) -> torch.Tensor:
-    """Whether there is any hit on any rank, or its negation: all is no zero anywhere."""
+    """Tells if any rank has a hit, or negates that: all means no zero anywhere."""
     dims = () if dim == () else reduced_dims(x, dim)
     number = hits.sum(dims, keepdim=keepdim) if dims or dim is None else hits
     found = all_reduce_sum(number, group_over(x, dims), "any or all over cut dims") != 0
@@ -220,7 +220,7 @@ def variance(
 def _global_moments(
     x: Sharded, dims: Sequence[int], correction: float, keepdim: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Global variance and mean."""
+    """Computes global variance and mean."""
     if x.dtype.is_complex:
         raise LayoutError(
             f"the variance of complex numbers over dims that are cut has no rule: {x.partition}\n"
@@ -239,7 +239,7 @@ def _global_moments(
 
 
 def _counts_by_rank(x: Sharded, dims: Sequence[int]) -> list[int]:
-    """How many elements of ``dims`` each rank of `group_over` holds, in the order of ranks."""
+    """Counts the elements of ``dims`` that each rank of `group_over` holds, in rank order."""
     cuts = [cut for d in dims if (cut := x.partition.cuts[d]) is not None]
     cuts.sort(key=lambda cut: AXES.index(cut.axis))
     uncut = math.prod(x.shape[d] for d in dims if x.partition.cuts[d] is None)
@@ -248,6 +248,6 @@ def _counts_by_rank(x: Sharded, dims: Sequence[int]) -> list[int]:
 
 
 def _square_root(var: torch.Tensor) -> torch.Tensor:
-    """The square root, whose gradient at zero is zero, as that of torch's deviation."""
+    """Takes the square root; its gradient at zero is zero, as that of torch's deviation."""
     positive = var > 0
     return torch.where(positive, torch.where(positive, var, 1).sqrt(), var)

@@ -38,7 +38,7 @@ from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
 REACH = 5
-"""How far an output reads to each side, in inputs or, where the map shrinks, in outputs: at most.
+"""Limits how far an output reads to each side, in inputs or, where the map shrinks, in outputs.
 
 The widest filter of torch, Lanczos, has 3; half an output more is the alignment of the corners.
 """
@@ -46,7 +46,7 @@ The widest filter of torch, Lanczos, has 3; half an output more is the alignment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InterpolationWeights:
-    """Output ``o`` is the sum over ``k`` of ``weight[k, o] * input[index[k, o]]``.
+    """Defines output ``o`` as the sum over ``k`` of ``weight[k, o] * input[index[k, o]]``.
 
     Without ``weight`` it is the copy of one input. ``back`` has the inputs that the gradient goes
     to: ``index``, but for the rare copies where torch rounds otherwise in its backward pass. All
@@ -59,13 +59,13 @@ class InterpolationWeights:
     weight: torch.Tensor | None
 
     def of(self, out: Interval, origin: int) -> InterpolationWeights:
-        """Those of the outputs ``out``, for a block that begins at the input ``origin``."""
+        """Returns the weights of outputs ``out``, for a block that begins at input ``origin``."""
         these = (slice(None), slice(*out))
         weight = self.weight if self.weight is None else self.weight[these]
         return InterpolationWeights(self.index[these] - origin, self.back[these] - origin, weight)
 
     def copies_as(self, other: InterpolationWeights) -> bool:
-        """Whether both copy the same inputs."""
+        """Returns whether both copy the same inputs."""
         return (
             self.weight is None
             and other.weight is None
@@ -76,7 +76,7 @@ class InterpolationWeights:
 
 @dataclass(frozen=True, slots=True)
 class ReadSpan:
-    """The window map of an interpolation: the ``first`` and the ``last`` input of every output.
+    """Maps windows of an interpolation: the ``first`` and the ``last`` input of every output.
 
     Of several taps it spans all that any of them touches. Blocks of one tensor may lie in memory
     in different ways, and so have different taps, but all ranks must expect the same messages.
@@ -94,22 +94,22 @@ class ReadSpan:
         return ReadSpan(tuple(touched.amin(0).tolist()), tuple(touched.amax(0).tolist()))
 
     def reads(self, out: Interval) -> Interval:
-        """Inputs that the outputs ``out`` read, or that get their gradient."""
+        """Returns the inputs that the outputs ``out`` read, or that get their gradient."""
         return min(self.first[slice(*out)]), max(self.last[slice(*out)]) + 1
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """The cut of the outputs, in proportion."""
+        """Cuts the outputs in proportion."""
         return scale_cut(cut, outputs)
 
 
 RowOperator = Callable[[torch.Tensor], torch.Tensor]
-"""Of rows, one by one."""
+"""Maps rows, one by one."""
 
 
 def find_weights(
     operator: RowOperator, within: RowOperator, like: torch.Tensor, outputs: int
 ) -> InterpolationWeights:
-    """The taps of an operator from (N, inputs) to (N, outputs), for rows like ``like`` (inputs).
+    """Finds the taps of an operator from (N, inputs) to (N, outputs), for rows like ``like``.
 
     A comb has a tooth at every ``period``-th input, so far apart that an output meets one of them
     at most. ``within``: the operator on rows in a volume of zeros, times any number but zero.
@@ -129,7 +129,7 @@ def find_weights(
 def _teeth(
     answer: torch.Tensor, void: torch.Tensor, extent: int, reach: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which teeth the outputs of an ``answer`` (period, outputs) met, and with which weights.
+    """Finds the teeth that the outputs of an ``answer`` (period, outputs) met, and their weights.
 
     ``void``: where infinite teeth became NaN, which is where one was multiplied by zero.
     """
@@ -156,7 +156,7 @@ def _teeth(
 
 
 def _where_gradients_go(operator: RowOperator, like: torch.Tensor) -> torch.Tensor:
-    """The input that gets each output's gradient, in order: (1, outputs)."""
+    """Finds the input that gets each output's gradient, in order: (1, outputs)."""
     with torch.inference_mode(False), torch.enable_grad():
         row = torch.zeros_like(like)[None].requires_grad_()
         (counts,) = torch.autograd.grad(operator(row).sum(), row)
@@ -165,7 +165,7 @@ def _where_gradients_go(operator: RowOperator, like: torch.Tensor) -> torch.Tens
 
 
 class ApplyWeights(torch.autograd.Function):
-    """Apply them along one dim of a block: a pass over the output for every tap."""
+    """Applies weights along one dim of a block: a pass over the output for every tap."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, taps: InterpolationWeights) -> torch.Tensor:
@@ -186,7 +186,7 @@ class ApplyWeights(torch.autograd.Function):
 
 
 class _ApplyAdjoint(torch.autograd.Function):
-    """The adjoint of `ApplyWeights`: an output's gradient, weighted, goes to its inputs."""
+    """Applies the adjoint of `ApplyWeights`: an output's gradient, weighted, goes to its inputs."""
 
     @staticmethod
     def forward(
@@ -211,13 +211,13 @@ class _ApplyAdjoint(torch.autograd.Function):
 
 
 def _broadcast_along(weight: torch.Tensor, dim: int, n: int) -> torch.Tensor:
-    """Weights (taps, outputs) for one dim of ``n``: (taps, 1, ..., outputs, ..., 1)."""
+    """Reshapes weights (taps, outputs) for one dim of ``n``: (taps, 1, ..., outputs, ..., 1)."""
     return weight.view(-1, *(weight.shape[1] if d == dim else 1 for d in range(n)))
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """What a call of torch's ``interpolate`` asks for; ``scales`` are those that torch samples by.
+    """Describes a call of torch's ``interpolate``; ``scales`` are those that torch samples by.
 
     Without them it samples by the ratio of the extents.
     """
@@ -242,7 +242,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
-    """What else torch's arithmetic depends on: one kind of block."""
+    """Names what else torch's arithmetic depends on: one kind of block."""
 
     dtype: torch.dtype
     device: torch.device
@@ -261,7 +261,7 @@ class BlockKind:
 def taps_of(
     resize: Resize, dim: int, inputs: int, outputs: int, kind: BlockKind
 ) -> InterpolationWeights:
-    """The taps of torch's operator from so many inputs to so many outputs along a spatial dim."""
+    """Finds the taps of torch's operator from ``inputs`` to ``outputs`` along a spatial dim."""
     n = len(resize.sizes)
     rest = [d for d in range(n) if d != dim]
 
@@ -298,7 +298,7 @@ assert registry  # and resample
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resampling:
-    """A map for every spatial dim, and their adjoints; with ``tensors`` as the operator takes them.
+    """Holds a map for every spatial dim, and their adjoints; the operator takes ``tensors``.
 
     ``results``: the extents of what it makes of a block.
     """
@@ -310,18 +310,18 @@ class Resampling:
 
     @staticmethod
     def of(maps: Sequence[SparseMap], adjoints: Sequence[SparseMap]) -> Resampling:
-        """Those of each dim."""
+        """Combines the maps of each dim."""
         tensors = [tensor for one in maps for tensor in one.tensors]
         return Resampling(tuple(maps), tuple(adjoints), tensors, tuple(m.results for m in maps))
 
     @property
     def adjoint(self) -> Resampling:
-        """From the gradient of the results to that of the block."""
+        """Maps the gradient of the results to that of the block."""
         return Resampling.of(self.adjoints, self.maps)
 
 
 class Resample(torch.autograd.Function):
-    """A block's results in ``dtype``; nothing is kept of either, and the adjoint is another one."""
+    """Resamples a block in ``dtype``; nothing is saved, and the adjoint is a resampling, too."""
 
     @staticmethod
     def forward(
@@ -344,7 +344,7 @@ class Resample(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class InterpolateLayout:
-    """One rank's geometry of an interpolation; made once per (partition, resize, kind of block)."""
+    """Holds one rank's geometry of an interpolation; cached by partition, resize and block kind."""
 
     input: Partition
     output: Partition
@@ -399,7 +399,7 @@ def _with_gradient_alike(y: torch.Tensor) -> torch.Tensor:
 
 
 def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout) -> torch.Tensor:
-    """Torch's own operator along the other dims; planes as channels take half the time."""
+    """Runs torch's own operator along the other dims; planes as channels take half the time."""
     if resize.mode != "trilinear" or 0 in layout.rest or not block.is_contiguous():
         return resize.run(block, layout.rest, layout.sizes)
     scales = resize.scales and resize.scales[1:]
@@ -413,7 +413,7 @@ def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout)
 def lay_out_interpolate(
     grid: Grid, x: Partition, resize: Resize, kind: BlockKind, name: str
 ) -> InterpolateLayout:
-    """Where the outputs of an interpolation lie, what they read and how."""
+    """Lays out the outputs of an interpolation, what they read and how."""
     dims = range(len(resize.sizes))
     kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]
     narrow = resize.antialias and any(x.cuts[2:])  # torch's is wrong on blocks of width 1
@@ -456,7 +456,7 @@ def _resampling(
     out: Box,
     kind: BlockKind,
 ) -> Resampling:
-    """The maps from the rank's inputs to its outputs; ``several``: the taps that are known."""
+    """Makes the maps from the rank's inputs to its outputs; ``several``: the known taps."""
     maps = []
     for d, known in enumerate(several):
         whole = known[0] if known else taps_of(resize, d, x.shape[d + 2], resize.sizes[d], kind)
@@ -469,7 +469,7 @@ def _resampling(
 def _block_alone_suffices(
     taps: InterpolationWeights, resize: Resize, dim: int, inputs: int, outputs: int, kind: BlockKind
 ) -> bool:
-    """Whether torch's operator on the block alone makes the same copies."""
+    """Returns whether torch's operator on the block alone makes the same copies."""
     if taps.weight is not None:
         return False
     if resize.scales is not None and int(inputs * resize.scales[dim]) != outputs:
@@ -509,7 +509,7 @@ def interpolate_rule(
 def _sizes_of(
     shape: torch.Size, dtype: torch.dtype, size: PerDim | None, factor: Any, *options: Any
 ) -> tuple[int, ...]:
-    """The extents of the result, which torch itself says: of no data, but in several ms."""
+    """Asks torch for the extents of the result; plain arguments are cached, for that takes ms."""
     numbers = [n for given in (size, factor) for n in (given if _is_tuple(given) else (given,))]
     plain = all(type(number) in (int, float, type(None)) for number in numbers)
     return (_kept_sizes if plain else _find_sizes)(shape, dtype, size, factor, *options)

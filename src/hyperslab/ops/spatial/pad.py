@@ -52,14 +52,14 @@ def _padded(x: Sharded, pads: list[int], mode: str, value: float) -> Sharded:
 
 
 def _windows(ndim: int, pads: Sequence[int]) -> list[Window]:
-    """Padding, as windows of one element; ``pads`` begin with the last dim."""
+    """Turns padding into windows of one element; ``pads`` begin with the last dim."""
     count = ndim - len(pads) // 2
     pairs = zip(pads[-2::-2], pads[::-2], strict=True)
     return [Window(1)] * count + [Window(1, before=a, after=b) for a, b in pairs]
 
 
 def _place(x: Sharded, windows: Sequence[Window]) -> tuple[Sharded, Partition]:
-    """The partition of the output; the input, gathered where too little is left to be cut."""
+    """Places the output; gathers the input where too little is left to be cut."""
     extents = tuple(w.outputs(e) for w, e in zip(windows, x.shape, strict=True))
     cuts = tuple(
         cut and window.cut_outputs(cut, extent)
@@ -77,7 +77,7 @@ def _place(x: Sharded, windows: Sequence[Window]) -> tuple[Sharded, Partition]:
 
 
 def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Interval, ...]]:
-    """Per dim of an output, the sources of each of its shards."""
+    """Lists, per dim of an output, the sources of each of its shards."""
     return [
         tuple(window.reads(out) for out in intervals)
         for window, intervals in zip(windows, partition.cover.intervals, strict=True)
@@ -93,13 +93,13 @@ def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
 
 
 def _fresh(local: torch.Tensor, x: Sharded) -> torch.Tensor:
-    """A copy where nothing was copied yet: torch's padding never gives a view."""
+    """Copies where nothing was copied yet: torch's padding never gives a view."""
     theirs = x.block.untyped_storage().data_ptr()
     return local.clone() if local.untyped_storage().data_ptr() == theirs else local
 
 
 def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
-    """The modes that repeat what is next to the edge."""
+    """Pads by the modes that repeat what is next to the edge."""
     windows = _windows(x.dim(), pads)
     x, partition = _place(x, windows)
     sources = _sources(partition, windows)
@@ -123,7 +123,7 @@ def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
 
 
 def _hull(source: Interval, extent: int, mode: str) -> Interval:
-    """The inputs from which the op makes ``source``: from the edge on where it reaches over."""
+    """Finds the inputs that the op makes ``source`` of: from the edge on where it reaches over."""
     lo = max(source[0], 0)
     hi = min(source[1], extent)
     reflect = mode == "reflect"
@@ -152,7 +152,7 @@ def _circular(x: Sharded, pads: Sequence[int]) -> Sharded:
 
 
 def _wrap(x: Sharded, dim: int, window: Window) -> Sharded:
-    """Circular padding of a cut dim."""
+    """Pads a cut dim circularly."""
     extent = x.shape[dim]
     cut = x.partition.cuts[dim]
     assert cut is not None
@@ -166,7 +166,7 @@ def _wrap(x: Sharded, dim: int, window: Window) -> Sharded:
 
 
 def _piece(x: Sharded, dim: int, intervals: tuple[Interval, ...]) -> torch.Tensor:
-    """The part of one dim that each shard asks for."""
+    """Fetches the part of one dim that each shard asks for."""
     cover = x.partition.cover
     chosen = (*cover.intervals[:dim], intervals, *cover.intervals[dim + 1 :])
     return fetch(x.block, plan_exchange(x.partition, Cover(cover.axes, chosen), x.grid), what=WHAT)

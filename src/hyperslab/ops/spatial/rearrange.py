@@ -20,7 +20,7 @@ from hyperslab.tensor.dispatch import read_dims
 
 
 def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
-    """Mirrored along some dims; the result is cut as the input.
+    """Mirrors along some dims; the result is cut as the input.
 
     Distribution scheme: 1. every rank fetches the mirror image of its box, 2. it flips that.
     """
@@ -34,7 +34,7 @@ def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
 
 
 def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
-    """Moved cyclically along one dim; the result is cut as the input.
+    """Rolls along one dim; the result is cut as the input.
 
     Distribution scheme: 1. not cut: the local roll; 2. cut: every rank fetches what comes to lie
     in its box from the end and from the beginning, and joins the two.

@@ -28,7 +28,7 @@ from hyperslab.tensor.dispatch import describe, read_dim
 
 @dataclass(frozen=True, slots=True)
 class SourceInterval:
-    """The part ``interval`` of ``source`` along the joined dim; ordinary sources are global."""
+    """Names a part of ``source`` along the joined dim; ordinary sources are global."""
 
     source: torch.Tensor
     interval: Interval
@@ -64,7 +64,7 @@ def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 class _JoinedChannels(torch.autograd.Function):
-    """`torch.cat` of channels, which are last in memory.
+    """Concatenates channels, which are last in memory.
 
     Torch hands views of the gradient on; adding another one to such a view takes seven times as
     long as to a tensor of its own, and a convolution copies it anyway (2.13, bfloat16).
@@ -84,7 +84,7 @@ class _JoinedChannels(torch.autograd.Function):
 
 
 def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) -> Cover:
-    """Which box of a source every rank wants, if its section begins at ``offset`` of the target."""
+    """Finds each rank's wanted box of a source whose section begins at ``offset`` of the target."""
     lo, hi = interval
     shift = lo - offset
     cover = target.cover
@@ -95,7 +95,7 @@ def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) 
 
 
 def cut_of_joined(tensors: Sequence[torch.Tensor], dim: int, extent: int, grid: Grid) -> Partition:
-    """How the joined tensor is cut: as that operand for which the fewest elements travel.
+    """Cuts the joined tensor like that operand for which the fewest elements travel.
 
     Along ``dim``, where that operand is cut there, in balanced shards.
     """
@@ -123,7 +123,7 @@ def _candidate_cut(partition: Partition, dim: int, extent: int) -> Partition:
 
 
 def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid: Grid) -> int:
-    """How many elements all ranks receive together."""
+    """Counts the elements that all ranks receive together."""
     moved = 0
     offset = 0
     places = [grid.coords_of(rank) for rank in range(grid.size)]
@@ -154,7 +154,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
 
 
 def _check_joinable(tensors: Sequence[torch.Tensor], dim: int, like: Sharded, name: str) -> None:
-    """Every rank must refuse what one rank's blocks would not show."""
+    """Refuses on every rank what one rank's blocks would not show."""
     for tensor in tensors:
         differs = tensor.dim() != like.dim() or other_extents(tensor, dim) != other_extents(
             like, dim
@@ -199,7 +199,7 @@ def stack_along(operator: Operator, tensors: Sequence[torch.Tensor]) -> Sharded:
 
 
 def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The view of a global shape in which dims of extent 1 are repeated; -1 keeps a dim."""
+    """Expands dims of extent 1 to a global shape, as a view; -1 keeps a dim."""
     if not isinstance(x, Sharded):
         return x.expand(*shape)
     front = len(shape) - x.dim()
@@ -218,7 +218,7 @@ def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
-    """Laid one after the other along every dim; new dims stand in front.
+    """Repeats a tensor along every dim; new dims stand in front.
 
     Distribution scheme: 1. the local repetition along dims that are not cut, 2. along each cut
     dim the tensor is joined with itself, as cat does it.

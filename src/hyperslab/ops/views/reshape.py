@@ -21,12 +21,12 @@ from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
 
 _LAYOUTS = 4096
-"""Layouts that are remembered, of reshapes of one partition each."""
+"""Limits the layouts that are cached, of reshapes of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
 class DimGroup:
-    """Adjacent dims ``source`` that a reshape turns into the adjacent dims ``target``."""
+    """Pairs adjacent dims ``source`` with the adjacent dims ``target`` that they become."""
 
     source: range
     target: range
@@ -34,7 +34,7 @@ class DimGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Reshape:
-    """The axes to gather first; how the result is cut; whether a dim that is cut has changed.
+    """Names the axes to gather first, the result's partition, and whether a cut dim has changed.
 
     ``single``: some shard of that is one element, of which torch takes any stride.
     """
@@ -46,7 +46,7 @@ class _Reshape:
 
 
 def dim_groups(old: Sequence[int], new: Sequence[int]) -> list[DimGroup]:
-    """The finest way to read a reshape as independent reshapes of neighbouring dims.
+    """Splits a reshape into the smallest independent reshapes of neighbouring dims.
 
     >>> [(list(g.source), list(g.target)) for g in dim_groups((2, 3, 4), (2, 12))]
     [([0], [0]), ([1, 2], [1])]
@@ -70,7 +70,7 @@ def dim_groups(old: Sequence[int], new: Sequence[int]) -> list[DimGroup]:
 
 
 def _match_runs(old: Sequence[int], new: Sequence[int], i: int, j: int) -> tuple[int, int]:
-    """The ends of the shortest runs from ``i`` and ``j`` with equal products."""
+    """Finds the ends of the shortest runs from ``i`` and ``j`` with equal products."""
     left = right = 1
     start = (i, j)
     while left != right or (i, j) == start:
@@ -97,7 +97,7 @@ def resolve_shape(shape: Sequence[int], numel: int, old: Sequence[int]) -> tuple
 
 
 def _not_one(shape: Sequence[int]) -> list[int]:
-    """Without elements nothing tells which dims merge: only dims of extent 1 come and go."""
+    """Drops extents of 1: without elements nothing tells which other dims merge."""
     return [extent for extent in shape if extent != 1]
 
 
@@ -122,7 +122,7 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
 
 @functools.lru_cache(_LAYOUTS)
 def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
-    """How a reshape to a global shape, which may have a -1, goes."""
+    """Lays out a reshape to a global shape, which may have a -1."""
     new = resolve_shape(shape, math.prod(old.shape), old.shape)
     cuts: list[Cut | None] = [None] * len(new)
     gathered: list[str] = []
@@ -151,7 +151,7 @@ def _shards_of_group(group: DimGroup, old: Partition) -> list[Interval]:
 
 
 def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int, Cut] | None:
-    """Which dim of the result is cut where the group's first one is, and how.
+    """Finds the dim of the result that keeps the cut of the group's first one, and its cut.
 
     The first dim alone: the blocks of its shards lie one after the other in the merged dim.
     """
@@ -258,7 +258,7 @@ def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
 
 
 def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
-    """The view whose dim ``i`` is dim ``dims[i]`` of ``x``."""
+    """Permutes the dims: dim ``i`` of the view is dim ``dims[i]`` of ``x``."""
     n = x.dim()
     order = [d % n if -n <= d < n else n for d in dims]
     if sorted(order) != list(range(n)):
@@ -270,7 +270,7 @@ def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
 
 
 def exchanged(x: Sharded, a: int, b: int) -> Sharded:
-    """The view with two dims exchanged."""
+    """Exchanges two dims, as a view."""
     order = list(range(x.dim()))
     a, b = read_dims((a, b), x.dim(), "transpose")
     order[a], order[b] = order[b], order[a]
@@ -278,7 +278,7 @@ def exchanged(x: Sharded, a: int, b: int) -> Sharded:
 
 
 def moved(x: Sharded, source: Sequence[int], destination: Sequence[int]) -> Sharded:
-    """The view in which the dims ``source`` stand at ``destination``, the others in order."""
+    """Moves the dims ``source`` to ``destination``, the others in order, as a view."""
     origin = dict(zip(destination, source, strict=True))
     if len(origin) != len(source) or len(set(origin.values())) != len(source):
         raise LayoutError(f"movedim: repeated dims among {tuple(source)} or {tuple(destination)}")

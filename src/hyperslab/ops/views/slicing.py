@@ -20,12 +20,12 @@ from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim
 
 _LAYOUTS = 4096
-"""Layouts that are remembered, of crops of one partition each."""
+"""Limits the layouts that are cached, of crops of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The ``count`` elements ``start, start + step, ...`` of one dim.
+    """Selects the ``count`` elements ``start, start + step, ...`` of one dim.
 
     >>> Span(1, 3, 2).reads((1, 3))
     (3, 6)
@@ -38,25 +38,25 @@ class Span:
     step: int = 1
 
     def reads(self, out: Interval) -> Interval:
-        """The smallest interval of the dim that holds the chosen elements ``out``."""
+        """Returns the smallest interval of the dim that holds the chosen elements ``out``."""
         lo, hi = out
         first = self.start + lo * self.step
         return (first, first + (hi - lo - 1) * self.step + 1) if lo < hi else (first, first)
 
     def follow(self, cut: Cut) -> Cut:
-        """The cut that leaves every chosen element where it is; shards may become empty."""
+        """Returns the cut that leaves every chosen element where it is; shards may become empty."""
         inner = (-((self.start - bound) // self.step) for bound in cut.bounds[1:-1])
         bounds = (0, *(min(max(bound, 0), self.count) for bound in inner), self.count)
         return Cut(cut.axis, bounds)
 
     def slice(self, out: Interval, origin: int) -> slice:
-        """The chosen elements ``out`` in a block that begins at ``origin``."""
+        """Returns the slice of the chosen elements ``out`` in a block that begins at ``origin``."""
         lo, hi = self.reads(out)
         return slice(lo - origin, hi - origin, self.step) if lo < hi else slice(0, 0)
 
 
 def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
-    """The elements ``spans[dim]`` of some dims, all of the others.
+    """Crops some dims to the elements ``spans[dim]``.
 
     Distribution scheme: 1. chosen elements stay on the ranks that own them, and the result is a
     view; 2. where that leaves a rank without any, that dim is cut in balanced shards, or not at
@@ -83,7 +83,7 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
 def _lay_out_slices(
     partition: Partition, chosen: tuple[Span, ...]
 ) -> tuple[bool, Partition, Cover]:
-    """Whether all elements stay where they are, how the result is cut, and what it reads."""
+    """Returns if all elements stay where they are, the result's partition, and what it reads."""
     cuts = []
     stay = True
     for cut, span in zip(partition.cuts, chosen, strict=True):
@@ -101,12 +101,12 @@ def _lay_out_slices(
 
 
 def drop_dim(x: Sharded, dim: int) -> Sharded:
-    """The view without a dim of extent 1 that is not cut."""
+    """Drops a dim of extent 1 that is not cut, as a view."""
     return x.like(x.local.select(dim, 0), x.partition.without_dim(dim))
 
 
 def split_at(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]:
-    """The parts of a dim between successive bounds."""
+    """Splits a dim at successive bounds."""
     return tuple(crop(x, {dim: Span(a, b - a)}) for a, b in itertools.pairwise(bounds))
 
 
@@ -252,7 +252,7 @@ def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
 def _lay_out_windows(
     partition: Partition, dim: int, window: Window
 ) -> tuple[bool, Partition, Cover]:
-    """Whether every window lies in its rank's block, how windows are cut, and what they read."""
+    """Returns if every window lies in its rank's block, their partition, and what they read."""
     count = window.outputs(partition.shape[dim])
     cut = partition.cuts[dim]
     new = cut and window.cut_outputs(cut, count)
