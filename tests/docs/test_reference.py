@@ -92,7 +92,7 @@ def test_choices_and_comments_are_there(page: Any) -> None:
     assert (value, default) == ("*integer* > 0", "**required**")
     assert about == "samples over all ranks"
     assert found["optimizer.clip"][0][0] == "the gradient's L2 norm at most"
-    assert "the fastest here" in found["kernels"][0][0]  # a comment above the field
+    assert "by a rule from types and shapes" in found["kernels"][0][0]  # a comment above the field
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
