@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import hyperslab as hs
+from hyperslab.ops import fusion
 from tests.ops.programs.programs import whole
 from tests.ops.serial import draw_examples
 from tests.ranks import run_ranks
@@ -57,7 +58,8 @@ VIEWS: dict[str, Callable[[Weights, Any], Any]] = {
     "same": lambda w, x: x[:],
     "channels": lambda w, x: x[:, :2],
     "crop": lambda w, x: x[:, :, 1:],
-    "far_crop": lambda w, x: x[:, :, x.shape[2] // 2 :],
+    "far_crop": lambda w, x: x[..., x.shape[4] // 2 :],
+    "edge_crop": lambda w, x: x[..., :-1] if x.shape[4] > 2 else x[:],
     "transpose": lambda w, x: x.transpose(3, 4),
     "flatten": lambda w, x: x.flatten(2).unflatten(2, x.shape[2:]),
     "detach": lambda w, x: x.detach(),
@@ -103,14 +105,13 @@ def run_step(step: Step, w: Weights, pool: list[Any]) -> Any:
 
 def check_state(x: hs.Sharded) -> None:
     """The rules of the note on states."""
-    readers = [reader() for reader in x.readers]
-    for reader in readers:
-        if reader is not None and reader.pending is not None:
-            assert any(source is x for source in reader.pending.sources)
-    if x.pending is not None:
-        assert x.private
-        assert x._own is None
-        assert x._computed is None
+    if x.pending is None:
+        return
+    for source in x.pending.sources:
+        assert any(reader() is x for reader in source.readers)
+    assert x.private
+    assert x._own is None
+    assert x._computed is None
 
 
 def seen_states(x: hs.Sharded) -> set[str]:
@@ -179,11 +180,13 @@ def run_one(program: list[Step], grid: hs.Grid) -> tuple[list[str], set[str], in
         serial_total = serial_total + (expected * (i + 1)).tanh().sum()
     if not getattr(serial_total, "requires_grad", False):
         return failures, seen, refused
+    # Either run may find that a saved tensor was changed in place, for they save different ones:
+    # where torch refuses there is no gradient to compare with, and ours may always refuse.
     try:
+        serial_total.backward()
         total.backward()
-    except RuntimeError:  # a saved tensor was changed in place
+    except RuntimeError:
         return failures, seen, refused + 1
-    serial_total.backward()
     if leaf.grad is None or differ(leaf.grad, serial_leaf.grad):
         failures.append("gradient")
     return failures, seen, refused
@@ -191,18 +194,23 @@ def run_one(program: list[Step], grid: hs.Grid) -> tuple[list[str], set[str], in
 
 def run_all(programs: list[list[Step]], layout: dict[str, int]) -> list[Any]:
     grid = hs.Grid(**layout)
-    return [run_one(program, grid) for program in programs]
+    with patch.object(fusion, "KEPT_UP_TO", 0):  # small blocks are computed again, too
+        return [run_one(program, grid) for program in programs]
 
 
-@pytest.mark.parametrize("layout", [{"depth": 2}, {"width": 3}], ids=str)
-def test_all_states_equal_plain_torch(layout: dict[str, int]) -> None:
+LAYOUTS = [{"depth": 2}, {"width": 3}]
+
+
+def test_all_states_equal_plain_torch() -> None:
     programs = draw_examples(steps, 40)
-    results = run_ranks(torch.Size(layout.values()).numel(), run_all, programs, layout)
-    for program, *of_ranks in zip(programs, *results, strict=True):
-        assert all(failures == [] for failures, _, _ in of_ranks), program
-        # Ranks that went different ways would wait for each other some day.
-        assert len({refused for _, _, refused in of_ranks}) == 1, program
-    seen = set().union(*(states for states_of in results for _, states, _ in states_of))
+    seen: set[str] = set()
+    for layout in LAYOUTS:
+        results = run_ranks(torch.Size(layout.values()).numel(), run_all, programs, layout)
+        for program, *of_ranks in zip(programs, *results, strict=True):
+            assert all(failures == [] for failures, _, _ in of_ranks), (layout, program)
+            # Ranks that went different ways would wait for each other some day.
+            assert len({refused for _, _, refused in of_ranks}) == 1, (layout, program)
+            seen = seen.union(*(states for _, states, _ in of_ranks))
+        refused = sum(count for _, _, count in results[0])
+        assert refused < 0.25 * sum(map(len, programs))
     assert seen == {"deferred", "source", "private", "reordered", "copy", "crop", "recomputable"}
-    refused = sum(count for _, _, count in results[0])
-    assert refused < 0.25 * sum(map(len, programs))
