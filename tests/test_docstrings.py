@@ -74,7 +74,7 @@ VERBS_IF_FIRST = set(
 # Packages with first lines that are yet to be written anew; this set only shrinks.
 TO_BE_WRITTEN = set(
     """
-    ops train
+    ops
     """.split()
 )
 
