@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hyperslab.tensor import RULES
 from tests.structure import SOURCE
 
 NOT_FIRST = set("Of What Whether Where Those As From By Who So Such".split())
@@ -71,13 +72,6 @@ VERBS_IF_FIRST = set(
     """.split()
 )
 
-# Packages with first lines that are yet to be written anew; this set only shrinks.
-TO_BE_WRITTEN = set(
-    """
-    ops
-    """.split()
-)
-
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
     """Line and first paragraph of each; whether it is of a module, a class or a function."""
@@ -106,10 +100,6 @@ def offences(text: str) -> list[str]:
     return found
 
 
-def package_of(name: str) -> str:
-    return name.split("/")[0]
-
-
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
     """Offences by file."""
@@ -117,14 +107,25 @@ def found() -> dict[str, list[str]]:
     return {name: offences(path.read_text()) for name, path in sorted(files.items())}
 
 
+def is_rule_row(name: str, offence: str) -> bool:
+    """Tell if a first line is a row of docs/operators.md, where the operator's name precedes it.
+
+    There "any dims, cut or not" is the cell of a table: the operators stand in the one beside it.
+    """
+    rows = {rule.doc for rule in RULES.values()}
+    return name.startswith("ops/") and offence.split(": ", 1)[1].split("\n")[0] in rows
+
+
 def test_first_lines_are_sentences(found: dict[str, list[str]]) -> None:
-    rest = {n: lines for n, lines in found.items() if package_of(n) not in TO_BE_WRITTEN}
+    rest = {n: [o for o in lines if not is_rule_row(n, o)] for n, lines in found.items()}
     assert {name: lines for name, lines in rest.items() if lines} == {}
 
 
-def test_no_finished_package_is_still_excused(found: dict[str, list[str]]) -> None:
-    unfinished = {package_of(name) for name, lines in found.items() if lines}
-    assert unfinished >= TO_BE_WRITTEN
+def test_only_rows_of_the_operators_are_excused(found: dict[str, list[str]]) -> None:
+    excused = [o for n, lines in found.items() for o in lines if is_rule_row(n, o)]
+    assert excused
+    assert not is_rule_row("ops/convolution/conv.py", "1: The boxes.")
+    assert not is_rule_row("train/run.py", excused[0])
 
 
 def test_offences_are_found() -> None:
