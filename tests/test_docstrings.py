@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hyperslab.tensor import RULES
 from tests.structure import SOURCE
 
 NOT_FIRST = set("Of What Whether Where Those As From By Who So Such".split())
@@ -22,60 +23,52 @@ VERBS = set(
     belongs binds blocks bounds break breaks bring brings broadcasts build builds calculates
     calibrates call calls came carries carry casts cause causes change changes charges check checks
     choose chooses clears clips close closes collect collects combines come comes compare compares
-    compiles complete completes composes compresses compute computes concatenates connects consists
-    contain contains continue continues contracts contribute contributes controls converts convolves
-    copies copy corresponds cost costs count counts cover covers create creates crops cuts damages
-    deals decide decides declares decodes defers defines delays deletes delivers depend depends
-    derives describe describes destroys detects determines died dies differ differs disagrees
-    discards distributes divides divides document documents draw draws drops enables encodes end
-    ends enforces enlarges enter enters estimates evaluate evaluates exchange exchanges executes
-    exist exists exits expands expect expects explain explains exports exposes extends extract
-    extracts fail fails fall falls feeds fetches fill fills filters finds finish finishes fit fits
-    flattens flip flips flushes fold folds follow follows forces forgets formats forwards freed
-    frees freezes fused gather gathers gave generates get gets give gives go goes got grew group
-    grows guard guards handles happen happens hash hashes held help helps hide hides hold holds
-    identifies ignores implement implements import imports increases indexes infers inherit
+    compiles complete completes composes compresses compute computes concatenates configures
+    connects consists contain contains continue continues contracts contribute contributes controls
+    convert converts convolves copies copy corresponds cost costs count counts cover covers create
+    creates crops cuts damages deals decide decides declares decodes defers defines delays deletes
+    delivers depend depends derives describe describes destroys detects determines died dies differ
+    differs disagrees discards distributes divides document documents draw draws drops enables
+    encodes end ends enforces enlarges enter enters estimates evaluate evaluates exchange exchanges
+    executes exist exists exits expands expect expects explain explains exports exposes extends
+    extract extracts fail fails fall falls feeds fetches fill fills filters find finds finish
+    finishes fit fits flattens flip flips flushes fold folds follow follows forces forgets formats
+    forwards freed frees freezes fused gather gathers gave generates get gets give gives go goes got
+    grew group grows guard guards handles happen happens hash hashes held help helps hide hides hold
+    holds identifies ignores implement implements import imports increases indexes infers inherit
     initialises inserts inspect installs interpolates inverts iterates join joins judges keep keeps
-    knew know knows lack lacks lasts launches lay lays lead leads leave leaves left lend lends lets
-    lie lies
-    limits lists load loads lock locks log logs look looks loses lost lowers made make makes maps
-    map marks masks match matches matter measures meet meets merges mirrors mixes modifies moves
-    multiplies name names need needs negates normalises notes notifies obtains occupies occurs open
-    opens orders outlive outlives overlap overlaps override overrides owns packs pads parallelises
-    parses partitions pass passes pauses performs permutes picks place places plans plots points
-    pools post posts precomputes predicts prefetches prepares present presents prevents print
-    prints produces profiles provides publishes pulls put puts queues raise raises ran reach reaches
-    read reads rebuilds receive receives recognises recomputes records recovers recurs
-    redistributes reduces refer refers refuse refuses register registers rejects releases remain
-    remembers removes renames renders reopens reorders repeat repeats replaces replicates report
-    reports represent represents requires reserves resets reshapes resizes resolves respects
-    restarts restores resumes return returns reuses reverses rewrites rolls rounds run runs samples
-    save saves saw says scale scales scans scatters searches see seeds select selects send sends
-    separates sets settles shards share shares shifts shortens shows shrinks shuts simulates skips
-    slices
-    solves sorts speaks specifies speeds spends splits spread spreads squeezes stack stacks stand
-    stands start starts states stay stays stitches stop stops store stores stretches substitutes
-    succeeds sum sums supplies support supports surround surrounds survive survives swaps
-    synchronises take takes talks teaches tell tells tests think throws times took touch touches
-    traces track tracks train trains transfers transforms translates transposes travel travels tries
-    turn turns undoes unfolds unpacks unshuffles update updates upsamples use used uses validates
-    varies verifies verify vote votes wait waits walks want wants warms warns watches weighs went
-    wins works wraps write writes yields
+    knew know knows lack lacks lasts launches lay lays lead leads leave leaves left lend lends let
+    lets lie lies limits lists load loads locates lock locks log logs look looks loses lost lowers
+    made make makes map maps marks masks match matches matter measures meet meets merges mirrors
+    mixes modifies moves multiplies name names need needs negates normalise normalises notes
+    notifies obtains occupies occurs open opens orders outlive outlives overlap overlaps override
+    overrides owns packs pads parallelises parses partitions pass passes pauses performs permutes
+    picks place places plans plots points pools post posts precomputes predict predicts prefetches
+    prepares present presents prevents print prints produces profiles provides publishes pulls put
+    puts queues raise raises ran reach reaches read reads rebuilds recalibrate receive receives
+    recognises recomputes records recovers recurs redistributes reduces refer refers refuse refuses
+    register registers rejects releases remain remembers removes renames renders reopens reorders
+    repeat repeats replaces replicates report reports represent represents requires resamples
+    reserves resets reshape reshapes resize resizes resolves respects restarts restores resumes
+    return returns reuses reverses rewrites rolls rounds run runs samples save saves saw says scale
+    scales scans scatters searches see seeds select selects send sends separates sets settles shards
+    share shares shifts shortens shows shrinks shuts simulates skips slices solves sorts speaks
+    specifies speeds spends splits spread spreads squeezes stack stacks stand stands start starts
+    states stay stays stitches stop stops store stores stretches substitutes succeeds sum summarise
+    sums supplies support supports surround surrounds survive survives swaps synchronises take takes
+    talks teaches tell tells tests think throws times took touch touches traces track tracks train
+    trains transfers transforms translates transposes travel travels tries turn turns undoes unfolds
+    unpacks unshuffles unsqueezes update updates upsamples use used uses validates varies verifies
+    verify vote votes wait waits walks want wants warms warns watches weighs went wins works wraps
+    write writes yields
     """.split()
 )
 
 # Nouns too: verbs where they stand first.
 VERBS_IF_FIRST = set(
     """
-    Add Advances Allocate Channels Cites Denotes Digest Doubles List Models Paints Ranks Records
-    Shapes Silences Studies Wrap
-    """.split()
-)
-
-# Packages with first lines that are yet to be written anew; this set only shrinks.
-TO_BE_WRITTEN = set(
-    """
-    checkpoint cli comm data formats geometry losses.py models ops parallel recipe tensor train
+    Add Advances Allocate Channels Cites Denotes Digest Doubles List Measure Models Move Note Paints
+    Ranks Record Records Shapes Silences Studies Wrap
     """.split()
 )
 
@@ -107,10 +100,6 @@ def offences(text: str) -> list[str]:
     return found
 
 
-def package_of(name: str) -> str:
-    return name.split("/")[0]
-
-
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
     """Offences by file."""
@@ -118,14 +107,25 @@ def found() -> dict[str, list[str]]:
     return {name: offences(path.read_text()) for name, path in sorted(files.items())}
 
 
+def is_rule_row(name: str, offence: str) -> bool:
+    """Tell if a first line is a row of docs/operators.md, where the operator's name precedes it.
+
+    There "any dims, cut or not" is the cell of a table: the operators stand in the one beside it.
+    """
+    rows = {rule.doc for rule in RULES.values()}
+    return name.startswith("ops/") and offence.split(": ", 1)[1].split("\n")[0] in rows
+
+
 def test_first_lines_are_sentences(found: dict[str, list[str]]) -> None:
-    rest = {n: lines for n, lines in found.items() if package_of(n) not in TO_BE_WRITTEN}
+    rest = {n: [o for o in lines if not is_rule_row(n, o)] for n, lines in found.items()}
     assert {name: lines for name, lines in rest.items() if lines} == {}
 
 
-def test_no_finished_package_is_still_excused(found: dict[str, list[str]]) -> None:
-    unfinished = {package_of(name) for name, lines in found.items() if lines}
-    assert unfinished >= TO_BE_WRITTEN
+def test_only_rows_of_the_operators_are_excused(found: dict[str, list[str]]) -> None:
+    excused = [o for n, lines in found.items() for o in lines if is_rule_row(n, o)]
+    assert excused
+    assert not is_rule_row("ops/convolution/conv.py", "1: The boxes.")
+    assert not is_rule_row("train/run.py", excused[0])
 
 
 def test_offences_are_found() -> None:

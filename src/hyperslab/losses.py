@@ -27,7 +27,7 @@ def dice_loss(
     smooth: float = 1e-5,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """One minus the soft Dice coefficient of every sample and class (Milletari et al. 2016).
+    """Return one minus the soft Dice coefficient of each sample and class (Milletari et al. 2016).
 
     ``1 - (2 sum_v p g + smooth) / (sum_v p + sum_v g + smooth)``, where p is not squared.
 
@@ -52,7 +52,7 @@ def generalised_dice_loss(
     smooth: float = 1e-5,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """One minus the Dice coefficient of all classes together, the small ones weighted up.
+    """Return one minus the Dice coefficient of all classes together, the small ones weighted up.
 
     ``1 - (2 sum_c w_c sum_v p g + smooth) / (sum_c w_c sum_v (p + g) + smooth)`` for each sample,
     with ``w_c`` proportional to ``1 / (sum_v g)^2`` (Sudre et al. 2017). The largest

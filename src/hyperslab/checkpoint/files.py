@@ -239,7 +239,7 @@ def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a file, on the CPU, in memory of their own.
+    """Read all tensors of a file to the CPU, in memory of their own.
 
     Raises:
         CheckpointError: it is no such file.
@@ -395,7 +395,7 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def _is_folder(path: Path) -> bool:
-    """Itself, and no link to one."""
+    """Tell if the path is a folder itself, and no link to one."""
     return path.is_dir() and not path.is_symlink()
 
 

@@ -117,7 +117,7 @@ def _read_values(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read_stem(path: Path, manifest: ChecksumManifest, stem: str) -> Tensors:
-    """All tensors of the files of one kind."""
+    """Read all tensors of the files of one kind."""
     found: Tensors = {}
     for name in sorted(manifest.sha256):
         if not (name.startswith((f"{stem}.", f"{stem}-")) and name.endswith(SUFFIX)):

@@ -174,7 +174,7 @@ def snapshot_of(
     memory: SnapshotMemory | None = None,
     late: Set[int] = frozenset(),
 ) -> Snapshot:
-    """This rank's part of a state, and on the main rank, 0, ``extra`` too.
+    """Return this rank's part of a state, and on the main rank, 0, ``extra`` too.
 
     With ``memory`` its tensors are copied there, so that the state may change meanwhile; see
     `SnapshotMemory.hold` for ``late``.

@@ -386,7 +386,7 @@ def _wrapper_prefixes(model: torch.nn.Module) -> list[str]:
 
 
 def _without_wrappers(key: str, wrapped: list[str]) -> str:
-    """Without what wrappers add."""
+    """Return a key without what wrappers add."""
     for prefix in wrapped:
         if key.startswith(f"{prefix}module."):
             key = prefix + key[len(prefix) + len("module.") :]

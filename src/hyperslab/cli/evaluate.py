@@ -188,7 +188,7 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
 
 
 def table_of(errors: dict[str, dict[str, float]]) -> Table:
-    """Show one row a parameter."""
+    """Return one row a parameter: its errors."""
     table = _empty_table("parameter", COLUMNS.values())
     for name, row in errors.items():
         cells = [f"{row[key]:.3g}" for key in COLUMNS if key != "relative_error"]
@@ -216,7 +216,7 @@ def relative_errors(errors: dict[str, dict[str, float]]) -> str:
 
 
 def table_of_classes(result: ClassEvaluation) -> Table:
-    """Show one row a class."""
+    """Return one row a class: its scores."""
     table = _empty_table("class", OF_CLASSES.values())
     for name, row in result.scores.items():
         table.add_row(name, *(f"{row[key]:.3g}" for key in OF_CLASSES))

@@ -82,7 +82,7 @@ def sweep_command(
 
 
 def _uncut(overrides: list[str], ranks: int | None) -> list[str]:
-    """Where ranks are given and no grid, they share the mini-batch."""
+    """Return overrides for given ranks to share the mini-batch; none where a grid is given."""
     if ranks is None or any(word.startswith("grid") for word in overrides):
         return []
     return [*(f"grid.{axis}=1" for axis in AXES if axis != "data"), f"grid.data={ranks}"]

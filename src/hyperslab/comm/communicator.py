@@ -29,18 +29,18 @@ PeerTensor = tuple[int, torch.Tensor]
 
 
 class Arriving(Protocol):
-    """Messages under way."""
+    """Represents messages under way."""
 
     def wait(self) -> list[torch.Tensor]:
         """Return the received buffers, in the order in which they were asked for."""
 
 
 class Communicator(Protocol):
-    """Some ranks and their way to each other."""
+    """Connects a group of ranks with each other."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Their numbers among all ranks."""
+        """Return its ranks' numbers among all ranks."""
 
     def rank(self) -> int:
         """Return which of them this one is."""

@@ -28,7 +28,7 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class BoxTable:
-    """``rows`` for a kernel, on the device; ``largest``: elements of the largest box."""
+    """Holds ``rows`` for a kernel, on the device; ``largest``: elements of the largest box."""
 
     rows: torch.Tensor
     largest: int

@@ -44,7 +44,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """[s], 0 at the least."""
+        """Return the time left [s], 0 at the least."""
         return max(0.0, self._end - time.monotonic())
 
     def poll(self, found: Callable[[], bool]) -> bool:
@@ -464,7 +464,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def _flatten_facts(facts: Facts, key: str = "") -> dict[str, str]:
-    """Dotted keys and values as JSON."""
+    """Return dotted keys and values as JSON."""
     found: dict[str, str] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping) and value:

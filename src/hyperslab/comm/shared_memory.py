@@ -362,7 +362,7 @@ class SharedSums:
     def _sum_all(
         self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str, scale: float
     ) -> None:
-        """1. Show the own part, 2. add up everybody's."""
+        """Sum ``x`` over the ranks: 1. show the own part, 2. add up everybody's."""
         parts = self._small_views(x)
         x = x.view(-1)
         parts[self.rank].copy_(x)

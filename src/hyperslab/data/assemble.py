@@ -253,7 +253,7 @@ def send_part(
 
 @dataclass(frozen=True, slots=True)
 class LocalBatch:
-    """This rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
+    """Holds this rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
 
     These are numbers (b, P) float64 or the classes of the voxels (b, d, h, w) as uint8. ``kept``:
     both are the store's own, which must not be changed.

@@ -50,7 +50,7 @@ class Symmetry:
         return Box.of(intervals)
 
     def apply(self, values: Array) -> Array:
-        """Augment the values (C, d, h, w) of a stored box; a view."""
+        """Returns the values (C, d, h, w) of a stored box, augmented; a view."""
         turned = values.transpose(0, *(axis + 1 for axis in self.order))
         return turned[(slice(None), *(slice(None, None, -1 if f else 1) for f in self.flipped))]
 

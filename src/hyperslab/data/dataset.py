@@ -424,7 +424,7 @@ class Dataset:
         )
 
     def decode(self, values: torch.Tensor) -> torch.Tensor:
-        """The network's input of this rank's stored values (b, C, d, h, w), on their device."""
+        """Decodes this rank's stored values (b, C, d, h, w), on their device, for the network."""
         return decode(values, self._transform, self.dtype, self.shape, self.grid)
 
     def _check_open(self) -> None:

@@ -75,7 +75,7 @@ class StorePolicy:
 
     @property
     def folder(self) -> Path | None:
-        """The staging folder."""
+        """Returns the staging folder; None where there is none."""
         return None if self.staging is None else Path(self.staging)
 
 
@@ -86,7 +86,7 @@ NONLINEAR = 1e-3
 
 
 class ShortForms(TypedDict, total=False):
-    """Keywords of `open` that say one thing of a policy each."""
+    """Lists the keywords of `open` that each set one field of a policy."""
 
     mode: Mode
     budget: int | None

@@ -178,7 +178,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Steps per epoch."""
+        """Returns the number of steps per epoch."""
         return -(-self.shown // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:

@@ -47,7 +47,7 @@ class SampleBox(NamedTuple):
 
 
 class Store:
-    """Boxes of one shape by sample; the first ones in memory, the others in a mapped file.
+    """Keeps boxes of one shape by sample: the first ones in memory, the others in a mapped file.
 
     The file has no name: the system takes it away with the process, however that ends.
     """
@@ -307,7 +307,7 @@ class BoxMap:
 
 
 class SampleBoxes:
-    """The `BoxMap` of each sample of a source: ``maps``, and one for every shape ``by_shape``."""
+    """Holds the `BoxMap` of each sample of a source, ``maps``, and of every shape, ``by_shape``."""
 
     def __init__(self, grid: Grid, source: Source) -> None:
         self.grid = grid

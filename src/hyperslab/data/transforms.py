@@ -79,7 +79,7 @@ class Log1p(Transform):
 
 @dataclass(frozen=True)
 class MeanScale(Transform):
-    """x / mean(x), the mean of the whole sample over all channels and voxels.
+    """Divides by the mean of the whole sample over all channels and voxels: x / mean(x).
 
     The ranks of a replica sum up. A sample that is zero everywhere stays so.
     """

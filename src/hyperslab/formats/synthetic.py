@@ -86,7 +86,7 @@ class SyntheticVolumes(Source):
     def _plane(
         self, stream: int, sample: int, place: tuple[int, int], box: Box
     ) -> NDArray[np.uint32]:
-        """The random numbers of ``box`` (h, w) in the plane at ``place``, its channel and depth."""
+        """Returns the random numbers of ``box`` (h, w) in a plane; ``place``: channel and depth."""
         _, depths, heights, _ = self.shape
         first = (place[0] * depths + place[1]) * heights
         rows, columns = (np.arange(*box.interval(dim), dtype=np.uint32) for dim in range(2))

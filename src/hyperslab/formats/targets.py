@@ -68,7 +68,7 @@ class Parameters:
 
     @classmethod
     def fit(cls, names: Sequence[str], unit: Floats, physical: Floats) -> Parameters:
-        """The line through (unit, physical), both (N, P), of a catalogue, parameter by parameter.
+        """Fits a line through (unit, physical), both (N, P), for each parameter of a catalogue.
 
         The range of a production run is not published, so it is found and never assumed. A
         parameter that does not vary is given its constant value: scale 0.
@@ -78,7 +78,7 @@ class Parameters:
         return cls(tuple(names), centre, scale, max(misfit))
 
     def only(self, indices: Sequence[int]) -> Parameters:
-        """Some of them, in this order."""
+        """Returns the parameters at ``indices``, in this order."""
         return Parameters(
             tuple(self.names[i] for i in indices),
             tuple(self.centre[i] for i in indices),
@@ -95,7 +95,7 @@ class Parameters:
         }
 
     def physical(self, unit: NDArray[np.floating]) -> Floats:
-        """Normalised values (..., P) in each parameter's own unit.
+        """Returns normalised values (..., P) in each parameter's own unit.
 
         >>> Parameters(("a", "b"), (0.3, 70.0), (0.03, 7.0)).physical(np.array([-1.0, 0.5]))
         array([ 0.27, 73.5 ])
@@ -104,7 +104,7 @@ class Parameters:
 
 
 def range_words(ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Ranges in one line.
+    """Writes ranges in one line.
 
     >>> range_words({"Omega_m": (0.25, 0.35), "H_0": (70.0, 70.0)})
     'Omega_m=0.25..0.35,H_0=70..70'

@@ -422,7 +422,7 @@ def padded(source: Source, multiple: int | None, fill: float = 0) -> Source:
 
 
 def rounded_up(shape: Sequence[int], multiple: int) -> tuple[int, ...]:
-    """(C, D, H, W) with D, H and W rounded up to multiples.
+    """Returns (C, D, H, W) with D, H and W rounded up to multiples.
 
     >>> rounded_up((1, 9, 8, 10), 4)
     (1, 12, 8, 12)

@@ -140,7 +140,7 @@ class SampleToWrite:
 
     @property
     def target(self) -> Array:
-        """The targets (P,)."""
+        """Returns the targets (P,)."""
         return self.source.target(self.sample)
 
     def values(self) -> Slabs:

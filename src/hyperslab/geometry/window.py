@@ -61,7 +61,7 @@ class Window:
         return (self.kernel - 1) * self.dilation + 1
 
     def outputs(self, extent: int, *, ceil: bool = False) -> int:
-        """Number of outputs of ``extent`` inputs; ``ceil`` as torch's ``ceil_mode``.
+        """Return the number of outputs of ``extent`` inputs; ``ceil`` is torch's ``ceil_mode``.
 
         With ``ceil`` the last window has to start inside the volume or its padding before.
         """
@@ -140,7 +140,7 @@ class TransposedWindow:
         return (self.kernel - 1) * self.dilation + 1
 
     def outputs(self, extent: int) -> int:
-        """Number of outputs of ``extent`` inputs."""
+        """Return the number of outputs of ``extent`` inputs."""
         return (extent - 1) * self.stride - 2 * self.padding + self.span + self.extra
 
     def reads(self, out: Interval) -> Interval:

@@ -41,7 +41,7 @@ class Variant:
 
 
 def paper2020(width: int) -> Variant:
-    """Oyama et al. 2020, section IV and table I.
+    """Return the network of Oyama et al. 2020, section IV and table I.
 
     Poolings follow the first log2(width) - 2 convolutions and the fourth convolution has stride 2,
     so the last map is 256 x 2^3 at every width and so is the number of parameters. At 128, 256 and
@@ -68,7 +68,7 @@ def paper2020(width: int) -> Variant:
 
 
 def sc18(width: int) -> Variant:
-    """Mathuriya et al. 2018, figure 2 and section III-A.
+    """Return the network of Mathuriya et al. 2018, figure 2 and section III-A.
 
     The stride of 2 belongs to the fourth convolution: only so do the layers do the work of its
     table I (5.2 and 0.1 Gflop forward in the third and fourth) with its three poolings.
@@ -158,7 +158,7 @@ def _log2(width: int) -> int:
 
 
 class CosmoFlow(nn.Module):
-    """(B, in_channels, width, width, width) -> (B, outputs), targets in [-1, 1].
+    """Predicts targets in [-1, 1]: (B, in_channels, width, width, width) -> (B, outputs).
 
     Every convolution is followed by batch norm where asked for, a leaky ReLU, and mostly a pooling;
     three dense layers follow.

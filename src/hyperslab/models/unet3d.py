@@ -7,7 +7,7 @@ from torch import nn
 
 
 class UNet3D(nn.Module):
-    """(B, in_channels, D, H, W) -> (B, classes, D, H, W): a number for every class of every voxel.
+    """Predicts the logits of every voxel: (B, in_channels, D, H, W) -> (B, classes, D, H, W).
 
     Down: ``levels`` times two convolutions and a maximum pooling, then two convolutions at the
     bottom. Up: as often a transposed convolution, the skipped map beside it, two convolutions.

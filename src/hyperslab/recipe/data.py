@@ -116,7 +116,7 @@ class SyntheticSection(Section):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(C, D, H, W) of a volume."""
+        """Return the shape (C, D, H, W) of a volume."""
         if self.extents is not None:
             return (self.channels, *self.extents)
         assert self.width is not None

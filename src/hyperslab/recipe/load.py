@@ -156,7 +156,7 @@ def _siblings(key: str) -> str:
 
 @functools.cache
 def _fields() -> dict[str, Any]:
-    """Every key of a recipe, dotted, with its type; sections too."""
+    """Return every key of a recipe, dotted, with its type; sections too."""
     fields: dict[str, Any] = {}
     for key, annotation in _walk_fields(Recipe, ""):
         fields[key] = fields[key] | annotation if key in fields else annotation

@@ -80,7 +80,7 @@ class OptimizerSection(Section):
 
 
 class AdamSection(OptimizerSection):
-    """Adam with the paper's defaults."""
+    """Configures Adam; the defaults are the paper's."""
 
     name: Literal["adam"] = "adam"
     betas: tuple[Probability, Probability] = (0.9, 0.999)  # of the running means of g and g²
@@ -88,7 +88,7 @@ class AdamSection(OptimizerSection):
 
 
 class SGDSection(OptimizerSection):
-    """Stochastic gradient descent."""
+    """Configures stochastic gradient descent."""
 
     name: Literal["sgd"]
     momentum: Probability = 0.9  # what stays of the last step

@@ -120,7 +120,7 @@ class ParallelizeSection(Section):
 
 
 class GridSection(Section):
-    """The grid of ranks: its axes, or ``grid: auto`` for the best one of so many ranks."""
+    """Sets the axes of the grid of ranks, or chooses the best grid: ``grid: auto``."""
 
     data: PositiveInt = 1  # replicas, over which a mini-batch is cut
     depth: PositiveInt = 1  # ranks along the depth of every sample
@@ -133,7 +133,7 @@ class GridSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, values: object) -> object:
-        """``grid: auto`` for ``grid: {auto: true}``."""
+        """Read ``grid: auto`` as ``grid: {auto: true}``."""
         return {"auto": True} if values == "auto" else values
 
     @model_validator(mode="after")

@@ -240,7 +240,7 @@ class BoxLoader:
         return self.loader.sampler  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
-        """Mini-batches of an epoch."""
+        """Return the number of mini-batches of an epoch."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:

@@ -143,7 +143,7 @@ class _ScatterPlan:
 
 
 class _Scatter(torch.autograd.Function):
-    """`_Deal.hand_out`; backward: the serial gradient, at the sources."""
+    """Scatters by `_ScatterPlan.hand_out`; backward brings the serial gradient to the sources."""
 
     @staticmethod
     def forward(ctx: Any, held: torch.Tensor, is_source: bool, deal: _ScatterPlan) -> torch.Tensor:

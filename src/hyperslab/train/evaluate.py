@@ -213,9 +213,9 @@ class ClassEvaluation:
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """Score each class over all voxels together, with ``dice_mean`` of `mean_dice`.
+        """Return each class's scores over all voxels together, with ``dice_mean`` of `mean_dice`.
 
-        And, where surfaces were measured, of every class but the background: see `summary`.
+        Where surfaces were measured, every class but the background has `surface_summary` too.
         """
         means = mean_dice(self.confusions, self.classes)
         surfaces = surface_summaries(self.surfaces, self.classes) if self.surfaces else {}
@@ -477,7 +477,7 @@ def predict_parameters(
 
 
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
-    """Average the normalised targets (P,) over the training split."""
+    """Return the mean of the normalised targets (P,) over the training split."""
     source = data.source
     chosen = training_split(recipe, data)
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)

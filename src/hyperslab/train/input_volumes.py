@@ -220,7 +220,7 @@ Mask = NDArray[np.uint8]
 
 
 class InputVolume(Protocol):
-    """``shape`` (C, D, H, W) on the lattice that the network sees."""
+    """Reads boxes of a volume of ``shape`` (C, D, H, W), on the lattice that the network sees."""
 
     shape: tuple[int, ...]
 

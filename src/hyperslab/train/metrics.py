@@ -309,7 +309,7 @@ Scores = dict[str, float]
 
 
 def predicted_classes(logits: Sharded) -> Sharded:
-    """The most likely class of every voxel, uint8 (B, *spatial), cut like the logits (B, C, ...).
+    """Return each voxel's most likely class, uint8 (B, *spatial), cut like the logits (B, C, ...).
 
     Every rank decides for its own block; nothing is communicated.
     """
@@ -318,7 +318,7 @@ def predicted_classes(logits: Sharded) -> Sharded:
 
 
 def count_confusion(predicted: Sharded, true: Sharded, classes: int) -> torch.Tensor:
-    """This rank's part of the confusion matrices (B, C, C) of a mini-batch, int64.
+    """Return this rank's part of the confusion matrices (B, C, C) of a mini-batch, int64.
 
     Distribution scheme: 1. the true classes are cut like the predicted ones, 2. each rank counts
     the voxels of its block; of ranks with equal copies only the first does. The sum over all ranks

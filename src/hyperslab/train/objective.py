@@ -68,7 +68,7 @@ class MetricSums(Protocol):
 
 
 class Objective(Protocol):
-    """The loss of a step and the metrics of a validation, "validation_loss" the first of them."""
+    """Defines the loss of a step and the metrics of a validation, "validation_loss" the first."""
 
     loss: LossFunction
     measures: tuple[str, ...]
@@ -198,7 +198,7 @@ class _SampleMean:
 
 
 class _RegressionSums:
-    """Loss and mean absolute error."""
+    """Averages the loss and the mean absolute error over samples."""
 
     def __init__(self, grid: Grid) -> None:
         self.mean = _SampleMean(grid, 2)

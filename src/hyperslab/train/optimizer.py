@@ -347,7 +347,7 @@ def factor_at(schedule: AnySchedule, epoch: float) -> float:
 
 
 def _linear_factor(schedule: LinearSchedule, epoch: float) -> float:
-    """1 - (1 - factor) * min(epoch / epochs, 1) (Oyama et al. 2020, section IV).
+    """Return 1 - (1 - factor) * min(epoch / epochs, 1) (Oyama et al. 2020, section IV).
 
     So the rate decays to ``factor`` of the first one in ``epochs``.
     """
@@ -355,10 +355,10 @@ def _linear_factor(schedule: LinearSchedule, epoch: float) -> float:
 
 
 def _polynomial_factor(schedule: PolynomialSchedule, epoch: float) -> float:
-    """(1 - factor) (1 - min(epoch / epochs, 1))^power + factor (Mathuriya et al. 2018, III-B).
+    """Return (1 - factor) (1 - min(epoch / epochs, 1))^power + factor.
 
-    Times the learning rate η_0 that is their (η_0 - η_min)(1 - t / t_decay) + η_min, as ``factor``
-    is η_min / η_0.
+    Times the learning rate η_0, with power 1, that is (η_0 - η_min)(1 - t / t_decay) + η_min
+    (Mathuriya et al. 2018, section III-B), as ``factor`` is η_min / η_0.
     """
     left = 1 - min(epoch / schedule.epochs, 1.0)
     return float((1 - schedule.factor) * left**schedule.power + schedule.factor)

@@ -400,7 +400,7 @@ class ResultFolder:
             broadcast_from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
 
     def _tabulate(self, entries: Sequence[InputFile]) -> None:
-        """One line a sample: the normalised values and those in physical units."""
+        """Write one line a sample: the normalised values and those in physical units."""
         assert self.journal is not None
         names = self.about.parameters.names
         kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]

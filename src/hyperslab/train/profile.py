@@ -72,12 +72,12 @@ class LayerTime(_Strict):
 
     @property
     def seconds(self) -> float:
-        """Both [s]."""
+        """Return the time of computation and communication together [s]."""
         return self.compute + self.communication
 
 
 class StepTimes(_Strict):
-    """One step: its number, its time [s], the time in each row [s], and their spans."""
+    """Holds one step: its number, its time [s], the time in each row [s], and their spans."""
 
     step: int
     seconds: float
@@ -266,7 +266,7 @@ _LATE_BUCKET = "a bucket of gradients"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some time [s] of a row, and what happened in it."""
+    """Represents a stretch of time [s] in a row, and what happened in it."""
 
     row: TimelineRow
     begin: float

@@ -101,7 +101,7 @@ def _method_marked(owner: type, name: str, label: Method) -> Iterator[None]:
 
 @contextmanager
 def _layers_marked(model: nn.Module) -> Iterator[None]:
-    """A mark around each submodule's forward."""
+    """Put a mark around each submodule's forward."""
     open_marks: list[record_function] = []
     hooks = []
     for name, module in model.named_modules():

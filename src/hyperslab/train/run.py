@@ -305,7 +305,7 @@ def _opening_words(grid: Grid, data: Dataset, validation: Dataset, path: Path | 
 
 @contextmanager
 def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
-    """Say in the user's words what torch and the operating system say in theirs."""
+    """Raise errors of the operating system and of lost ranks anew, in the user's words."""
     try:
         yield
     except HyperslabError:

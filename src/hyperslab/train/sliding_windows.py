@@ -83,7 +83,7 @@ class BlendedScores:
         self.total[at] += self.weights
 
     def result(self) -> torch.Tensor | None:
-        """(C, D, H, W) on the main rank, None on the others."""
+        """Return the weighted mean scores (C, D, H, W) on the main rank, None on the others."""
         if self.scores is None:
             return None
         return (self.scores / self.total)[:, *self.inside.slices(self.around)]

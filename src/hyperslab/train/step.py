@@ -189,7 +189,7 @@ class PendingStep:
     peak_share: float | None
 
     def row(self, verdict: Verdict) -> dict[str, float | None]:
-        """Its row of the history."""
+        """Return the step's row of the history."""
         return {
             "step": self.step,
             "epoch": self.epoch,

@@ -305,7 +305,7 @@ class Trainer:
                 self.progress.finish_epoch(measured, seconds)
 
     def train_epoch(self) -> None:
-        """The rest of an epoch, from the position on."""
+        """Train for the rest of an epoch, from the position on."""
         self.model.train()
         self.clock.restart()
         onward = self.at.epoch + 1 < self.recipe.epochs
@@ -325,7 +325,7 @@ class Trainer:
         self.progress.record(done, rate, self.clock)
 
     def first_step(self, batch: MiniBatch, batches: Iterator[MiniBatch]) -> StepResult:
-        """`train_step`, with its floating-point operations counted."""
+        """Take one step as `train_step` and count its floating-point operations."""
         with FlopCount() as count:
             done = self.train_step(batch, batches)
         self.progress.flops.counted(count.flops, done.samples)
@@ -369,7 +369,7 @@ class Trainer:
         return min((done + count) * size, len(self.data)) - done * size
 
     def autocast(self) -> torch.autocast:
-        """In the recipe's precision."""
+        """Return the autocast of the recipe's precision."""
         return autocast(self.grid.device, self.recipe.precision)
 
     def validate(self) -> dict[str, float | None]:

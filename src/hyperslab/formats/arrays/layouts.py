@@ -75,7 +75,7 @@ class StorageLayout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The volume's shape (C, D, H, W)."""
+        """Returns the volume's shape (C, D, H, W)."""
         return self.order.volume_shape(self.stored)
 
     @property

@@ -67,7 +67,7 @@ def stamped_file(path: Path, key: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a file: its ``key``, shape and type; in .npy and .npz its first byte ``at``.
+    """Describes an array in a file: ``key``, shape, type; in .npy and .npz its first byte ``at``.
 
     ``fortran``: neighbours along the first dim lie beside each other, not those along the last.
     """
@@ -363,7 +363,7 @@ class Catalog:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of one sample in its file."""
+        """Returns the shape of one sample in its file."""
         return self.volumes[0].shape[int(self.stacked) :]
 
     def request(self, sample: int, array: StoredArray, box: Box) -> BoxRequest:

@@ -155,7 +155,7 @@ def convert_scans(
     workers: int = 1,
     done: Callable[[ScanOutcome], None] = lambda outcome: None,
 ) -> list[ScanOutcome]:
-    """Convert each pair to ``{name}.hdf5`` in ``folder``, on a lattice of ``shape`` (D, H, W).
+    """Converts each pair to ``{name}.hdf5`` in ``folder``, on a lattice of ``shape`` (D, H, W).
 
     A volume that is not what it should be is skipped and the others go on. Files that are there
     already are kept. ``done`` is called for each pair, kept ones first, the others as they end. A

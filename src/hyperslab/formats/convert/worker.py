@@ -76,7 +76,7 @@ class Request:
 
     @property
     def writer(self) -> Writer:
-        """The writer of the format."""
+        """Returns the writer of the format."""
         writer = registry.named(self.format).writer
         assert writer is not None, "it was looked up when the request was made"
         return writer
@@ -110,7 +110,7 @@ class Job:
 
     @property
     def writer(self) -> Writer:
-        """The writer of the format."""
+        """Returns the writer of the format."""
         assert self.format.writer is not None
         return self.format.writer
 

@@ -244,7 +244,7 @@ class CtVolume:
 
     @property
     def spacing(self) -> Floats:
-        """The size of a voxel along D, H and W [mm]."""
+        """Returns the size of a voxel along D, H and W [mm]."""
         return resample.spacing(self.affine)
 
     @property

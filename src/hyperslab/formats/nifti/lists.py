@@ -66,7 +66,7 @@ class Pair:
 
     @property
     def images(self) -> tuple[Path, ...]:
-        """The files of all channels."""
+        """Returns the files of all channels."""
         return self.image, *self.channels
 
 

@@ -43,7 +43,7 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """N files, each of one record with ``x`` of the shape ``stored``."""
+    """Lists N files, each of one record with ``x`` of the shape ``stored``."""
 
     folder: Path
     files: tuple[str, ...]

@@ -54,7 +54,7 @@ class FileBytes:
         return FileBytes(self.file, self.hi, self.hi + count)
 
     def read(self) -> memoryview:
-        """All of them, in memory.
+        """Reads all of the bytes into memory.
 
         Raises:
             EOFError: the file ends too early.

@@ -27,7 +27,7 @@ from hyperslab.geometry import Box
 
 
 class TfRecordWriter(Writer):
-    """``x``, the bytes of int16 (D, H, W, C), and ``y``, float32.
+    """Writes records of ``x``, the bytes of int16 (D, H, W, C), and ``y``, float32.
 
     Parts are named as by MLPerf's script, which cuts along D, then H, then W, counts the parts and
     puts the name of the cube's own folder before that of the cube: so that all can lie in one.
@@ -84,7 +84,7 @@ class TfRecordWriter(Writer):
 
 
 class FramedRecord:
-    """TensorFlow's framing of so many bytes."""
+    """Writes a record of ``length`` bytes in TensorFlow's framing."""
 
     def __init__(self, file: IO[bytes], length: int) -> None:
         self._file = file

@@ -59,7 +59,7 @@ class ConvSpec:
 
     @property
     def box(self) -> Box:
-        """What the buffer spans for one convolution of block and halo."""
+        """Return the box that the buffer spans for one convolution of block and halo."""
         return self.plan.wanted
 
     def forward(
@@ -69,7 +69,7 @@ class ConvSpec:
         bias: torch.Tensor | None,
         kernels: Kernels,
     ) -> torch.Tensor:
-        """The rank's outputs from the buffer."""
+        """Compute the rank's outputs from the buffer."""
         return conv_forward(x, weight, bias, self.options, self.uncovered_padding, kernels)
 
     def backward(
@@ -197,7 +197,7 @@ def _fill_buffer(
     spec: BufferedPasses,
     room: HaloPaddedBuffer | None,
 ) -> torch.Tensor:
-    """What the outputs read; ``x`` itself, or a part of it, where that is all."""
+    """Return what the outputs read; ``x`` itself, or a part of it, where that is all."""
     plan = spec.plan
     box = spec.box
     if plan.local and plan.own.contains(box):

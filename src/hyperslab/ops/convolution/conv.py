@@ -36,7 +36,7 @@ from hyperslab.tensor import Sharded
 def windows_of(
     shape: Sequence[int], stride: PerDim, padding: PerDim | str, dilation: PerDim
 ) -> tuple[Window, ...]:
-    """One window per spatial dim of a weight of ``shape`` (out, in / groups, *kernel)."""
+    """Return one window per spatial dim of a weight of ``shape`` (out, in / groups, *kernel)."""
     kernel = tuple(shape[2:])
     n = len(kernel)
     strides = per_dim(stride, n)
@@ -84,7 +84,7 @@ def lay_out_conv(
     dilation: PerDim,
     groups: int,
 ) -> ConvLayout:
-    """Where the outputs of a convolution lie and what they read."""
+    """Return where the outputs of a convolution lie and what they read."""
     windows = windows_of(shape, stride, padding, dilation)
     options = ConvOptions(
         stride=tuple(w.stride for w in windows),
@@ -216,9 +216,9 @@ def convolve(
 def serial_is_last(
     x: Sharded, block: torch.Tensor, weight: torch.Tensor, options: ConvOptions
 ) -> bool:
-    """Whether serial torch's convolution returns channels last.
+    """Tell if serial torch's convolution returns channels last.
 
-    Where an operand is that, but for small volumes, of which it makes columns.
+    It does where an operand is that, but for small volumes, of which it makes columns.
     """
     formats = {memory_format_of(weight)}
     if not x.reordered:
@@ -230,7 +230,7 @@ def serial_is_last(
 
 
 def cast_for_autocast(value: torch.Tensor) -> torch.Tensor:
-    """What autocast does to a convolution's argument; it does not know our autograd functions."""
+    """Cast a convolution's argument as autocast would if it knew our autograd functions."""
     return value.to(operand_type(value))
 
 
@@ -251,7 +251,7 @@ class TransposedSpec:
 
     @property
     def local(self) -> bool:
-        """Whether the rank's outputs are the op on its own block: no message and no buffer."""
+        """Tell if the rank's outputs are the op on its own block: no message and no buffer."""
         return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
 
     def forward(
@@ -261,7 +261,7 @@ class TransposedSpec:
         bias: torch.Tensor | None,
         kernels: Kernels,
     ) -> torch.Tensor:
-        """The rank's outputs from the buffer."""
+        """Compute the rank's outputs from the buffer."""
         return transposed_forward(x, weight, bias, self.options, self.padding, self.extra, kernels)
 
     def backward(
@@ -280,7 +280,7 @@ class TransposedSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeLayout:
-    """One rank's geometry of a transposed convolution."""
+    """Holds one rank's geometry of a transposed convolution."""
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
@@ -298,7 +298,7 @@ def lay_out_conv_transpose(
     dilation: PerDim,
     groups: int,
 ) -> ConvTransposeLayout:
-    """Where the outputs lie and what they read; ``shape`` is the weight's."""
+    """Return where the outputs lie and what they read; ``shape`` is the weight's."""
     options = (per_dim(v, len(shape) - 2) for v in (stride, padding, output_padding, dilation))
     windows = tuple(map(TransposedWindow, shape[2:], *options))
     name = f"conv_transpose{len(windows)}d"

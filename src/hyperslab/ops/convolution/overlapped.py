@@ -45,7 +45,7 @@ class Slab:
 
 
 def aligned(spec: ConvSpec) -> bool:
-    """Whether the plain convolution of the own block yields exactly this rank's outputs."""
+    """Tell if the plain convolution of the own block yields exactly this rank's outputs."""
     own = spec.plan.own
     out = spec.out
     for dim, window in enumerate(spec.windows, start=2):
@@ -62,13 +62,13 @@ SMALL_BLOCK = 1 << 20
 
 
 def thin(spec: ConvSpec) -> bool:
-    """Whether one convolution of block and halo together costs less than one of each."""
+    """Tell if one convolution of block and halo together costs less than one of each."""
     own = spec.plan.own.size
     return 2 * spec.plan.wanted.size > 3 * own or own <= SMALL_BLOCK
 
 
 def slabs_of(spec: ConvSpec) -> tuple[Slab, ...]:
-    """The slabs that tile this rank's halo inside the volume."""
+    """Return the slabs that tile this rank's halo inside the volume."""
     own = spec.plan.own
     reads = spec.plan.wanted
     inside = _bounding(spec)
@@ -107,7 +107,7 @@ def _slab(spec: ConvSpec, dim: int, box: Box) -> Slab:
 
 
 class SlabConv(torch.autograd.Function):
-    """Convolution whose windows line up with the cut.
+    """Convolves where the windows line up with the cut.
 
     Distribution scheme, forward: 1. send boundary planes, 2. convolve the block with the layer's
     own padding while they travel, 3. add each slab's convolution to the few output planes that
@@ -217,7 +217,7 @@ def _slab_backward(
     needs: list[bool],
     kernels: Kernels,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The gradient of one slab and of the kernel taps of each of its planes."""
+    """Return the gradient of one slab and of the kernel taps of each of its planes."""
     whole = len(slab.outputs) == 1 and slab.outputs[0].planes == halo.shape[slab.dim]
     dhalo = torch.zeros_like(halo) if needs[0] and not whole else None
     taps = []

@@ -60,12 +60,12 @@ class AdaptiveLayout:
 
     @property
     def held(self) -> Box:
-        """What `fetch` returns, in global indices."""
+        """Return the box of what `fetch` returns, in global indices."""
         return self.plan.wanted
 
 
 def lay_out_adaptive_pool(x: Sharded, sizes: tuple[int, ...], name: str) -> AdaptiveLayout:
-    """The layout of an adaptive pooling to ``sizes``."""
+    """Return the layout of an adaptive pooling to ``sizes``."""
     return _cached_layout(x.grid, x.partition, sizes, name)
 
 
@@ -268,7 +268,7 @@ def _forget_absent(
 def _first_largest(
     x: Sharded, values: torch.Tensor, index: torch.Tensor, layout: AdaptiveLayout, axis: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Along one axis, the largest value and its index; of equals the first, of NaN the last."""
+    """Find the largest value along an axis and its index: of equals the first, of NaN the last."""
     values = _beside(x, values, layout, axis)
     index = _beside(x, index, layout, axis)
     with torch.no_grad():

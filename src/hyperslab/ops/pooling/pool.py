@@ -50,7 +50,7 @@ def move_indices(
     move: Callable[[int, torch.Tensor], torch.Tensor],
     target: Sequence[int],
 ) -> torch.Tensor:
-    """Flat positions in a block of ``extents`` as flat positions in one of ``target`` extents.
+    """Convert flat positions in a block of ``extents`` to those in one of ``target`` extents.
 
     ``move(dim, coordinate)`` says where a coordinate of a spatial dim lies in the other block.
     """
@@ -97,12 +97,12 @@ class PoolingInput:
 
     @cached_property
     def block(self) -> torch.Tensor:
-        """The rank's input with its halo."""
+        """Return the rank's input with its halo."""
         what = f"the halo exchange of {self.name}"
         return fetch(self.x.block, self.plan, fill=self.fill, what=what)
 
     def wrap(self, block: torch.Tensor) -> Sharded:
-        """A block of the output."""
+        """Wrap a block of the output as a cut tensor."""
         return self.x.like(block, self.partition, fresh=True)
 
 
@@ -111,7 +111,7 @@ MOST_WINNERS = 256
 
 
 def pooled_epilogue(p: PoolingInput, *, maximum: bool) -> FusedEpilogue | None:
-    """The input's chain with this pooling as the last link, where the windows tile the block."""
+    """Return the input's chain with this pooling as the last link; None if it cannot be."""
     if not _tiles_every_block(p):
         return None
     if isinstance(p.x.pending, FusedEpilogue) and p.x.pending.links.pool:
@@ -124,7 +124,7 @@ def pooled_epilogue(p: PoolingInput, *, maximum: bool) -> FusedEpilogue | None:
 
 
 def _tiles_every_block(p: PoolingInput) -> bool:
-    """Whether tiles cover the block of every rank: all decide alike, see `begin`."""
+    """Tell if tiles cover the block of every rank; all decide alike, see `begin_epilogue`."""
     if p.kernel != p.stride or any(w.before or w.after or w.dilation != 1 for w in p.windows):
         return False
     for cut, extent, k in zip(p.x.partition.cuts[2:], p.inputs, p.kernel, strict=True):
@@ -139,7 +139,7 @@ _kernels = torch.ops.hyperslab
 
 @dataclass(frozen=True, slots=True)
 class WindowGrid:
-    """Where the windows of a block lie; ``extents`` is how many there are along each dim."""
+    """Describes where the windows of a block lie; ``extents`` counts them along each dim."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -212,7 +212,7 @@ def pool_windows(
 
 
 def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
-    """The maximum of every window."""
+    """Return the maximum of every window."""
     p = _max_pool_input(x, windows, ceil)
     chain = pooled_epilogue(p, maximum=True)
     if chain is not None:
@@ -228,7 +228,7 @@ def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
 
 
 def max_pool_with_indices(x: Sharded, windows: Windows, ceil: bool) -> tuple[Sharded, Sharded]:
-    """The maxima and their flat positions in the whole volume."""
+    """Return the maxima and their flat positions in the whole volume."""
     p = _max_pool_input(x, windows, ceil)
     dilation = [w.dilation for w in windows]
     run = MAX_WITH_INDICES[len(windows)]

@@ -51,7 +51,7 @@ class Unpooling:
         return lo, max(min(hi, self.extent), lo + 1)
 
     def writes(self, values: Interval) -> Interval:
-        """Where the values may go; not clipped."""
+        """Return where the values may go; not clipped."""
         first = values[0] * self.stride - self.padding
         return first, (values[1] - 1) * self.stride - self.padding + self.kernel
 
@@ -75,7 +75,7 @@ class UnpoolLayout:
 def max_unpool(
     x: Sharded, indices: torch.Tensor, windows: tuple[Unpooling, ...], sizes: tuple[int, ...]
 ) -> Sharded:
-    """Zeros, but for the values at their ``indices``: flat positions in a volume of ``sizes``.
+    """Put values at their ``indices``, flat positions in a volume of ``sizes``, and 0 elsewhere.
 
     Distribution scheme:
     1. Place the outputs of every window on the rank that owns it; fetch values and indices that
@@ -106,7 +106,7 @@ def max_unpool(
 def lay_out_unpool(
     grid: Grid, x: Partition, windows: tuple[Unpooling, ...], sizes: tuple[int, ...], name: str
 ) -> UnpoolLayout:
-    """Where the outputs of an unpooling lie and which values may come there."""
+    """Return where the outputs of an unpooling lie and which values may come there."""
     x, cuts = placement(x, grid, windows, sizes, name)
     output = output_partition(x, x.shape[1], sizes, cuts)
     cut = tuple(c is not None for c in cuts)
