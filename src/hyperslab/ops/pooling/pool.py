@@ -3,6 +3,26 @@
 In reading order: flat positions of maxima in a sample's whole volume; the input with its halo
 and the place of the output; windows that tile the block, which join a fused epilogue; windows
 that overlap, by the kernel of `hyperslab.kernels.max_pool` with its graph; the rules.
+
+Max pooling has these cases; the first one that holds runs, on all ranks alike (`max_pool`):
+
+======================================  ====================  =======================
+case                                    forward               backward
+======================================  ====================  =======================
+windows tile every rank's block         `EpilogueFunction`    ``chain_backward``
+    with ``create_graph``                                     factors of ones
+    after a normalisation                                     ... and its sums
+    after one, with ``create_graph``                          torch's operators
+CPU, 3 dims, no dilation, small window  `WindowMaximum`       compiled winners
+    with ``create_graph``                                     winners, by ``scatter_add``
+else, and always with indices           torch's own           torch's own
+======================================  ====================  =======================
+
+The first two take windows of at most 256 elements in float32, bfloat16 or float16: a byte names
+the winner, where torch's own keeps eight. Each ``create_graph`` row is the same gradient out of
+operators that have a derivative, which no kernel has. Without a normalisation only marks are
+saved, so torch's operators would have no input: hence the factors. After a normalisation over
+several ranks the gradient has no derivative, and torch says so.
 """
 
 from __future__ import annotations
