@@ -160,7 +160,7 @@ calls = []
 def count(original):
     def run(cls, *args):
         calls.append(cls)
-        return original.__func__(cls, *args)
+        return original.__get__(None, cls)(*args)
     return classmethod(run)
 
 

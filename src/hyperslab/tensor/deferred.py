@@ -112,15 +112,15 @@ class _WatchedFunctions:
         weakref.finalize(grid, self._unwatch, key).atexit = False
 
     def _wrap(self) -> None:
-        self._original = vars(Function)["apply"]
-        apply = self._original.__func__
+        self._original = original = vars(Function)["apply"]
 
-        @functools.wraps(apply)
+        @functools.wraps(Function.apply)
         def run(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
             if self._wrapper is wrapper:
                 for prepare in _PREPARATIONS:
                     cls = prepare(cls, (*args, *kwargs.values()))
-            return apply(cls, *args, **kwargs)
+            # Written in Python up to torch 2.14 and in C since then: both are bound like this.
+            return original.__get__(None, cls)(*args, **kwargs)
 
         # Torch has no hook for it: what every function inherits is replaced.
         self._wrapper = wrapper = classmethod(run)
