@@ -225,7 +225,8 @@ def test_a_sweeps_own_words_are_no_words_of_the_user(
 ) -> None:
     monkeypatch.chdir(stranger)
     (stranger / "sweep.yaml").write_text(
-        "recipe: recipe.yaml\nvariants: {a: {model: {target: evil.Net}}}\nrates: [0.1]\nseeds: [0]\n"
+        "recipe: recipe.yaml\nvariants: {a: {model: {target: evil.Net}}}\n"
+        "rates: [0.1]\nseeds: [0]\n"
     )
     arguments = ["sweep", "sweep.yaml", "--dry-run", "--output", f"{trained}/swept"]
     result = CliRunner().invoke(app, arguments)

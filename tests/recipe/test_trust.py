@@ -219,7 +219,7 @@ def is_trusted(home: Path, **changes: Any) -> bool:
     for key, value in changes.items():
         values[key].update(value)
     file.write_text(yaml.safe_dump(values))
-    return load_recipe(file).trust.trained
+    return bool(load_recipe(file).trust.trained)
 
 
 def test_what_the_user_has_trained_with_needs_no_word(home: Path, mark: Path) -> None:
@@ -240,6 +240,7 @@ def test_what_the_user_has_trained_with_needs_no_word(home: Path, mark: Path) ->
         {"model": {"target": "net_of_mine.Net"}},
         {"data": {"plugins": ["net_of_mine", "json"]}},
         {"optimizer": {"name": "target", "target": "net_of_mine.network"}},
+        {"optimizer": {"name": "target", "target": "hyperslab.launch.supervisor.subprocess.run"}},
     ],
 )
 def test_other_names_and_arguments_are_another_run(home: Path, changes: Any) -> None:
@@ -274,7 +275,7 @@ def test_what_others_may_write_to_says_nothing(home: Path, tmp_path: Path, what:
     (folder if what == "folder" else folder.parent).chmod(0o777)
     assert not is_trusted(home)
     recipe = load_recipe("run/recipe.yaml")
-    with pytest.raises(RecipeError, match="others may write to it, chmod go-w: .*hyperslab"):
+    with pytest.raises(RecipeError, match=r"others may write to it, chmod go-w: .*hyperslab"):
         Maker("model", A_NETWORK)(recipe.model)
 
 

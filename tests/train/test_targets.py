@@ -199,7 +199,7 @@ def test_a_run_of_a_stranger_calls_nothing(tmp_path: Path, monkeypatch: pytest.M
             lambda: evaluate(tmp_path / "run"),
             lambda: write_report(tmp_path / "run"),
         ]
-        with pytest.raises(HyperslabError, match="is not hyperslab.s, and no run with it"):
+        with pytest.raises(HyperslabError, match="not hyperslab's, and no run with it"):
             commands[0]()
         for command in commands[1:]:  # which need not look at all of it
             with suppress(HyperslabError):

@@ -27,6 +27,7 @@ from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf
 from hyperslab.recipe.shipped import shipped_recipes
 from hyperslab.recipe.trust import (
+    LISTED,
     NO_TRUST,
     Trust,
     named_code,
@@ -246,7 +247,7 @@ def load_recipe(
         _put_override(values, key, value)
     values.setdefault("output", f"runs/{path.stem}")
     sources = {key: f"override {key}=" for key, _ in [*said, *added]}
-    return recipe_of_values(values, str(path), sources, replace(trust, named=named))
+    return recipe_of_values(values, str(path), sources, replace(trust, named=trust.named | named))
 
 
 def recipe_of_values(
@@ -297,10 +298,11 @@ def options_of_trust(recipe: Recipe) -> list[str]:
 
     Code for which the user answers is noted as code that he trains with.
     """
-    others = named_code(parse_yaml(_written(recipe)))
-    if recipe.trust.own or all(recipe.trust.answers_for(name) for _, name, _ in others):
+    trust = recipe.trust
+    names = [name for _, name, _ in named_code(recipe.model_dump(mode="json"))]
+    if trust.own or all(trust.answers_for(name) or name in LISTED for name in names):
         remember_code(recipe)
-    return recipe.trust.options
+    return trust.options
 
 
 def remember_code(recipe: Recipe) -> None:

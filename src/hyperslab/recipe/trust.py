@@ -48,13 +48,14 @@ from hyperslab.util.atomic_files import write_text
 RUN_RECIPE = "recipe.yaml"
 """Names the recipe in a run's folder."""
 
-RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv", "evaluation")
+RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")
 """Names what a training leaves beside the recipe in its folder."""
 
 TORCH_LOSSES = frozenset(
     f"torch.nn.functional.{name}"
     for name in vars(nn.functional)
-    if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")) and name[0] != "_"
+    if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits", "kl_div"))
+    and name[0] != "_"
 )
 
 
@@ -90,15 +91,16 @@ OWN_LOSSES = "hyperslab.losses"
 class Trust:
     """Says which code may be imported for a recipe, and where its modules are looked for.
 
-    ``own``: the recipe is the user's own. ``trained``: he has trained with the same names here;
-    ``unknown`` is why that cannot be told. ``modules`` are those of ``--trust``, ``named`` the
-    targets and plug-ins that overrides name. ``file`` is where the recipe is from, for errors.
+    ``own``: the recipe is the user's own. ``trained`` are names with which he has trained here, if
+    all of the recipe's are; ``unknown`` is why that cannot be told. ``modules`` are those of
+    ``--trust``, ``named`` the targets and plug-ins that overrides name. ``file`` is where the
+    recipe is from, for errors.
 
     All are equal: recipes are compared by what they say.
     """
 
     own: bool = field(default=False, compare=False)
-    trained: bool = field(default=False, compare=False)
+    trained: frozenset[str] = field(default=frozenset(), compare=False)
     unknown: str = field(default="", compare=False)
     modules: tuple[str, ...] = field(default=(), compare=False)
     named: frozenset[str] = field(default=frozenset(), compare=False)
@@ -111,7 +113,7 @@ class Trust:
 
     def answers_for(self, name: str) -> bool:
         """Say whether the user answers for what has this name, so that it may be a function."""
-        return self.trained or name in self.named
+        return name in self.trained or name in self.named
 
     def imported(self, name: str, key: str) -> Any:
         """Import what has a dotted name, once all modules on the way to it are allowed.
@@ -206,8 +208,8 @@ def trust_of(path: Path, modules: Sequence[str] = (), *, begins: bool = False) -
     ``modules`` are those of ``--trust``. A training that ``begins`` takes any recipe for the
     user's own unless a training has left something beside it.
     """
-    paths = {Path(os.path.abspath(path)), path.resolve()}
-    own = not any(_lies_in_run(one, begins=begins) for one in paths)
+    paths = {os.path.abspath(path), os.path.realpath(path)}
+    own = not any(_lies_in_run(Path(one), begins=begins) for one in paths)
     return Trust(own=own, modules=tuple(modules), file=str(path))
 
 
@@ -251,8 +253,9 @@ def with_memory(trust: Trust, values: Mapping[str, Any]) -> Trust:
         return trust
     except (OSError, RuntimeError) as error:
         return replace(trust, unknown=f"what you have trained is not known: {reason(error)}")
-    own = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
-    return replace(trust, trained=own)
+    if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+        return trust
+    return replace(trust, trained=frozenset(name for _, name, _ in _others(values)))
 
 
 def remember(values: Mapping[str, Any]) -> None:
@@ -263,16 +266,16 @@ def remember(values: Mapping[str, Any]) -> None:
     """
     if others := _others(values):
         folder = _memory()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in (*reversed(folder.parents), folder):  # all private, whatever the umask
+            one.mkdir(mode=0o700, exist_ok=True)
         _check_private(folder)
         words = {key: [name, *located(name)] for key, name, _ in others}
         write_text(folder / _digest(values), json.dumps(words, indent=1) + "\n", concurrent=True)
 
 
 def _others(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return the code that is neither hyperslab's nor listed."""
-    found = named_code(values)
-    return [one for one in found if not _within(one[1], OWN_PACKAGE) and one[1] not in LISTED]
+    """Return the code that is not listed."""
+    return [one for one in named_code(values) if one[1] not in LISTED]
 
 
 def _digest(values: Mapping[str, Any]) -> str:
