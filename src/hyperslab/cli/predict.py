@@ -106,8 +106,8 @@ def predict_as_rank(
     out: Path,
     checkpoint: str,
     native: bool,
-    windows: WindowPolicy | None,
-    trust: Trust,
+    windows: WindowPolicy | None = None,
+    trust: Trust | None = None,
 ) -> None:
     """Predict as one rank; the main one shows how far it is.
 

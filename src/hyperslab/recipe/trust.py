@@ -177,13 +177,14 @@ class Trust:
 
     def _refusal(self, name: str, module: str, key: str) -> str:
         places = located(name)
-        where = f" ({places[-1]})" if places else ""
+        outside = [place for place in places if not _is_installed([place])]
+        where = f" ({(outside or places)[-1]})" if places else ""
         unknown = f" ({self.unknown})" if self.unknown else ""
         words = (
             f"{self.file}: {key} {name}{where} is not hyperslab's, and no run with it is known to "
             f"have been trained by you on this machine{unknown}\n    "
         )
-        if places and _is_installed(places):
+        if places and not outside:
             return f"{words}if you trust this package, add --trust {module}"
         return words + _to_name(name, key)
 
@@ -269,7 +270,7 @@ def remember(values: Mapping[str, Any]) -> None:
         for one in (*reversed(folder.parents), folder):  # all private, whatever the umask
             one.mkdir(mode=0o700, exist_ok=True)
         _check_private(folder)
-        words = {key: [name, *located(name)] for key, name, _ in others}
+        words = [[key, name, *located(name)] for key, name, _ in others]
         write_text(folder / _digest(values), json.dumps(words, indent=1) + "\n", concurrent=True)
 
 
