@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from pathlib import Path
@@ -314,3 +315,45 @@ def test_a_recipe_without_code_asks_for_no_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(trust_module, "_memory", lambda: pytest.fail("was looked at"))
     values = {"optimizer": {"target": "torch.optim.AdamW"}, "data": {"plugins": []}}
     assert not with_memory(Trust(), values).trained
+
+
+SOURCE = Path(trust_module.__file__).parents[1]
+IMPORTERS = {
+    "import_module",
+    "__import__",
+    "exec_module",
+    "ImportString",
+    "find_spec",
+    "run_module",
+}
+ALLOWED = {
+    "recipe/trust.py": "what a recipe names, once it is judged",
+    "formats/registry.py": "what the user names by --plugin, or `Trust.load_plugins` has judged",
+    "__init__.py": "hyperslab's own",
+    "cli/__init__.py": "hyperslab's own commands",
+    "kernels/registry.py": "hyperslab's own kernels",
+    "simulate/nbody.py": "libraries that are listed there",
+}
+
+
+def importers_in(text: str) -> list[str]:
+    """What imports, or looks for, a module whose name is no constant."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
+            if name in IMPORTERS and not constant:
+                found.append(name)
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            found += [name for name in ("ImportString",) if ast.unparse(node).endswith(name)]
+    return found
+
+
+def test_one_way_leads_from_a_recipe_to_an_import() -> None:
+    paths = {path.relative_to(SOURCE).as_posix(): path for path in SOURCE.rglob("*.py")}
+    found = {name for name, path in paths.items() if importers_in(path.read_text())}
+    assert found == {*ALLOWED}
+    assert importers_in("importlib.import_module(name)")
+    assert importers_in("TypeAdapter(ImportString)")
+    assert not importers_in("importlib.import_module('triton')")
