@@ -192,32 +192,24 @@ def test_a_strangers_recipe_runs_nothing_that_lies_there(
     """Every section that may name code, with files inside the folder, beside it and above it."""
     recipe = stranger / "recipe.yaml"
     honest = yaml.safe_load(recipe.read_text())
+    from_above = {stranger: "evil", stranger.parent: "stranger.evil"}
+    from_above[trained] = "theirs.stranger.evil"
     for number, (section, keys) in enumerate(SECTIONS.items()):
-        names = {
-            stranger: "evil",
-            stranger.parent: "stranger.evil",
-            trained: "theirs.stranger.evil",
-        }
-        here = [*names][number % 3]
+        here = [*from_above][number % 3]
+        evil = from_above[here] if number % 2 else "evil"
         monkeypatch.chdir(here)
-        for evil in {"evil", names[here]}:
-            changed = {**honest, "output": str(stranger)}
-            for key, value in keys(evil).items():
-                changed[key.rstrip("+")] = {**honest["data"], **value} if "+" in key else value
-            recipe.write_text(yaml.safe_dump(changed))
-            arguments = STRANGERS[command](stranger, trained)
-            result = CliRunner().invoke(app, arguments)
-            assert isinstance(result.exception, (SystemExit, HyperslabError, type(None))), (
-                section,
-                evil,
-                result.exception,
-            )
-            assert not (trained / "attacked").exists(), (section, evil)
-            assert here.as_posix() not in sys.path, section
-            if command in ("resume", "train") or (command == "predict" and "model" in section):
-                assert isinstance(result.exception, HyperslabError), (section, evil)
-            if command == "predict" and section in UNUSED_BY_PREDICT:
-                assert result.exception is None, (section, evil, result.exception)
+        changed = {**honest, "output": str(stranger)}
+        for key, value in keys(evil).items():
+            changed[key.rstrip("+")] = {**honest["data"], **value} if "+" in key else value
+        recipe.write_text(yaml.safe_dump(changed))
+        error = CliRunner().invoke(app, STRANGERS[command](stranger, trained)).exception
+        assert isinstance(error, (SystemExit, HyperslabError, type(None))), (section, error)
+        assert not (trained / "attacked").exists(), (section, evil)
+        assert here.as_posix() not in sys.path, section
+        if command in ("resume", "train") or (command == "predict" and "model" in section):
+            assert isinstance(error, HyperslabError), (section, evil)
+        if command == "predict" and section in UNUSED_BY_PREDICT:
+            assert error is None, (section, evil, error)
 
 
 def test_a_sweeps_own_words_are_no_words_of_the_user(
