@@ -19,6 +19,7 @@ from hyperslab.cli.options import (
     OverlapOption,
     RanksOption,
     RunArgument,
+    TrustOption,
     WindowOption,
     options_of_windows,
     windows_of_options,
@@ -35,6 +36,7 @@ from hyperslab.cli.rank import (
 )
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import DataError, printable
+from hyperslab.recipe.trust import RUN_RECIPE, Trust, trust_of
 from hyperslab.train.predict import InputOutcome, predict, recipe_for_volumes
 from hyperslab.train.sliding_windows import WindowPolicy
 
@@ -60,6 +62,7 @@ def predict_command(
     window: WindowOption = None,
     overlap: OverlapOption = None,
     blend: BlendOption = None,
+    trust: TrustOption = None,
 ) -> None:
     """Predict whole volumes, each cut over all ranks; also under torchrun and srun.
 
@@ -71,11 +74,12 @@ def predict_command(
     windows = windows_of_options(window, overlap, blend)
     adopt_rank()
     files, overrides = _split(inputs)
+    trusted = trust_of(run / RUN_RECIPE, trust or ())
     with telling_ranks():
-        recipe = recipe_for_volumes(run, overrides, ranks=ranks)
+        recipe = recipe_for_volumes(run, overrides, ranks=ranks, trust=trusted)
         check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
-    options += options_of_windows(windows)
+    options += [*options_of_windows(windows), *trusted.options]
     with exit_when_stopped():
         if is_rank(recipe):
             predict_as_rank(
@@ -86,6 +90,7 @@ def predict_command(
                 checkpoint=checkpoint,
                 native=native,
                 windows=windows,
+                trust=trusted,
             )
             return
         arguments = ["predict", *options, "--", str(run), *files, *overrides]
@@ -102,6 +107,7 @@ def predict_as_rank(
     checkpoint: str,
     native: bool,
     windows: WindowPolicy | None = None,
+    trust: Trust | None = None,
 ) -> None:
     """Predict as one rank; the main one shows how far it is.
 
@@ -121,6 +127,7 @@ def predict_as_rank(
             native=native,
             windows=windows,
             overrides=overrides,
+            trust=trust,
             done=lambda _, total: bar.update(task, advance=1, total=total),
         )
     if is_main:

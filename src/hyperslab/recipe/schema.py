@@ -32,7 +32,7 @@ from hyperslab.recipe.optimizer import (
     TargetOptimizer,
     TargetSchedule,
 )
-from hyperslab.recipe.section import Section, TargetSection
+from hyperslab.recipe.section import CodeSection, Section, TargetSection
 
 __all__ = [
     "AdamSection",
@@ -91,7 +91,7 @@ class TargetModel(TargetSection):
     name: Literal["target"] = "target"
 
 
-class PythonModel(Section):
+class PythonModel(CodeSection):
     """A network that a program has handed to `hyperslab.fit`; no one writes this in a recipe."""
 
     segments: ClassVar[bool | None] = None
@@ -183,7 +183,7 @@ COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
 """Matches what may head a column of ``epochs.csv``."""
 
 
-class Recipe(Section):
+class Recipe(CodeSection):
     """One training run."""
 
     model: AnyModel = CosmoFlowSection()  # the network
@@ -213,8 +213,6 @@ class Recipe(Section):
     peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it
     # classes of what a program has handed to `hyperslab.fit`, by key; nobody writes this
     handed_in: dict[str, str] = Field(default={})
-    # targets that the user has named himself, which may be any function; never in a file
-    trusted: frozenset[str] = Field(default=frozenset(), exclude=True)
 
     @model_validator(mode="after")
     def _goal_of_the_network(self) -> Recipe:

@@ -53,7 +53,7 @@ def check_targets(recipe: Recipe) -> None:
     metrics = {f"metrics.{name}": metric for name, metric in recipe.metrics.items()}
     for key, section in {"loss": recipe.loss, **metrics}.items():
         if isinstance(section, TargetSection) and key not in recipe.handed_in:
-            check_loss_target(section, key, recipe.trusted)
+            check_loss_target(section, key)
 
 
 def check_user_objects(recipe: Recipe, given: UserObjects) -> None:

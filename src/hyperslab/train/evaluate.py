@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,7 @@ from hyperslab.errors import DataError, HyperslabError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import (
@@ -534,6 +536,7 @@ def evaluate(
     surfaces: SurfacePolicy = ALL_SURFACES,
     windows: WindowPolicy | None = None,
     given: UserObjects = NO_USER_OBJECTS,
+    trust: Trust | None = None,
 ) -> Evaluation | ClassEvaluation:
     """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
 
@@ -552,6 +555,7 @@ def evaluate(
             voxel is, on one rank that then holds the masks of a sample.
         windows: of classes, predict volumes in windows that overlap, each cut over all ranks.
         given: the network and the source of a run that a program has trained.
+        trust: see `load_recipe`.
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to calibrate or no other split
@@ -561,7 +565,7 @@ def evaluate(
         LayoutError: the grid does not match the ranks.
     """
     run = Path(run)
-    recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth")
+    recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth", trust=trust)
     options: dict[str, object] = {
         "checkpoint": checkpoint,
         "split": split,
@@ -597,7 +601,12 @@ def evaluate(
 
 
 def recipe_for(
-    run: Path, overrides: Sequence[str], *, ranks: int | None = None, axis: str = "data"
+    run: Path,
+    overrides: Sequence[str],
+    *,
+    ranks: int | None = None,
+    axis: str = "data",
+    trust: Trust | None = None,
 ) -> Recipe:
     """Load the run's recipe for this many ranks, by default those of the environment.
 
@@ -610,12 +619,13 @@ def recipe_for(
             f"{run} is not the folder of a run: it has no recipe.yaml\n"
             "    `hyperslab train RECIPE` makes one and says where"
         )
+    load = partial(load_recipe, run / "recipe.yaml", trust=trust)
     if any(override.startswith("grid") for override in overrides):
-        return load_recipe(run / "recipe.yaml", [*UNCUT, *overrides])
-    recipe = load_recipe(run / "recipe.yaml", overrides)
+        return load([*UNCUT, *overrides])
+    recipe = load(overrides)
     if (size := ranks or _started_ranks()) == recipe.grid.size:
         return recipe
-    return load_recipe(run / "recipe.yaml", [*UNCUT, f"grid.{axis}={size}", *overrides])
+    return load([*UNCUT, f"grid.{axis}={size}", *overrides])
 
 
 def find_checkpoint(run: Path, which: str) -> Path:

@@ -26,7 +26,7 @@ from hyperslab.comm.agreement import LOST_RANK_WORDS
 from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason
 from hyperslab.formats.source import Source
 from hyperslab.parallel.recompute import recompute_stages
-from hyperslab.recipe.instantiate import A_NETWORK, Maker, imported
+from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.schema import (
     CosmoFlowSection,
     PythonModel,
@@ -79,7 +79,7 @@ def network_from_target(recipe: Recipe, about: DataCard) -> torch.nn.Module:
     """Return the network that a recipe names; raises what `Maker` does."""
     assert isinstance(recipe.model, TargetModel)
     references = references_to_data(about)
-    maker = Maker("model", A_NETWORK, references=references, trusted=recipe.trusted)
+    maker = Maker("model", A_NETWORK, references=references)
     model: torch.nn.Module = maker(recipe.model)
     return model
 
@@ -93,7 +93,9 @@ def rebuilt_network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
     """
     config = recipe.model
     assert isinstance(config, PythonModel)
-    section = TargetSection(target=config.python_class)
+    section = TargetSection.model_validate(
+        {"target": config.python_class}, context={"trust": config.trust}
+    )
     maker = Maker("model", A_NETWORK)
     try:
         maker.check(section)
@@ -120,7 +122,7 @@ def _cannot_rebuild(recipe: Recipe, why: str) -> str:
 def check_network_target(recipe: Recipe) -> None:
     """Look at a network's target and its arguments, and make nothing; raises as `Maker` does."""
     if isinstance(recipe.model, TargetModel):
-        Maker("model", A_NETWORK, trusted=recipe.trusted).check(recipe.model)
+        Maker("model", A_NETWORK).check(recipe.model)
 
 
 def name_of_network(recipe: Recipe) -> str:
@@ -136,16 +138,6 @@ def name_of_network(recipe: Recipe) -> str:
 def class_name(kind: type) -> str:
     """Return the dotted name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def is_importable(kind: type) -> bool:
-    """Check that its name leads back to it, in another process, too."""
-    if kind.__module__ == "__main__" or "<" in kind.__qualname__:
-        return False
-    try:
-        return imported(class_name(kind), "model") is kind
-    except RecipeError:
-        return False
 
 
 def digest_of_network(model: torch.nn.Module) -> str:

@@ -168,7 +168,6 @@ def schedule_from_target(
     *,
     epochs: int,
     steps_per_epoch: int,
-    trusted: frozenset[str],
 ) -> RateSchedule:
     """Torch's scheduler that a recipe names.
 
@@ -177,7 +176,7 @@ def schedule_from_target(
     """
     key = "optimizer.schedule"
     assert config.target is not None
-    kind = imported(config.target, f"{key}.target")
+    kind = imported(config.target, f"{key}.target", config.trust)
     name = getattr(kind, "__name__", "")
     if name in SCHEDULES_OF_FUNCTIONS:
         raise RecipeError(
@@ -194,7 +193,7 @@ def schedule_from_target(
     if name == "OneCycleLR" and not {"total_steps", "epochs"} & config.arguments.keys():
         arguments = {**config.arguments, "total_steps": total if every == "step" else epochs}
         config = config.model_copy(update={"arguments": arguments})
-    made = Maker(key, A_SCHEDULE, (optimizer,), references, trusted)(config)
+    made = Maker(key, A_SCHEDULE, (optimizer,), references)(config)
     return RateSchedule(optimizer, made, every)
 
 
@@ -202,7 +201,7 @@ def check_schedule(recipe: Recipe) -> None:
     """Look at a schedule's target and its arguments; nothing is made."""
     config = recipe.optimizer.schedule
     if isinstance(config, TargetSchedule):
-        Maker("optimizer.schedule", A_SCHEDULE, (None,), trusted=recipe.trusted).check(config)
+        Maker("optimizer.schedule", A_SCHEDULE, (None,)).check(config)
 
 
 Weights = Iterable[torch.nn.Parameter]
@@ -255,7 +254,7 @@ def check_optimizer(config: AnyOptimizer) -> None:
     if not isinstance(config, TargetOptimizer):
         return
     Maker("optimizer", AN_OPTIMIZER, ([],)).check(_with_rate(config))
-    kind = imported(str(config.target), "optimizer.target")
+    kind = imported(str(config.target), "optimizer.target", config.trust)
     check_optimizer_class(kind, f"optimizer.target {config.target}")
 
 
@@ -298,7 +297,6 @@ def build_schedule(
     steps_per_epoch: int,
     *,
     epochs: int = 1,
-    trusted: frozenset[str] = frozenset(),
     given: LRScheduler | None = None,
 ) -> RateSchedule:
     """Set the learning rate before every step: the recipe's own are functions of the epochs done.
@@ -319,7 +317,6 @@ def build_schedule(
             optimizer,
             epochs=epochs,
             steps_per_epoch=steps_per_epoch,
-            trusted=trusted,
         )
 
     def factor(step: int) -> float:
@@ -398,7 +395,6 @@ def optimizer_and_schedule(
         optimizer,
         steps_per_epoch,
         epochs=recipe.epochs,
-        trusted=recipe.trusted,
         given=given.schedule,
     )
     return optimizer, schedule

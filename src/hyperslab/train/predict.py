@@ -43,6 +43,7 @@ from hyperslab.formats.views import fill_as, rounded_up
 from hyperslab.geometry import Box
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import build_model
@@ -424,6 +425,7 @@ def predict(
     overrides: Sequence[str] = (),
     done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
     given: UserObjects = NO_USER_OBJECTS,
+    trust: Trust | None = None,
 ) -> list[InputOutcome]:
     """Predict files, and those in folders, with a run's network into the folder ``out``.
 
@@ -438,6 +440,7 @@ def predict(
         overrides: see `recipe_for`.
         done: called after every input, with the number of all.
         given: the network of a run that a program has trained.
+        trust: see `load_recipe`.
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to predict, or ``out`` cannot
@@ -446,7 +449,7 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    recipe = recipe_for_volumes(Path(run), overrides)
+    recipe = recipe_for_volumes(Path(run), overrides, trust=trust)
     folder = Path(out)
     options = {
         "checkpoint": checkpoint,
@@ -480,13 +483,15 @@ def predict(
     return outcomes
 
 
-def recipe_for_volumes(run: Path, overrides: Sequence[str], *, ranks: int | None = None) -> Recipe:
+def recipe_for_volumes(
+    run: Path, overrides: Sequence[str], *, ranks: int | None = None, trust: Trust | None = None
+) -> Recipe:
     """Return the run's recipe on a grid that cuts volumes only: by default along their depth.
 
     Raises:
         RecipeError: an override is bad or cuts mini-batches.
     """
-    recipe = recipe_for(run, overrides, ranks=ranks, axis="depth")
+    recipe = recipe_for(run, overrides, ranks=ranks, axis="depth", trust=trust)
     if recipe.grid.data == 1:
         return recipe
     if any(override.startswith("grid") for override in overrides):
@@ -494,4 +499,4 @@ def recipe_for_volumes(run: Path, overrides: Sequence[str], *, ranks: int | None
             f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
             "    use all ranks for each: grid.depth, grid.height, grid.width"
         )
-    return recipe_for(run, [*overrides, f"grid.depth={recipe.grid.size}"])
+    return recipe_for(run, [*overrides, f"grid.depth={recipe.grid.size}"], trust=trust)

@@ -31,7 +31,7 @@ from hyperslab.comm.agreement import (
 from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
-from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.builders import (
     build_model,
@@ -138,6 +138,7 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
         prepare_folder(recipe, stack, resume=resume)
         events = _events(recipe, grid, stack)
         trainer = build_trainer(recipe, grid, stack, resume=resume, events=events, given=given)
+        broadcast_from_main(lambda: remember_code(recipe))  # all of it was allowed and made
         ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)

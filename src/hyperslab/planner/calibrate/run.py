@@ -39,6 +39,7 @@ from hyperslab.planner.machine.schema import same_minor
 from hyperslab.planner.trace import LocalOperator, positions, trace_step
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.trust import trust_of
 from hyperslab.util.optional_libraries import current_versions
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -159,11 +160,15 @@ def _timed_read(path: Path, size: int) -> tuple[float, bool]:
 
 
 def operators_of_recipes(
-    recipes: Sequence[Path], overrides: Sequence[str], ranks: int, device: Device
+    recipes: Sequence[Path],
+    overrides: Sequence[str],
+    ranks: int,
+    device: Device,
+    trusted: Sequence[str] = (),
 ) -> list[LocalOperator]:
     """Traces a step on each grid of so many ranks, of one rank for each kind of position.
 
-    Grids on which a recipe cannot run are left out.
+    Grids on which a recipe cannot run are left out. ``trusted`` are modules, see `trust_of`.
 
     Raises:
         RecipeError: a recipe cannot be read or holds a bad value.
@@ -172,7 +177,7 @@ def operators_of_recipes(
     """
     found: list[LocalOperator] = []
     for path in recipes:
-        job = job_of(load_recipe(path, overrides))
+        job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
         operators = list(_operators_of_job(job, ranks, device))
         if not operators:
             reasons = [refusal(grid, job) for grid in grids(ranks)]

@@ -29,7 +29,7 @@ from hyperslab.errors import (
 from hyperslab.launch.supervisor import launch
 from hyperslab.planner.job import GridJob
 from hyperslab.recipe.compare import differences, settings_of
-from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.load import load_recipe, options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_STEPS, read_table
 from hyperslab.studies.scaling.study import (
@@ -115,17 +115,17 @@ def _cores() -> int:
 def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None:
     """Trains; the folder has its name when the training is complete."""
     partial = partial_path(folder)
-    file = partial / "point.yaml"
+    file = partial / "recipe.yaml"
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_recipe(point.recipe(base, output=partial, epochs=epochs), file)
-        command = ["-m", "hyperslab", "train", str(file)]
+        recipe = point.recipe(base, output=partial, epochs=epochs)
+        save_recipe(recipe, file)
+        command = ["-m", "hyperslab", "train", str(file), "--resume", *options_of_trust(recipe)]
         seconds = base.timeout
         launch(point.ranks, command, partial / "logs", limit=seconds, patience=seconds)
-        file.unlink()
         shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
-        save_recipe(point.recipe(base, output=folder, epochs=epochs), partial / "recipe.yaml")
+        save_recipe(point.recipe(base, output=folder, epochs=epochs), file)
         partial.rename(folder)
     except OSError as error:
         raise RecipeError(f"cannot write into {folder.parent}: {reason(error)}") from None

@@ -29,7 +29,7 @@ from hyperslab.planner.machine import Machine
 from hyperslab.planner.search import MemoryLimit, PlanBounds, trace_one
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.compare import differences, settings_of
-from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.load import load_recipe, options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.studies.sweep.results import (
     RunResult,
@@ -90,11 +90,12 @@ def do_run(run: SweepRun, ranks: int) -> RunResult:
         _await_lock(folder)
         save_recipe(run.recipe, file)
         automatic = ["grid=auto"] if run.recipe.grid.auto else []
-        train = ["train", str(file), "--resume", "--output", str(folder), *automatic]
+        trust = options_of_trust(run.recipe)
+        train = ["train", str(file), "--resume", *trust, "--output", str(folder), *automatic]
         _launch(run.recipe, ranks, train, folder)
         if not run.chooses:
             calibrate = ["--calibrate"] if run.recipe.segments is False else []
-            _launch(run.recipe, ranks, ["evaluate", str(folder), *calibrate], folder)
+            _launch(run.recipe, ranks, ["evaluate", str(folder), *trust, *calibrate], folder)
         result = collect_result(folder, epochs=run.recipe.epochs, evaluated=not run.chooses)
         remove_checkpoints(folder, keep_best=not run.chooses)
     except OSError as error:

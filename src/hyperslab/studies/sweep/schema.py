@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from hyperslab.recipe.load import load_recipe, read_yaml
 from hyperslab.recipe.optimizer import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
+from hyperslab.recipe.trust import Trust, trust_of
 
 SWEPT = ("optimizer.learning_rate", "seed", "output")
 """Lists the keys of a recipe that a sweep sets itself."""
@@ -190,9 +191,15 @@ class Sweep:
 
 
 def load_sweep(
-    path: str | Path, overrides: Sequence[str] = (), *, output: Path | None = None
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    output: Path | None = None,
+    trusted: Sequence[str] = (),
 ) -> Sweep:
     """Loads the sweep in a YAML file; ``overrides`` are of the recipe, for all variants.
+
+    ``trusted`` are modules whose classes it may name where it is a run's, see `trust_of`.
 
     Raises:
         RecipeError: the file, the recipe, a variant or an override is wrong; says where.
@@ -201,8 +208,10 @@ def load_sweep(
     file = _read_sweep_file(path)
     base = path.parent / file.recipe
     folder = output or file.output or Path("runs") / path.stem
+    trust = trust_of(base, trusted)
+    trust = replace(trust, own=trust.own and trust_of(path).own)
     variants = tuple(
-        _variant(name, variant, file, base, overrides, path)
+        _variant(name, variant, file, base, overrides, path, trust)
         for name, variant in file.variants.items()
     )
     return Sweep(folder, variants, file.choose.epochs)
@@ -249,10 +258,11 @@ def _variant(
     base: Path,
     overrides: Sequence[str],
     path: Path,
+    trust: Trust,
 ) -> SweepVariant:
     own = [f"{key}={json.dumps(value)}" for key, value in variant.keys.items()]
     try:
-        recipe = load_recipe(base, [*overrides, *own])
+        recipe = load_recipe(base, overrides, varied=own, trust=trust)
     except RecipeError as error:
         raise RecipeError(f"{path}, variant {name!r}: {error}") from None
     if not (recipe.data.counts or recipe.data.fractions)[1]:
