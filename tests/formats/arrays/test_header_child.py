@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -83,3 +85,55 @@ def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(tmp_path, Seat(), refuse=left_out.append)
     assert list(source.names) == ["univ_0", "univ_2"]
     assert "univ_1.hdf5: HDF5 has not come back" in str(left_out[0])
+
+
+SPIN = """
+import os, sys, time
+from hyperslab.formats.arrays.hdf5 import HeaderChild
+main = os.getpid()
+def spin(file):
+    if os.getpid() != main:
+        print(os.getpid(), flush=True)
+        while True:
+            pass
+with HeaderChild(spin, limit=float(sys.argv[1])) as child:
+    child("evil")
+"""
+
+
+def spinning(limit: float) -> tuple[subprocess.Popen[str], int]:
+    """Starts a process whose child walks in circles; the number of the child, too."""
+    command = [sys.executable, "-c", SPIN, str(limit)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def wait_for_end(child: int) -> None:
+    """Waits until a process that is no child of this one has ended."""
+    for _ in range(600):
+        status = Path(f"/proc/{child}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError(f"process {child} is left behind")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end it")
+def test_the_child_ends_with_its_parent() -> None:
+    process, child = spinning(1000)
+    process.kill()
+    process.wait()
+    wait_for_end(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_the_child_has_a_limit_of_its_own_where_the_parent_does_not_end_it() -> None:
+    process, child = spinning(0.5)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        wait_for_end(child)
+    finally:
+        process.kill()
+        process.wait()

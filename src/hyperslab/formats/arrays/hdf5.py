@@ -16,6 +16,7 @@ import json
 import math
 import os
 import posixpath
+import resource
 import select
 import signal
 import sys
@@ -31,6 +32,7 @@ from h5py._objects import phil
 
 from hyperslab.errors import DataError
 from hyperslab.formats.files import ALLOW_MISSING, FileAccess, naming
+from hyperslab.util.startup import tie_to_parent
 
 MOST_LINKS = 16
 """Links, and virtual data sets of virtual ones, that are followed one after the other."""
@@ -299,6 +301,7 @@ class HeaderChild(Generic[T]):
             )
 
     def _start(self) -> None:
+        parent = os.getpid()
         theirs, self._asked = os.pipe()
         self._answers, their_answers = os.pipe()
         with phil, warnings.catch_warnings():  # no other thread is within HDF5
@@ -306,9 +309,12 @@ class HeaderChild(Generic[T]):
                 warnings.simplefilter("ignore", kind)
             self._child = os.fork()
         if self._child == 0:
+            tie_to_parent(signal.SIGKILL)
+            if os.getppid() != parent:  # too late to be told
+                os._exit(1)
             os.close(self._asked)
             os.close(self._answers)
-            _serve(self.read, theirs, their_answers)
+            _serve(self.read, theirs, their_answers, self.limit)
         os.close(theirs)
         os.close(their_answers)
 
@@ -326,17 +332,31 @@ class HeaderChild(Generic[T]):
         return f"signal {-code}" if code < 0 else f"code {code}"
 
 
-def _serve(read: Callable[[str], object], asked: int, answers: int) -> None:
+def _serve(read: Callable[[str], object], asked: int, answers: int, limit: float) -> None:
     """Runs the child, which ends with its parent, whose end of the pipe is then closed."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_DFL)
         faulthandler.disable()  # what a crash would print is not for the user
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         with os.fdopen(asked) as lines:
             for line in lines:
+                _limit_cpu(limit)
                 with suppress(Exception):  # the parent will see for itself
                     read(json.loads(line))
                 os.write(answers, b".")
     finally:
         os._exit(0)
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Has the system end this process when it has computed for so much longer.
+
+    A parent that is stopped, or that nothing tells of, does not end a child that walks in circles.
+    """
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(spent.ru_utime + spent.ru_stime + seconds) + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
