@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.hdf5 import HeaderChild
-from hyperslab.formats.arrays.layouts import KeyedHeader, read_header
+from hyperslab.formats.arrays.layouts import FileHeader, read_header
 from hyperslab.formats.registry import source_of
 from tests.formats.universes import Seat
 from tests.formats.writers import universes
@@ -74,7 +75,7 @@ def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     universes(tmp_path)
     main = os.getpid()
 
-    def read(path: Path, *how: Any) -> KeyedHeader:
+    def read(path: Path, *how: Any) -> FileHeader:
         if os.getpid() != main and path.name == "univ_1.hdf5":
             time.sleep(1000)
         return read_header(path, *how)
@@ -101,12 +102,16 @@ with HeaderChild(spin, limit=float(sys.argv[1])) as child:
 """
 
 
-def spinning(limit: float) -> tuple[subprocess.Popen[str], int]:
-    """Starts a process whose child walks in circles; the number of the child, too."""
+@contextmanager
+def spinning(limit: float) -> Iterator[tuple[int, int]]:
+    """Starts a process whose child walks in circles, and gives the numbers of both."""
     command = [sys.executable, "-c", SPIN, str(limit)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 def wait_for_end(child: int) -> None:
@@ -122,18 +127,13 @@ def wait_for_end(child: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end it")
 def test_the_child_ends_with_its_parent() -> None:
-    process, child = spinning(1000)
-    process.kill()
-    process.wait()
-    wait_for_end(child)
+    with spinning(1000) as (parent, child):
+        os.kill(parent, signal.SIGKILL)
+        wait_for_end(child)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_the_child_has_a_limit_of_its_own_where_the_parent_does_not_end_it() -> None:
-    process, child = spinning(0.5)
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
+    with spinning(0.5) as (parent, child):
+        os.kill(parent, signal.SIGSTOP)
         wait_for_end(child)
-    finally:
-        process.kill()
-        process.wait()

@@ -12,6 +12,7 @@ more than that it came back: a fork a scan, and a byte and a second look a file.
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
 import math
 import os
@@ -39,6 +40,9 @@ MOST_LINKS = 16
 
 MOST_PACKED_CHUNK = 256 << 20
 """The largest chunk with filters that is unpacked; each box needs the whole of it [B]."""
+
+PACKED_LARGER = 64 << 10
+"""What filters may add to a chunk that they cannot pack [B]; HDF5's own leave it as it is."""
 
 NEW_SUPERBLOCK = 3
 """The version of the first block of a file whose other blocks have checksums."""
@@ -158,6 +162,11 @@ def _check_chunks(path: Path, key: str, dataset: Any, reach: FileAccess) -> None
         )
     wanted = math.prod(-(-n // side) for n, side in zip(dataset.shape, chunk, strict=True))
     stored = dataset.id.get_num_chunks()
+    if dataset.id.get_storage_size() > stored * (size + PACKED_LARGER):
+        raise DataError(
+            f"{path}: {key!r} is packed in chunks of {size} bytes, which take more than that in "
+            "the file: they unpack to more than they say\n    get the file anew"
+        )
     if stored < wanted and not reach.allowed.missing_chunks:
         raise _never_written(path, key, f"{stored} of its {wanted} chunks are stored")
     if stored:
@@ -235,12 +244,18 @@ def _holds(found: Any, selected: h5py.h5s.SpaceID, count: int) -> bool:
 
 def _any_written(dataset: Any) -> bool:
     """Tells if some value is not the fill value; mostly the first look finds one."""
-    row = math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
-    side = dataset.chunks[0] if dataset.chunks else 1
-    step = max(1, LOOK // max(1, row * side)) * side
+    packed = dataset.chunks and dataset.id.get_create_plist().get_nfilters()
+    sides = list(dataset.chunks if packed else (1,) * dataset.ndim)
+    for dim in reversed(range(dataset.ndim)):  # rows, then planes, and so on, as fit into a look
+        fit = LOOK // (math.prod(sides) * dataset.dtype.itemsize)
+        sides[dim] = min(dataset.shape[dim], sides[dim] * max(1, fit))
+    places = (range(0, n, side) for n, side in zip(dataset.shape, sides, strict=True))
+    blocks = (
+        tuple(slice(lo, lo + side) for lo, side in zip(place, sides, strict=True))
+        for place in itertools.product(*places)
+    )
     fill = dataset.fillvalue
-    starts = range(0, dataset.shape[0], step)
-    return any((dataset[start : start + step] != fill).any() for start in starts)
+    return any((dataset[block] != fill).any() for block in blocks)
 
 
 def _never_written(path: Path, key: str, why: str) -> DataError:

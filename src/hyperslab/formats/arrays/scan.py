@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -48,7 +47,6 @@ from hyperslab.formats.files import (
     Stamp,
     list_files,
     naming,
-    sift,
     walk_folder,
 )
 from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
@@ -63,8 +61,6 @@ from hyperslab.formats.storage_order import (
 )
 from hyperslab.formats.targets import Parameters
 
-Header = TypeVar("Header")
-
 
 def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Catalog:
     """Lists a folder of .npy files, ``{name}.npy`` a sample, and reads their targets.
@@ -75,7 +71,6 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
         DataError: the folder is missing or holds no volume; a file is damaged, or not stored like
             the first; or a target is missing or there are two.
     """
-    refuse = options.refuse
     reach = FileAccess(folder, options.allowed)
     files = [file for file in list_files(folder, suffixes) if not file.endswith(TARGET_SUFFIX)]
     if not files:
@@ -84,24 +79,15 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
     def read(path: str) -> StoredArray:
         return _npy_volume(Path(path), reach)
 
-    found, stamps = scan_headers(folder, files, (), read, refuse)
+    def alike(first: tuple[str, StoredArray], entry: tuple[str, StoredArray]) -> None:
+        _check_alike(folder, (first[0], entry[0]), (first[1], entry[1]))
+
+    found, stamps = scan_headers(folder, files, (), read, options.refuse, alike)
     first, one = found[0]
-
-    def alike(entry: tuple[str, StoredArray]) -> None:
-        file, other = entry
-        if (other.shape, other.dtype) != (one.shape, one.dtype):
-            raise DataError(
-                f"{folder / file}: is {np.dtype(other.dtype)} {other.shape} but {first} is "
-                f"{np.dtype(one.dtype)} {one.shape}; all files of a data set are stored alike"
-            )
-
-    volumes = dict(entry for entry, _ in sift(found, alike, refuse))
-    order = DHW
-    if len(one.shape) == 4:
-        channels = options.channels or channel_order(folder / first, one.shape)
-        order = DHWC if channels == "last" else CDHW
+    order = order_of_volume(folder / first, one.shape, options.channels)
+    volumes = dict(found)
     bare = tuple(file.removesuffix(".npy") for file in volumes)
-    names, targets, parameters = npy_targets(folder, bare, refuse)
+    names, targets, parameters = npy_targets(folder, bare, options.refuse)
     kept = tuple(f"{name}.npy" for name in names)
     table = folder / TARGETS_FILE
     return Catalog(
@@ -116,6 +102,17 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
         parameters=Parameters.normalised(parameters),
         table=table if table.exists() else None,
     )
+
+
+def order_of_volume(path: Path, shape: tuple[int, ...], channels: Channels | None) -> StorageOrder:
+    """Orders the dims of one volume, which may have channels.
+
+    Raises:
+        DataError: the shape does not tell where they are, and nobody says so.
+    """
+    if len(shape) == 3:
+        return DHW
+    return DHWC if (channels or channel_order(path, shape)) == "last" else CDHW
 
 
 def _npy_volume(path: Path, reach: FileAccess) -> StoredArray:
@@ -170,11 +167,7 @@ def order_of_arrays(
             f"{'has' if table else 'have'} {rows} rows: an array of many volumes needs one for "
             f"each ({OWN_DATA}, arrays)"
         )
-    one = shape[1:] if many else shape
-    if len(one) == 3:
-        return many, DHW
-    place = channels or channel_order(path, one)
-    return many, DHWC if place == "last" else CDHW
+    return many, order_of_volume(path, shape[1:] if many else shape, channels)
 
 
 def _is_stack(
@@ -276,6 +269,11 @@ def scan_arrays(
         folder, files, arrays, table, beside, options.channels, sure, known_rows=bare
     )
     _check_alike(folder, files, arrays, stacked)
+    if np.dtype(arrays[0].dtype).name not in SHOWN_AS:
+        raise DataError(
+            f"{folder / files[0]}: is {np.dtype(arrays[0].dtype)}; volumes are of one of "
+            f"{', '.join(SHOWN_AS)} ({OWN_DATA}, arrays)"
+        )
     places = [
         (number, row)
         for number, array in enumerate(arrays)
@@ -289,10 +287,8 @@ def scan_arrays(
     words = f"classes {', '.join(map(printable, said.classes))}"
     targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
     if not bare:
-        physical, columns = physical_targets(
-            folder, names, places, table, beside, said, known, stacked
-        )
-        targets, parameters, words = scaled_targets(physical, columns, table, said, known)
+        found_targets = physical_targets(folder, names, places, table, beside, said, known)
+        targets, parameters, words = scaled_targets(*found_targets, table, said, known)
     return Catalog(
         folder=folder,
         files=tuple(files),
@@ -431,22 +427,17 @@ def _check_one_kind(
 
 
 def _check_alike(
-    folder: Path, files: Sequence[str], arrays: Sequence[StoredArray], stacked: bool
+    folder: Path, files: Sequence[str], arrays: Sequence[StoredArray], stacked: bool = False
 ) -> None:
     first = arrays[0]
     shape = first.shape[int(stacked) :]
     for file, array in zip(files, arrays, strict=True):
         if (array.shape[int(stacked) :], array.dtype) != (shape, first.dtype):
             raise DataError(
-                f"{folder / file}: is {array.dtype} {array.shape} but {files[0]} is {first.dtype} "
-                f"{first.shape}; all files of a data set are stored alike\n    choose some of them "
-                f"by data.files ({OWN_DATA})"
+                f"{folder / file}: is {np.dtype(array.dtype)} {array.shape} but {files[0]} is "
+                f"{np.dtype(first.dtype)} {first.shape}; all files of a data set are stored alike"
+                f"\n    choose some of them by data.files ({OWN_DATA})"
             )
-    if np.dtype(first.dtype).name not in SHOWN_AS:
-        raise DataError(
-            f"{folder / files[0]}: is {np.dtype(first.dtype)}; volumes are of one of "
-            f"{', '.join(SHOWN_AS)} ({OWN_DATA}, arrays)"
-        )
 
 
 def _names(

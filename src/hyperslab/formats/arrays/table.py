@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import Published
-from hyperslab.formats.arrays.npy import read_vector
+from hyperslab.formats.arrays.open import read_vector
 from hyperslab.formats.files import Refuse, naming, sift
 from hyperslab.formats.source import OWN_DATA, Array, DataMap
 from hyperslab.formats.targets import Floats, Parameters, numbered_names
@@ -241,11 +241,22 @@ def physical_targets(
     beside: Sequence[Sequence[Array]],
     said: DataMap,
     known: Published | None,
-    stacked: bool,
 ) -> tuple[Floats, tuple[str, ...]]:
     """Collects the targets (N, P) as they are written, and their names."""
+    stacked = places[0][1] is not None
     if table is not None:
-        values, columns = _of_table(folder, names, table, known, stacked)
+        if stacked and len(table.values) != len(names):
+            raise DataError(
+                f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
+                f"volumes; a row is needed for each ({OWN_DATA}, tables)"
+            )
+        values = table.values[list(range(len(names))) if stacked else rows_of_samples(table, names)]
+        columns = table.columns
+        if known is not None and len(known.priors) == values.shape[1]:
+            columns = columns or tuple(known.priors)
+        if known is not None and known.parameters is not None:
+            values = values[:, : known.parameters]
+            columns = columns[: known.parameters]
     elif said.targets:
         values = np.array(
             [
@@ -266,30 +277,6 @@ def physical_targets(
             f"data.columns names {len(columns)} targets ({', '.join(columns)}) but there are "
             f"{values.shape[1]} columns; give as many different names"
         )
-    return values, columns
-
-
-def _of_table(
-    folder: Path,
-    names: Sequence[str],
-    table: TargetTable,
-    known: Published | None,
-    stacked: bool,
-) -> tuple[Floats, tuple[str, ...]]:
-    """Takes a row for each sample, with the names and parameters of a published set."""
-    if stacked and len(table.values) != len(names):
-        raise DataError(
-            f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
-            f"volumes; a row is needed for each ({OWN_DATA}, tables)"
-        )
-    rows = list(range(len(names))) if stacked else rows_of_samples(table, names)
-    values = table.values[rows]
-    columns = table.columns
-    if known is not None and len(known.priors) == values.shape[1]:
-        columns = columns or tuple(known.priors)
-    if known is not None and known.parameters is not None:
-        values = values[:, : known.parameters]
-        columns = columns[: known.parameters]
     return values, columns
 
 

@@ -21,8 +21,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from hyperslab.comm import Grid
-from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
 from hyperslab.formats.files import (
@@ -92,20 +90,6 @@ class NiftiFolder(Source):
         self.label_bytes = scans.label_bytes
         self.channel_names = scans.channels
         self.splits = scans.splits
-
-    @classmethod
-    def scan(cls, path: str | Path, grid: Grid, refuse: Refuse | None = None) -> NiftiFolder:
-        """Opens the folder as the main rank sees it. All ranks call this.
-
-        With ``refuse`` files that are not what they should be are left out.
-
-        Raises:
-            DataError: the folder is missing or holds no scan with labels; a file is damaged,
-                oblique or does not say how it is oriented; labels are missing or lie elsewhere
-                than their volume; volumes differ in their channels; or its list is no good.
-            HyperslabError: the extra ``medical`` is not installed.
-        """
-        return broadcast_from_main(lambda: cls.open_folder(Path(path), ScanOptions(refuse=refuse)))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
@@ -337,7 +321,7 @@ def _write_nifti_header(
     file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], affine: Array | None
 ) -> None:
     """Writes the header of voxels along (x, y, z); ``affine`` is of (d, h, w)."""
-    header = optional.nibabel().Nifti1Header()
+    header = optional.library("nibabel").Nifti1Header()
     header.set_data_dtype(dtype)
     header.set_data_shape(shape[::-1])
     xyz = np.eye(4) if affine is None else np.asarray(affine)[:, [2, 1, 0, 3]]
