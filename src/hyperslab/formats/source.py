@@ -336,9 +336,11 @@ def _of_origin(name: str) -> Any:
 class SourceView(Source):
     """Shows the samples of other sources in another way.
 
-    Implement `origin`, `read` and `close`, and set ``names`` and ``shape``; what is not implemented
-    is as the sample of the other source has it.
+    Implement `read`, and set ``names``, ``shape`` and ``source``; what is not implemented is as the
+    sample of the other source has it. Of several sources, implement `origin` and `close`, too.
     """
+
+    source: Source
 
     def take_after(self, source: Source) -> None:
         """Copies what holds of the samples however they are shown."""
@@ -352,9 +354,12 @@ class SourceView(Source):
         self.targets_apart = source.targets_apart
         self.channel_names = source.channel_names
 
-    @abstractmethod
     def origin(self, sample: int) -> tuple[Source, int]:
         """Returns the source and its sample that is shown as ``sample``."""
+        return self.source, sample
+
+    def close(self) -> None:
+        self.source.close()
 
     target = _of_origin("target")
     labels = _of_origin("labels")
@@ -384,6 +389,3 @@ class SingleSample(SourceView):
 
     def read(self, sample: int, box: Box) -> Array:
         return self.source.read(self.sample, box)
-
-    def close(self) -> None:
-        self.source.close()

@@ -198,15 +198,34 @@ def _volume(file: KeyedFile, key: str) -> Any:
 def _labels(
     file: KeyedFile, volume: Any, channels: Channels | None
 ) -> tuple[StoredArray, tuple[str, ...]]:
-    """Finds the labels of a scan's voxels, and the names of the classes."""
-    where = str(file.path)
+    """Finds the labels of a scan's voxels, and the names of the classes, background first."""
+    path = file.path
     key = targets.SCAN_KEYS[1]
     array: Any = file.find(key)
     if channels == "last":
-        raise DataError(f"{where}: in files with 'volume' and 'segmentation' channels come first")
-    targets.check_segmentation(where, volume, array)
+        raise DataError(f"{path}: in files with 'volume' and 'segmentation' channels come first")
+    fits = array.ndim == 4 and array.shape[0] in (1, volume.shape[0])
+    if not fits or array.shape[1:] != volume.shape[1:]:
+        raise DataError(
+            f"{path}: 'segmentation' has shape {array.shape} but 'volume' has {volume.shape}"
+        )
+    if array.dtype.kind not in "iuf":
+        raise DataError(f"{path}: 'segmentation' is {array.dtype}; needs numbers")
     file.check_volume(key, array, labels=True)
-    return StoredArray(key, tuple(array.shape), array.dtype.name), targets.classes_of(where, file)
+    labels = StoredArray(key, tuple(array.shape), array.dtype.name)
+    if "classes" not in file.attrs:
+        return labels, targets.LIVER
+    raw = np.atleast_1d(file.attrs["classes"]).tolist()
+    names = tuple(printable(_text(word)) for word in raw)
+    if not 2 <= len(names) <= targets.MOST_CLASSES or len({*names, ""}) != len(names) + 1:
+        raise DataError(
+            f"{path}: the attribute 'classes' is {raw}; needs 2 to {targets.MOST_CLASSES} names"
+        )
+    return labels, names
+
+
+def _text(word: Any) -> str:
+    return word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word)
 
 
 def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
@@ -245,9 +264,7 @@ def _names(file: KeyedFile, target: str, count: int) -> tuple[str, ...]:
     """Reads the file's own names (bytes or text, may be padded); else takes the documented ones."""
     stored = file.small("namePar")
     if stored is not None and stored.shape == (count,):
-        raw = stored[()]
-        text = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw]
-        names = tuple(printable(v.strip("\0 ")) for v in text)
+        names = tuple(printable(_text(word).strip("\0 ")) for word in stored[()])
         if len({*names, ""}) == count + 1:  # all different and none empty
             return names
     return universe_names(count) if target == "unitPar" else numbered_names(count)

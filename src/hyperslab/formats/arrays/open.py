@@ -101,9 +101,7 @@ class StoredArray:
 def open_keyed(path: Path, reach: FileAccess) -> Iterator[KeyedFile]:
     """Opens an HDF5 file or Zarr group; ``reach``: how far it may refer to others."""
     if kind_of_file(path) == "Zarr":
-        yield KeyedFile(
-            path, optional.library("zarr").open_group(path, mode="r", zarr_format=3), reach
-        )
+        yield KeyedFile(path, _zarr_group(path), reach)
         return
     with h5py.File(path, "r", locking=False) as file:
         yield KeyedFile(path, file, reach)

@@ -8,7 +8,6 @@ Labels are arrays of classes in the same files as the volumes, under a key of th
 from __future__ import annotations
 
 import fnmatch
-import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -77,7 +76,16 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
         raise DataError(f"{folder}: holds targets *{TARGET_SUFFIX} but no volume")
 
     def read(path: str) -> StoredArray:
-        return _npy_volume(Path(path), reach)
+        with naming(path, "npy"):
+            array = find_array(Path(path), "", reach)
+        dtype = np.dtype(array.dtype)
+        if len(array.shape) not in (3, 4) or 0 in array.shape or dtype.name not in DTYPES:
+            raise DataError(
+                f"{path}: is {dtype} {array.shape}; needs three spatial dims, with or without "
+                f"channels, of {', '.join(DTYPES)}\n    many volumes in one array, and other "
+                f"types, go with data.table ({OWN_DATA}, arrays)"
+            )
+        return array
 
     def alike(first: tuple[str, StoredArray], entry: tuple[str, StoredArray]) -> None:
         _check_alike(folder, (first[0], entry[0]), (first[1], entry[1]))
@@ -115,25 +123,10 @@ def order_of_volume(path: Path, shape: tuple[int, ...], channels: Channels | Non
     return DHWC if (channels or channel_order(path, shape)) == "last" else CDHW
 
 
-def _npy_volume(path: Path, reach: FileAccess) -> StoredArray:
-    with naming(path, "npy"):
-        array = find_array(path, "", reach)
-    dtype = np.dtype(array.dtype)
-    if len(array.shape) not in (3, 4) or math.prod(array.shape) == 0 or dtype.name not in DTYPES:
-        raise DataError(
-            f"{path}: is {dtype} {array.shape}; needs three spatial dims, with or without "
-            f"channels, of {', '.join(DTYPES)}\n    many volumes in one array, and other types, go "
-            f"with data.table ({OWN_DATA}, arrays)"
-        )
-    return array
-
-
 def order_of_arrays(
     folder: Path,
-    files: Sequence[str],
-    arrays: Sequence[StoredArray],
+    found: Sequence[tuple[str, _MappedHeader]],
     table: TargetTable | None,
-    beside: Sequence[Sequence[Array]],
     channels: Channels | None,
     sure: bool,
     *,
@@ -146,21 +139,25 @@ def order_of_arrays(
     Raises:
         DataError: the array has another number of dims, or a table another number of rows.
     """
-    first = arrays[0]
-    path = folder / files[0]
+    path = folder / found[0][0]
+    first = found[0][1].array
     shape = first.shape
     if len(shape) not in (3, 4, 5) or 0 in shape:
         raise DataError(
             f"{path}: the array is {first.dtype} {shape}; needs (D, H, W), (C, D, H, W), "
             f"(N, D, H, W) or (N, C, D, H, W) ({OWN_DATA}, arrays)"
         )
-    count = sum(array.shape[0] for array in arrays)
-    rows = len(table.values) if table else sum(len(b[0]) for b in beside if b and b[0].ndim)
-    many = len(shape) == 5 or (
-        len(shape) == 4
-        and (sure or (not known_rows and _is_stack(files, rows, count, table, beside)))
-    )
-    alone = len(files) == 1 and not known_rows
+    if table is not None:
+        rows = len(table.values)
+        counted = not table.names
+    else:
+        beside = [header.numbers[0] for _, header in found if header.numbers]
+        rows = sum(len(numbers) for numbers in beside if numbers.ndim)
+        counted = bool(beside) and beside[0].ndim > 0
+    # As many rows as there are along the first dim: it counts samples.
+    stack = counted and rows == sum(header.array.shape[0] for _, header in found) != len(found)
+    many = len(shape) == 5 or (len(shape) == 4 and (sure or (stack and not known_rows)))
+    alone = len(found) == 1 and not known_rows
     if len(shape) == 4 and not many and alone and (rows != 1 or channels is None):
         raise DataError(
             f"{path}: is {first.dtype} {shape}, but {table.path if table else 'targets'} "
@@ -168,26 +165,6 @@ def order_of_arrays(
             f"each ({OWN_DATA}, arrays)"
         )
     return many, order_of_volume(path, shape[1:] if many else shape, channels)
-
-
-def _is_stack(
-    files: Sequence[str],
-    rows: int,
-    count: int,
-    table: TargetTable | None,
-    beside: Sequence[Sequence[Array]],
-) -> bool:
-    """Tells if the first dim of a four-dimensional array counts samples: there are as many rows."""
-    if table is None:
-        return bool(beside[0]) and beside[0][0].ndim > 0 and rows == count != len(files)
-    return not table.names and rows == count and rows != len(files)
-
-
-def has_rows(volume: StoredArray, labels: StoredArray) -> bool:
-    """Tells if the first dim of both counts samples."""
-    return len(labels.shape) == 4 and (
-        len(volume.shape) == 5 or (labels.shape[0] == volume.shape[0] > 1)
-    )
 
 
 def check_labels(
@@ -262,12 +239,12 @@ def scan_arrays(
     beside = [header.numbers for _, header in found]
     sure = known is not None and known.stacked
     if labels:
-        sure = has_rows(arrays[0], labels[0])
+        shape = arrays[0].shape
+        rows = len(shape) == 5 or labels[0].shape[:1] == shape[:1] != (1,)
+        sure = rows and len(labels[0].shape) == 4
     if channels is not None and len(arrays[0].shape) == 4:
         sure = not {arrays[0].shape[0], arrays[0].shape[-1]}.intersection(channels)
-    stacked, order = order_of_arrays(
-        folder, files, arrays, table, beside, options.channels, sure, known_rows=bare
-    )
+    stacked, order = order_of_arrays(folder, found, table, options.channels, sure, known_rows=bare)
     _check_alike(folder, files, arrays, stacked)
     if np.dtype(arrays[0].dtype).name not in SHOWN_AS:
         raise DataError(
@@ -359,7 +336,14 @@ def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> li
     folder = path.parent if is_one_file(path) else path
     pattern = said.files or (path.name if is_one_file(path) else known.pattern if known else "")
     files = _files(folder, pattern, table)
-    _check_one_kind(folder, files, said, known)
+    kinds = sorted({file.rpartition("/")[2] for file in files})
+    if known is not None and not said.files and len(kinds) > 1:
+        shown = ", ".join(map(printable, kinds[:20])) + (", ..." if len(kinds) > 20 else "")
+        deep = "*/" if "/" in files[0] else ""
+        raise DataError(
+            f"{folder}: {known.name} with {len(kinds)} kinds of files: {shown}\n    choose one: "
+            f'data.files="{deep}{kinds[0]}"'
+        )
     return files
 
 
@@ -408,22 +392,6 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     """
     parts = re.split(r"(\d+)", name)
     return [(0, int(p[:18]), p) if i % 2 else (1, 0, p) for i, p in enumerate(parts) if p or i == 0]
-
-
-def _check_one_kind(
-    folder: Path, files: Sequence[str], said: DataMap, known: Published | None
-) -> None:
-    """Refuses fields of several kinds, of which one has to be chosen."""
-    if known is None or said.files:
-        return
-    kinds = sorted({file.rpartition("/")[2] for file in files})
-    if len(kinds) > 1:
-        shown = ", ".join(map(printable, kinds[:20])) + (", ..." if len(kinds) > 20 else "")
-        deep = "*/" if "/" in files[0] else ""
-        raise DataError(
-            f"{folder}: {known.name} with {len(kinds)} kinds of files: {shown}\n    choose one: "
-            f'data.files="{deep}{kinds[0]}"'
-        )
 
 
 def _check_alike(

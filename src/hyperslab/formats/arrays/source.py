@@ -240,8 +240,8 @@ class KeyedFolder(ArrayFolder):
             words = [stored.compression, "fletcher32" if stored.fletcher32 else None]
             word = ", ".join(filter(None, words))
             size = stored.id.get_storage_size() or stored.nbytes  # a virtual data set has none
-            kept = {"chunk": stored.chunks, "compression": word, "buffer": HDF5_SIEVE}
-            return replace(whole, size=size, **kept)
+            whole = replace(whole, size=size, compression=word, buffer=HDF5_SIEVE)
+            return replace(whole, chunk=stored.chunks)
 
     def extras(self, sample: int) -> Extras:
         path = self.path(sample)

@@ -393,15 +393,18 @@ class NpyWriter(Writer):
         return (f"{name}.npy",)
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
-        shape = sample.source.shape
+        source = sample.source
+        shape = source.shape
         channels, depth, *plane = shape
         order, _ = order_to_write(shape)
         channels_last = order == DHWC
         # Plain writes: the pages of a mapping would count as this process's memory.
         with (folder / f"{name}.npy").open("xb") as file:
-            _write_npy_header(file, order.stored_shape(shape), sample.source.dtype)
+            stored = order.stored_shape(shape)
+            header = {"descr": source.dtype.str, "fortran_order": False, "shape": stored}
+            np.lib.format.write_array_header_1_0(file, header)
             start = file.tell()
-            layer = math.prod(plane) * sample.source.dtype.itemsize
+            layer = math.prod(plane) * source.dtype.itemsize
             for lo, slab in sample.values():
                 if channels_last:
                     file.seek(start + lo * layer * channels)
@@ -449,8 +452,3 @@ def _line(fields: list[Any]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(fields)
     return text.getvalue().encode()
-
-
-def _write_npy_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)

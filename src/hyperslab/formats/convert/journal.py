@@ -64,7 +64,12 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
         if not try_lock(file.fileno()):
             raise DataError(f"{folder}: another conversion into it is under way")
         found, entries, size = read_manifest(folder)
-        _check_complete(folder, entries, needed)
+        for entry in entries:  # what a run that goes on needs beyond what a reader does
+            if missing := [key for key in needed if key not in entry]:
+                raise DataError(
+                    f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{entry['name']!r} has no {missing[0]})"
+                )
         try:
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
@@ -77,17 +82,6 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
                     f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
                 )
         yield Manifest(folder, entries)
-
-
-def _check_complete(folder: Path, entries: Sequence[Entry], needed: Sequence[str]) -> None:
-    """Looks for what a run that goes on needs beyond what a reader does."""
-    for entry in entries:
-        missing = [key for key in needed if key not in entry]
-        if missing:
-            raise DataError(
-                f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
-                f"{entry['name']!r} has no {missing[0]})"
-            )
 
 
 def _check_empty(folder: Path) -> None:

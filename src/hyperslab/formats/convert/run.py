@@ -61,7 +61,13 @@ class Plan:
         self.source = source
         self.request = request
         self.samples = request.samples(source)
-        check_fit(request, self.samples)
+        if misfit := request.writer.misfit(self.samples):
+            writers = [(one.name, one.writer) for one in registry.formats() if one.writer]
+            others = [name for name, writer in writers if not writer.misfit(self.samples)]
+            raise DataError(
+                f"{self.samples.where(0)}: {request.format} cannot hold {misfit}; "
+                f"{', '.join(others)} can"
+            )
         self.names = request.writer.names(self.samples, root.resolve().name)
         self.per_volume = len(self.names) // len(source.names)
         name, count = Counter(self.names).most_common(1)[0]
@@ -225,21 +231,6 @@ class Plan:
                     )
 
 
-def check_fit(request: Request, source: Source) -> None:
-    """Accepts samples that the format can hold.
-
-    Raises:
-        DataError: it cannot; named are the format, what does not fit, and the formats that can.
-    """
-    misfit = request.writer.misfit(source)
-    if misfit:
-        writers = {one.name: one.writer for one in registry.formats() if one.writer is not None}
-        others = [name for name, writer in writers.items() if not writer.misfit(source)]
-        raise DataError(
-            f"{source.where(0)}: {request.format} cannot hold {misfit}; {', '.join(others)} can"
-        )
-
-
 def convert(
     root: Path,
     out: Path,
@@ -292,8 +283,12 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
         with _writing(manifest.folder):
             make_scratch(scratch)  # of a run that was killed nothing stays
             names = plan.samples.parameters.names
-            plan.request.writer.begin(manifest.folder, names, finished)
-            shards = _shards(plan, manifest)
+            writer = plan.request.writer
+            writer.begin(manifest.folder, names, finished)
+            shards = None
+            if writer.per_file > 1:
+                entries = manifest.entries.values()
+                shards = Shards(manifest.folder, entries, writer.per_file, writer.suffix)
         with closing(map_tasks(run, [(job,) for job in jobs], workers)) as results:
             for result in results:
                 with _writing(manifest.folder):
@@ -304,15 +299,6 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
                     yield Outcome("converted" if result.job.todo else "kept")
     finally:
         remove_scratch(scratch)
-
-
-def _shards(plan: Plan, manifest: Manifest) -> Shards | None:
-    """Returns the files that samples share, in formats where they do."""
-    writer = plan.request.writer
-    if writer.per_file == 1:
-        return None
-    entries = manifest.entries.values()
-    return Shards(manifest.folder, entries, writer.per_file, writer.suffix)
 
 
 def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None) -> None:

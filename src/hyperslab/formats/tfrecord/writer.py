@@ -178,9 +178,6 @@ class Sc18View(SourceView):
         self.dtype = np.dtype(np.float32)
         self.parameters = sc18_parameters(len(source.parameters.names))
 
-    def origin(self, sample: int) -> tuple[Source, int]:
-        return self.source, sample
-
     def read(self, sample: int, box: Box) -> Array:
         return self.source.read(sample, box).astype(np.float32)
 
@@ -196,6 +193,3 @@ class Sc18View(SourceView):
     def extras(self, sample: int) -> Extras:
         physical = {"physPar": self._physical(sample)}
         return Extras(names=self.parameters.names, target=self.target(sample), arrays=physical)
-
-    def close(self) -> None:
-        self.source.close()
