@@ -149,7 +149,7 @@ def _check_claims(path: Path) -> None:
     """
     nibabel = optional.library("nibabel")
     packed = path.name.endswith(".gz")
-    with gzip.open(path) if packed else path.open("rb") as file:
+    with gzip.open(path) if packed else path.open("rb", buffering=0) as file:
         block = file.read(nibabel.Nifti2Header.sizeof_hdr)
         kinds = (nibabel.Nifti1Header, nibabel.Nifti2Header)
         kind = next((kind for kind in kinds if kind.may_contain_header(block)), None)
@@ -317,7 +317,11 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     if len(found.values) != 1:
         raise DataError(f"{path}: has {len(found.values)} channels; needs one label a voxel")
     labels = found.values[0]
-    check_lattice(path, labels.shape, found.affine, like, like.values.shape[-3:])
+    wanted = like.values.shape[-3:]
+    if labels.shape != wanted:
+        ours, theirs = (" x ".join(map(str, extents)) for extents in (labels.shape, wanted))
+        raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
+    check_lattice(path, wanted, found.affine, like, wanted)
     if labels.dtype.kind != "i":
         whole = np.rint(labels)
         if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round

@@ -44,7 +44,10 @@ class FileBytes:
         return self.hi - self.lo
 
     def __bytes__(self) -> bytes:
-        return bytes(self.read())
+        data = os.pread(self.file, len(self), self.lo)
+        if len(data) < len(self):
+            raise EOFError(f"it ends at byte {self.lo + len(data)} but needs {self.hi}")
+        return data
 
     def after(self, count: int) -> FileBytes:
         """Reads ``count`` bytes that come next in the file."""
