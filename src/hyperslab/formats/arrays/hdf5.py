@@ -183,7 +183,11 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
     filters = dataset.id.get_create_plist()
     codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
     summed = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32) if dataset.fletcher32 else 0
-    chunks = _chunks_of(dataset.id)
+    chunks: list[Any] = []
+    if hasattr(dataset.id, "chunk_iter"):
+        dataset.id.chunk_iter(chunks.append)
+    else:  # HDF5 before 1.10.9 has to be asked one by one
+        chunks = [dataset.id.get_chunk_info(i) for i in range(dataset.id.get_num_chunks())]
     places = np.array([chunk.chunk_offset for chunk in chunks])
     within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
     numbers = np.ravel_multi_index(tuple((places // dataset.chunks).T), dataset.shape, "clip")
@@ -193,15 +197,6 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
             f"{path}: {key!r} has a damaged index, which does not say where all of its {count} "
             "chunks are\n    get the file anew"
         )
-
-
-def _chunks_of(dataset: Any) -> list[Any]:
-    """Lists the index's entries of all chunks; HDF5 before 1.10.9 has to be asked one by one."""
-    if not hasattr(dataset, "chunk_iter"):
-        return [dataset.get_chunk_info(number) for number in range(dataset.get_num_chunks())]
-    chunks: list[Any] = []
-    dataset.chunk_iter(chunks.append)
-    return chunks
 
 
 def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: int) -> None:

@@ -34,10 +34,9 @@ from hyperslab.formats.arrays.table import (
     TARGET_SUFFIX,
     TARGETS_FILE,
     TargetTable,
+    map_targets,
     npy_targets,
-    physical_targets,
     read_target_table,
-    scaled_targets,
 )
 from hyperslab.formats.files import (
     ANY,
@@ -264,8 +263,8 @@ def scan_arrays(
     words = f"classes {', '.join(map(printable, said.classes))}"
     targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
     if not bare:
-        found_targets = physical_targets(folder, names, places, table, beside, said, known)
-        targets, parameters, words = scaled_targets(*found_targets, table, said, known)
+        found_targets = map_targets(folder, names, places, table, beside, said, known)
+        targets, parameters, words = found_targets
     return Catalog(
         folder=folder,
         files=tuple(files),

@@ -134,6 +134,9 @@ class ArrayFolder(Source):
         self.reader.close()
 
 
+FORMAT_OF_LBANN = {True: "lbann", False: "hdf5", None: None}
+"""The format to ask for, by whether spatial dims are reversed; None where that is not known."""
+
 CARRIED_KEYS = ("physPar", "redshifts")
 """Arrays beside the volume and its target that a conversion takes along."""
 
@@ -164,8 +167,7 @@ class KeyedFolder(ArrayFolder):
         Raises:
             DataError: as `scan_layouts`.
         """
-        format = {True: "lbann", False: "hdf5", None: None}[lbann]
-        options = ScanOptions(channels, format, refuse)
+        options = ScanOptions(channels, FORMAT_OF_LBANN[lbann], refuse)
         source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
         if source.remark:
             log_once(grid, source.remark)
@@ -207,7 +209,7 @@ class KeyedFolder(ArrayFolder):
         ``allowed``: what it may do. For the other arguments and errors see `read_header`.
         """
         stamps = stamps_of(path.parent, path.name, KEYS_OF_LAYOUTS)  # before it is read
-        options = ScanOptions(channels, {True: "lbann", False: "hdf5", None: None}[lbann])
+        options = ScanOptions(channels, FORMAT_OF_LBANN[lbann])
         header = read_header(path, options, FileAccess(path.parent, allowed), like)
         return cls(catalog_of(path.parent, [(path.name, header)], stamps, allowed)), header.affine
 
