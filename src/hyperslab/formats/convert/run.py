@@ -20,16 +20,14 @@ from hyperslab.formats.convert.journal import (
     Manifest,
     Shards,
     check_places,
-    is_in_shard,
+    is_written,
     lock_manifest,
 )
 from hyperslab.formats.convert.worker import Done, Doubtful, Job, Outcome, Request, Todo, run
 from hyperslab.formats.files import (
     STRICT,
     AccessPolicy,
-    file_checksum,
     recorded_stamps,
-    size_and_time,
 )
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry
 from hyperslab.formats.registry import source_of
@@ -181,34 +179,25 @@ class Plan:
             DataError: something of its name is not it.
         """
         entry = manifest.entries.get(name)
+        folder = manifest.folder
         if self.request.writer.per_file > 1:
-            return entry is not None and is_in_shard(manifest.folder, entry)
+            return entry is not None and is_written(folder, entry, [entry["shard"]], shared=True)
         files = self.request.writer.files(name, self.request.compression)
+        if entry is None:
+            for file in files:
+                if (folder / file).exists():
+                    raise DataError(
+                        f"{folder / file}: is of no conversion: take it away or {REMEDY}"
+                    )
+            return False
         for file in files:
-            path = manifest.folder / file
-            if not path.exists():
-                return False
-            if entry is None:
-                raise DataError(f"{path}: is of no conversion: take it away or {REMEDY}")
-            size = size_and_time(path)[0]
-            then = entry["files"].get(file)
-            if then is None:
+            if file not in entry["files"] and (folder / file).exists():
                 raise DataError(
-                    f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
                     f"{name!r} has no size of {file})"
                 )
-            if size != then:
-                raise DataError(
-                    f"{path}: has {size} bytes but had {then} when it was written: delete it and "
-                    "run it again"
-                )
-            then_sum = entry.get("sums", {}).get(file)  # earlier versions noted none
-            if then_sum is not None and file_checksum(path) != then_sum:
-                raise DataError(
-                    f"{path}: is damaged, its checksum is not that of when it was written: delete "
-                    "it and run it again"
-                )
-        return True
+        places = [(file, 0, entry["files"].get(file, 0)) for file in files]
+        return is_written(folder, entry, places, shared=False)
 
     def _check_names(self, manifest: Manifest) -> None:
         """Refuses a sample recorded by another name, which would be appended a second time."""

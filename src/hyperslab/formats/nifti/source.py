@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -305,27 +305,19 @@ class NiftiWriter(Writer):
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         labels, volume = (folder / file for file in self.files(name, sample.compression))
-        shape = sample.source.shape[1:]
         affine = sample.extras.affine
+        xyz = np.eye(4) if affine is None else np.asarray(affine)[:, [2, 1, 0, 3]]
+        header = optional.library("nibabel").Nifti1Header()
+        header.set_data_shape(sample.source.shape[:0:-1])
+        header.set_zooms(np.linalg.norm(xyz[:3, :3], axis=0))
+        header.set_sform(xyz, code="scanner")
+        header.set_xyzt_units("mm")
         for path, dtype, slabs in (
             (volume, sample.source.dtype, sample.values()),
             (labels, np.dtype(np.uint8), sample.labels()),
         ):
             with open_gzip_writer(path, sample.compression) as file:
-                _write_nifti_header(file, shape, dtype, affine)
+                header.set_data_dtype(dtype)
+                header.write_to(file)
                 for _, slab in slabs:  # (x, y, z), x fastest, is (D, H, W) in the order of C
                     file.write(np.ascontiguousarray(slab).tobytes())
-
-
-def _write_nifti_header(
-    file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], affine: Array | None
-) -> None:
-    """Writes the header of voxels along (x, y, z); ``affine`` is of (d, h, w)."""
-    header = optional.library("nibabel").Nifti1Header()
-    header.set_data_dtype(dtype)
-    header.set_data_shape(shape[::-1])
-    xyz = np.eye(4) if affine is None else np.asarray(affine)[:, [2, 1, 0, 3]]
-    header.set_zooms(np.linalg.norm(xyz[:3, :3], axis=0))
-    header.set_sform(xyz, code="scanner")
-    header.set_xyzt_units("mm")
-    header.write_to(file)
