@@ -163,9 +163,11 @@ class KeyedFile:
         Raises:
             DataError: they are not, or not to be read in reasonable memory.
         """
-        check = hdf5.check_storage if labels else hdf5.check_volume
-        check = zarr.check_array if self.zarr else check
-        check(self.path, key, volume, self.reach)
+        if self.zarr:
+            zarr.check_array(self.path, key, volume, self.reach)
+        else:
+            check = hdf5.check_storage if labels else hdf5.check_volume
+            check(self.path, key, volume, self.reach)
 
     def small(self, key: str) -> Any | None:
         """Returns an array beside the volume, which can be read whole; None where there is none.

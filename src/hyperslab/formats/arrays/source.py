@@ -152,7 +152,7 @@ class KeyedFolder(ArrayFolder):
             self.label_bytes *= catalog.labels[0].shape[0]
 
     @classmethod
-    def scan(
+    def scan(  # type: ignore[override]
         cls,
         path: str | Path,
         grid: Grid,
@@ -234,7 +234,7 @@ class KeyedFolder(ArrayFolder):
         path = self.path(sample)
         with naming(path, kind_of_file(path)), open_keyed(path, self.catalog.reach) as file:
             stored: Any = file.find(self.catalog.volumes[sample].key)
-            whole = Storage(self.order, stored.shape, stored.dtype.itemsize, stored.nbytes)
+            whole = Storage(self.catalog.order, stored.shape, stored.dtype.itemsize, stored.nbytes)
             if file.zarr:
                 word = ", ".join(type(codec).__name__ for codec in stored.compressors)
                 chunk = tuple(stored.chunks)

@@ -76,7 +76,7 @@ class TfRecordFolder(Source):
         return TfRecordFolder, (self.catalog,)
 
     @classmethod
-    def scan(
+    def scan(  # type: ignore[override]
         cls,
         path: str | Path,
         grid: Grid,
