@@ -158,7 +158,7 @@ class ScanList:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One entry ``what`` of a list, whose paths are relative to it."""
+    """Describes the entry ``what`` of a list; its paths are relative to that."""
 
     what: str
     images: Sequence[str]
