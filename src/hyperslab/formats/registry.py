@@ -188,7 +188,7 @@ def sources_of(
 ) -> Source:
     """Opens several folders as one source, see `Joined`; errors are those of `source_of`, too."""
     parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
-    return joined(parts)
+    return next(iter(parts.values())) if len(parts) == 1 else joined(parts)
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:

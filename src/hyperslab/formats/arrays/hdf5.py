@@ -42,7 +42,7 @@ MOST_PACKED_CHUNK = 256 << 20
 """The largest chunk with filters that is unpacked; each box needs the whole of it [B]."""
 
 PACKED_LARGER = 64 << 10
-"""What filters may add to a chunk that they cannot pack [B]; HDF5's own leave it as it is."""
+"""Bytes that filters may add to a chunk which they cannot pack; HDF5's own leave it as it is."""
 
 NEW_SUPERBLOCK = 3
 """The version of the first block of a file whose other blocks have checksums."""
