@@ -215,7 +215,7 @@ def _is_there(path: Path, words: str) -> bool:
     if not path.exists():
         return False
     with naming(path, NIFTI, ANY):
-        found = bytes(optional.nibabel().load(path).header["descrip"]).rstrip(b"\0")
+        found = bytes(optional.library("nibabel").load(path).header["descrip"]).rstrip(b"\0")
     if found != words.encode():
         raise DataError(
             f"{path} is {found.decode('ascii', 'replace')!r}, not {words!r}: "
@@ -228,7 +228,7 @@ def _write_phantom(
     pair: Pair, words: str, rng: np.random.Generator, slices: int, width: int
 ) -> None:
     """Writes one phantom: drawn in RAS+, then stored with its axes as they happen to be."""
-    nibabel = optional.nibabel()
+    nibabel = optional.library("nibabel")
     hu, classes, affine = draw_phantom(rng, slices, width)
     header = nibabel.Nifti1Header()
     header["descrip"] = words
