@@ -207,7 +207,11 @@ class Grid:
         """
         shape = tuple(shape)
         if not batch:
-            self._check_without_batch(shape)
+            if self.data > 1:
+                raise LayoutError(
+                    f"a tensor {shape} without a batch dim cannot be cut over {self}, of which "
+                    f"data={self.data} ranks share a mini-batch\n    use data=1, or x.unsqueeze(0)"
+                )
             with_batch = self.partition((1, *shape), channels=channels)
             return with_batch.without_dim(0)
         axes: list[str | None] = ["data", *[None] * (len(shape) - 1)][: len(shape)]
@@ -223,13 +227,6 @@ class Grid:
                 )
             log_once(self, words)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
-
-    def _check_without_batch(self, shape: tuple[int, ...]) -> None:
-        if self.data > 1:
-            raise LayoutError(
-                f"a tensor {shape} without a batch dim cannot be cut over {self}, of which "
-                f"data={self.data} ranks share a mini-batch\n    use data=1, or x.unsqueeze(0)"
-            )
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
         if axis is None or self.extents[axis] == 1:

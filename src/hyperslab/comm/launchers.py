@@ -71,13 +71,11 @@ def read_variables(environ: Mapping[str, str]) -> RankVariables | None:
             raise _bad(environ, "WORLD_SIZE", "asks for several ranks, but RANK is not set")
         return None
     size = _number(environ, "WORLD_SIZE", range(1, 1 << 31))
-    rank = _number(environ, "RANK", range(size), f"of WORLD_SIZE={size} ranks")
-    local = 0
-    if "LOCAL_RANK" in environ:
-        local = _number(environ, "LOCAL_RANK", range(size), f"of WORLD_SIZE={size} ranks")
-    if (
-        STORE_VARIABLE in environ and TORCHRUN_VARIABLE not in environ
-    ):  # or a rank has started torchrun
+    of = f"of WORLD_SIZE={size} ranks"
+    rank = _number(environ, "RANK", range(size), of)
+    local = _number(environ, "LOCAL_RANK", range(size), of) if "LOCAL_RANK" in environ else 0
+    # With torchrun's variable the store is that of a rank which has started torchrun.
+    if STORE_VARIABLE in environ and TORCHRUN_VARIABLE not in environ:
         return RankVariables(rank, size, local, "", 0, environ[STORE_VARIABLE])
     if size == 1 and "MASTER_PORT" not in environ:  # nobody to meet
         return RankVariables(rank, size, local, "localhost", 0, None)
@@ -130,8 +128,6 @@ def _bad(
     return HyperslabError(f"{name}={environ[name]!r} {problem}\n{remedy}")
 
 
-SLURM_RANK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID")
-
 SLURM_PORTS = range(20000, 30000)
 """Below those that Linux gives to whoever asks for any."""
 
@@ -154,18 +150,14 @@ def adopt_slurm(environ: MutableMapping[str, str]) -> None:
     ranks = next((whole_number(environ, name) for name in names if name in environ), 1)
     if ranks == 1:
         return
-    rank, local = (whole_number(environ, name) for name in SLURM_RANK_VARIABLES)
-    job, step = (
-        whole_number(environ, name) if name in environ else 0
-        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    )
-    address = first_slurm_host(environ["SLURM_STEP_NODELIST"])
+    rank, local = (whole_number(environ, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    job, step = (whole_number(environ, name) if name in environ else 0 for name in names)
+    nodes = environ["SLURM_STEP_NODELIST"]
+    address = first_slurm_host(nodes)
     if not address:
-        nodes = environ["SLURM_STEP_NODELIST"]
         raise HyperslabError(f"SLURM_STEP_NODELIST={nodes!r} names no machine")
-    environ["RANK"] = str(rank)
-    environ["WORLD_SIZE"] = str(ranks)
-    environ["LOCAL_RANK"] = str(local)
+    environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(local))
     environ.setdefault("MASTER_ADDR", address)
     environ.setdefault("MASTER_PORT", str(slurm_port(job, step)))
     environ.setdefault(RUN_VARIABLE, f"Slurm job {job} step {step}")
@@ -224,13 +216,10 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
         return
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         address, port = _mpi_meeting_place()
-        environ["MASTER_ADDR"] = address
-        environ["MASTER_PORT"] = str(port)
+        environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
     if MPI_JOB_VARIABLE in environ:
         environ.setdefault(RUN_VARIABLE, f"MPI job {environ[MPI_JOB_VARIABLE]}")
-    environ["RANK"] = str(rank)
-    environ["WORLD_SIZE"] = str(size)
-    environ["LOCAL_RANK"] = str(local)
+    environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
 
 
 def finish_mpi() -> None:

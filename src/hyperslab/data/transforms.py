@@ -64,12 +64,9 @@ class AsStored(Transform):
 class Log1p(Transform):
     """log(x + 1), as MLPerf's CosmoFlow."""
 
+    name = "log1p"
     above = -1.0
     why = 'of which log1p is not a number; use transform="mean" or a window'
-
-    @property
-    def name(self) -> str:
-        return "log1p"
 
     def apply(
         self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
@@ -84,20 +81,16 @@ class MeanScale(Transform):
     The ranks of a replica sum up. A sample that is zero everywhere stays so.
     """
 
+    name = "mean"
     over: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
-
-    @property
-    def name(self) -> str:
-        return "mean"
 
     def apply(
         self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
     ) -> torch.Tensor:
         sums = x.sum(self.over, keepdim=True, dtype=torch.float64)
         group = grid.group(("depth", "height", "width"))
-        mean = all_reduce_sum(sums, group, "the mean of a sample") / math.prod(
-            shape[-len(self.over) :]
-        )
+        count = math.prod(shape[-len(self.over) :])
+        mean = all_reduce_sum(sums, group, "the mean of a sample") / count
         return x / torch.where(mean == 0, 1, mean).to(x.dtype)
 
 
@@ -109,14 +102,10 @@ class Log1pMeanScale(MeanScale):
     may be fields in units of their own.
     """
 
+    name = "log1p_mean"
     over = (2, 3, 4)
-
     above = -math.ulp(0.0)
     why = "of which log1p of x / mean(x) may be no number; it is for densities, from 0 on"
-
-    @property
-    def name(self) -> str:
-        return "log1p_mean"
 
     def apply(
         self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
@@ -152,9 +141,7 @@ class IntensityWindow(Transform):
         except (TypeError, ValueError):
             low = high = math.nan
         if not (math.isfinite(high - low) and low < high):
-            raise DataError(
-                f"window={window!r}: needs two numbers, the lower first, as (-200, 250)"
-            )
+            raise DataError(f"{window=}: needs two numbers, the lower first, as (-200, 250)")
         return cls(low, high)
 
     @property
