@@ -132,7 +132,7 @@ class PendingMessages:
             for peer, b in receives
             if shared is None or not shared.fits(b)
         ]
-        self._peers = [peer for peer, *_ in (*self._far, *self._sends)]
+        self._peers = [peer for peer, _, _ in self._far] + [peer for peer, _ in self._sends]
         try:
             ops = [dist.P2POp(dist.irecv, arriving, peer, group) for peer, _, arriving in self._far]
             ops += [dist.P2POp(dist.isend, buffer, peer, group) for peer, buffer in self._sends]

@@ -73,15 +73,15 @@ class HostP2P:
         Raises:
             CommError, there too: the other rank died or did not answer in time.
         """
+        with self.naming(peer):
+            work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
+        assert work is not None
+        self.received_bytes += out.nbytes
 
         def wait() -> None:
             with self.naming(peer):
                 work.wait()
 
-        with self.naming(peer):
-            work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
-        assert work is not None
-        self.received_bytes += out.nbytes
         return wait
 
     def settle(self) -> None:

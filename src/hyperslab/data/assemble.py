@@ -353,7 +353,8 @@ class BatchAssembler:
         for assembly in assemblies:
             plan = assembly.plan
             if plan.reads:
-                assembly.fill(ready.pop(plan.sample, None) or self._read(plan))
+                read = ready.pop(plan.sample) if plan.sample in ready else self._read(plan)
+                assembly.fill(read)
             elif plan.keeps:
                 assembly.put(kept[plan.slot])
         for assembly in assemblies:

@@ -19,7 +19,7 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
-from hyperslab.geometry import Box, Cut
+from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.transfer import TransferPlan, plan_transfers
 from hyperslab.util.free_memory import free_memory
 
@@ -226,25 +226,26 @@ PLANS_KEPT = 4096
 """Transfers that are remembered, of pairs of replicas and of symmetries."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BoxMap:
     """The box (C, d, h, w) that each rank of ``grid`` holds of every sample of ``shape``."""
 
     grid: Grid
     shape: tuple[int, ...]
-    own: Box = field(init=False)
-    _boxes: dict[int, Box] = field(default_factory=dict, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "own", self.of(self.grid.rank))
+    @functools.cached_property
+    def own(self) -> Box:
+        """Returns the box of this rank."""
+        return self.of(self.grid.rank)
+
+    @functools.cached_property
+    def _whole(self) -> Partition:
+        return self.grid.partition((self.grid.data, *self.shape))
 
     def of(self, rank: int) -> Box:
         """The box of a rank, which is that of the ranks of the same position in other replicas."""
-        if rank not in self._boxes:
-            whole = self.grid.partition((self.grid.data, *self.shape))
-            box = whole.box(self.grid.coords_of(rank))
-            self._boxes[rank] = Box(box.lo[1:], box.hi[1:])
-        return self._boxes[rank]
+        box = self._whole.box(self.grid.coords_of(rank))
+        return Box(box.lo[1:], box.hi[1:])
 
     def ranks(self, replica: int) -> Iterator[int]:
         """Yields the ranks of a replica, one for each position."""

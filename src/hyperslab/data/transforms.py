@@ -13,6 +13,8 @@ import torch
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import DataError
 
+Shape = tuple[int, ...]
+
 LowHigh = tuple[float, float]
 """(low, high) in the unit of the volumes (HU)."""
 
@@ -39,9 +41,7 @@ class Transform(ABC):
         return 0.0
 
     @abstractmethod
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         """Transform ``x`` of samples of ``shape`` (C, D, H, W); in place only if it is ``fresh``.
 
         All ranks of a replica call it.
@@ -54,9 +54,7 @@ class AsStored(Transform):
 
     signed: bool = False
 
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return x
 
 
@@ -68,9 +66,7 @@ class Log1p(Transform):
     above = -1.0
     why = 'of which log1p is not a number; use transform="mean" or a window'
 
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return x.log1p_() if fresh else x.log1p()
 
 
@@ -84,9 +80,7 @@ class MeanScale(Transform):
     name = "mean"
     over: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
 
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         sums = x.sum(self.over, keepdim=True, dtype=torch.float64)
         group = grid.group(("depth", "height", "width"))
         count = math.prod(shape[-len(self.over) :])
@@ -107,10 +101,8 @@ class Log1pMeanScale(MeanScale):
     above = -math.ulp(0.0)
     why = "of which log1p of x / mean(x) may be no number; it is for densities, from 0 on"
 
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
-        return super().apply(x, shape, grid, fresh=fresh).log1p_()
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
+        return super().apply(x, shape, grid, fresh).log1p_()
 
 
 @dataclass(frozen=True)
@@ -148,9 +140,7 @@ class IntensityWindow(Transform):
     def name(self) -> LowHigh:
         return self.low, self.high
 
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return x.clamp(self.low, self.high).sub_(self.low).div_(self.high - self.low)
 
 
@@ -203,4 +193,4 @@ def decode(
     Half-precision results are computed in float32. All ranks of a replica call it.
     """
     x = values.to(torch.promote_types(dtype, torch.float32))
-    return transform.apply(x, shape, grid, fresh=x is not values).to(dtype)
+    return transform.apply(x, shape, grid, x is not values).to(dtype)

@@ -136,8 +136,7 @@ def parameters_in(words: str) -> tuple[Parameter, ...]:
     for number, word in enumerate(part.strip() for part in words.split(",")):
         name, equals, bounds = word.partition("=")
         if not equals and number == 0 and word in RANGES:
-            if word != "wide":
-                found = {n: _between(n, lo, hi) for n, (lo, hi) in RANGES[word].items()}
+            found = {n: _between(n, lo, hi) for n, (lo, hi) in RANGES[word].items()}
             continue
         if not equals:
             first = "" if number == 0 or word not in RANGES else f"; {word!r} can only come first"
