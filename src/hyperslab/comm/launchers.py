@@ -83,15 +83,6 @@ def read_variables(environ: Mapping[str, str]) -> RankVariables | None:
     return RankVariables(rank, size, local, _text(environ, "MASTER_ADDR"), port, None)
 
 
-def whole_number(environ: Mapping[str, str], name: str) -> int:
-    """Read a variable that has to be a number from 0 on, such as those of Slurm and of MPI.
-
-    Raises:
-        HyperslabError: it is not there, or something else; names it.
-    """
-    return _number(environ, name, range(1 << 32))
-
-
 def check_thread_count(environ: Mapping[str, str]) -> None:
     """
     Raises:
@@ -102,7 +93,9 @@ def check_thread_count(environ: Mapping[str, str]) -> None:
             raise _bad(environ, "OMP_NUM_THREADS", "is no number of threads", "    unset it")
 
 
-def _number(environ: Mapping[str, str], name: str, allowed: range, of: str = "") -> int:
+def _number(
+    environ: Mapping[str, str], name: str, allowed: range = range(1 << 32), of: str = ""
+) -> int:
     text = _text(environ, name)
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise _bad(environ, name, "is no whole number")
@@ -147,12 +140,12 @@ def adopt_slurm(environ: MutableMapping[str, str]) -> None:
     if "RANK" in environ or "SLURM_STEP_NODELIST" not in environ:
         return  # a batch script has some of Slurm's variables too, but is no rank
     names = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    ranks = next((whole_number(environ, name) for name in names if name in environ), 1)
+    ranks = next((_number(environ, name) for name in names if name in environ), 1)
     if ranks == 1:
         return
-    rank, local = (whole_number(environ, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    rank, local = (_number(environ, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    job, step = (whole_number(environ, name) if name in environ else 0 for name in names)
+    job, step = (_number(environ, name) if name in environ else 0 for name in names)
     nodes = environ["SLURM_STEP_NODELIST"]
     address = first_slurm_host(nodes)
     if not address:
@@ -211,7 +204,7 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     )
     if found is None and not any(name in environ for name in MPI_RANK_VARIABLES[0]):
         return
-    rank, size, local = (whole_number(environ, name) for name in found or MPI_RANK_VARIABLES[0])
+    rank, size, local = (_number(environ, name) for name in found or MPI_RANK_VARIABLES[0])
     if size == 1:
         return
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:

@@ -302,15 +302,11 @@ def answer_roll_call(
     return store
 
 
-def run_identity(environ: Mapping[str, str], size: int) -> dict[str, str]:
-    """Return what tells a run from others, by environment variables: the same on all its ranks."""
-    names = (RUN_VARIABLE, TORCHRUN_VARIABLE)
-    found = {name: environ[name] for name in names if name in environ}
-    return found | {"WORLD_SIZE": str(size)}
-
-
 def _compare_runs(store: Store, place: RankVariables, deadline: Deadline) -> None:
-    mine = run_identity(os.environ, place.size)
+    """Tell a run from others by environment variables, which are the same on all its ranks."""
+    names = (RUN_VARIABLE, TORCHRUN_VARIABLE)
+    mine = {name: os.environ[name] for name in names if name in os.environ}
+    mine["WORLD_SIZE"] = str(place.size)
     if place.rank == 0:
         store.compare_set("run", "", json.dumps(mine))
     elif not deadline.poll(lambda: store.check(["run"])):

@@ -17,18 +17,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 import torch
 
-from hyperslab.comm import Grid
 from hyperslab.comm.host_p2p import LEAVE_GRACE, HostP2P
 from hyperslab.data.assemble import BatchAssembler, LocalBatch
-from hyperslab.data.sampler import Schedule
-from hyperslab.data.transforms import LowHigh, Transform, decode
+from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
-from hyperslab.formats.source import Source
-from hyperslab.formats.targets import Parameters
 from hyperslab.tensor import Sharded
 
 
@@ -238,7 +233,22 @@ class Dataset:
     ) -> None:
         self.prefetch = prefetch
         self.dtype = dtype
-        self.steps = assembler.schedule.steps
+        self.source = assembler.reader.source
+        self.grid = assembler.planner.boxes.grid
+        self.schedule = assembler.schedule
+        self.transform = transform.name
+        """The transform of stored values, as `hyperslab.open` takes it."""
+        self.shape = self.source.shape
+        """The shape (C, D, H, W) of a sample; where they differ, that of the largest."""
+        self.parameters = self.source.parameters
+        """The targets' names and physical ranges."""
+        self.targets = self.parameters.names
+        """The names of the P targets; none where voxels have classes."""
+        self.classes = self.source.classes
+        """The names of the voxels' classes, background first; none where there are targets."""
+        self.store_room = assembler.store_room
+        """The most that a rank's store will hold in memory [B]; the same on every rank."""
+        self.steps = self.schedule.steps
         """Steps per epoch; the last one may have a smaller mini-batch."""
         self.at = 0
         """Steps of the epoch under way up to the mini-batch last shown, skipped ones too."""
@@ -264,51 +274,14 @@ class Dataset:
         atexit.register(self._at_exit)
         weakref.finalize(self._prefetcher, atexit.unregister, self._at_exit).atexit = False
 
-    @property
-    def source(self) -> Source:
-        return self._assembler.reader.source
-
-    @property
-    def grid(self) -> Grid:
-        return self._assembler.planner.boxes.grid
-
-    @property
-    def schedule(self) -> Schedule:
-        return self._assembler.schedule
-
     def __len__(self) -> int:
         """The number of samples that an epoch shows: those of this split, repeated ones again."""
         return self.schedule.shown
 
     @property
-    def transform(self) -> str | LowHigh | None:
-        """The transform of stored values, as `hyperslab.open` takes it."""
-        return self._transform.name
-
-    @property
     def wait_seconds(self) -> float:
         """Time that the consumer has waited for data so far [s]."""
         return self._prefetcher.wait_seconds
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape (C, D, H, W) of a sample; where they differ, that of the largest."""
-        return self.source.shape
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The names of the P targets; none where voxels have classes."""
-        return self.source.parameters.names
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the voxels' classes, background first; none where there are targets."""
-        return self.source.classes
-
-    @property
-    def parameters(self) -> Parameters:
-        """The targets' names and physical ranges."""
-        return self.source.parameters
 
     @property
     def bytes_read(self) -> int:
@@ -319,11 +292,6 @@ class Dataset:
     def stored_bytes(self) -> int:
         """Bytes that this rank's store holds in memory now [B]."""
         return self._assembler.store.bytes
-
-    @property
-    def store_room(self) -> int:
-        """The most that a rank's store will hold in memory [B]; the same on every rank."""
-        return self._assembler.store_room
 
     @property
     def received_bytes(self) -> int:
@@ -406,12 +374,7 @@ class Dataset:
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._transport is not None:
             self._transport.abandon()  # the other ranks may be anywhere
         self.close()
