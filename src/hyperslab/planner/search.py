@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from hyperslab.comm.grid import AXES, SPATIAL_AXES
-from hyperslab.data.store import MEMORY_SHARE, free_memory
+from hyperslab.data.store import MEMORY_SHARE
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.planner.cost import (
     Breakdown,
@@ -54,6 +54,7 @@ from hyperslab.planner.trace import (
 )
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.schema import GridSection
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.torch_internals import import_compiler
 
 PROCESS_STATUS = Path("/proc/self/status")

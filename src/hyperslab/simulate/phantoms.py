@@ -71,7 +71,9 @@ def draw_phantom(
     shape = (columns, columns, planes)
     spacing = np.array([rng.uniform(350, 410) / columns] * 2 + [rng.uniform(240, 300) / planes])
     affine = np.eye(4)
-    affine[:3, :3] = _about_x(rng.choice([0.0, rng.uniform(-8, 8)])) * spacing
+    tilt = np.radians(rng.choice([0.0, rng.uniform(-8, 8)]))  # of the gantry, about x
+    cos, sin = np.cos(tilt), np.sin(tilt)
+    affine[:3, :3] = np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) * spacing
     affine[:3, 3] = -affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     body = _anatomy(rng)
     bend = rng.normal(0, BEND, (3, 3))
@@ -143,13 +145,6 @@ def _rotation(rng: np.random.Generator, degrees: float) -> Floats:
     angle = np.radians(rng.uniform(-degrees, degrees))
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
-
-
-def _about_x(degrees: float) -> Floats:
-    """Shears the phantom as a tilted gantry does."""
-    c = np.cos(np.radians(degrees))
-    s = np.sin(np.radians(degrees))
-    return np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
 
 
 AXIS_LETTERS = ("RL", "AP", "SI")

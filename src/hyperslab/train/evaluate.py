@@ -35,7 +35,6 @@ from hyperslab.comm.agreement import broadcast_from_main, failure_broadcast, sta
 from hyperslab.comm.grid import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
-from hyperslab.data.store import free_memory
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
@@ -76,6 +75,7 @@ from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
 from hyperslab.train.step import autocast
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
+from hyperslab.util.free_memory import free_memory
 
 log = logging.getLogger("hyperslab")
 
