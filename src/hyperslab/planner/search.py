@@ -423,7 +423,14 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
             f"no grid of {ranks} ranks is possible; one of the reasons:\n    {refused[-1].reason}"
         )
     first = roofline_estimate(job, machine, ranks)
-    pending = sorted(legal, key=lambda grid: _promise_key(grid, first, bounds))
+    limit = bounds.limit.nbytes
+
+    def promise(grid: GridSection) -> tuple[bool, float, str]:
+        # The estimate of memory is rough: only what is clearly too much comes last.
+        too_large = bounds.process + first.memory(grid) > 1.2 * limit
+        return too_large, first.seconds(grid), words_of(grid)
+
+    pending = sorted(legal, key=promise)
     traced: list[Candidate] = []
     while pending and not _enough(traced, bounds):
         if len(traced) == TRACED and not bounds.everything:  # none of them fits
@@ -435,12 +442,13 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
             refused.append(RefusedGrid(grid, str(error)))
     if not traced:
         raise UnsupportedOp(refused[-1].reason)
+    traced.sort(key=lambda one: (not one.fits(limit), one.seconds.total, words_of(one.grid)))
     return GridPlan(
         job=job,
         machine=machine,
         ranks=ranks,
         limit=bounds.limit,
-        traced=tuple(sorted(traced, key=lambda one: _ranking_key(one, bounds.limit))),
+        traced=tuple(traced),
         untraced=tuple(
             UntracedGrid(grid, first.seconds(grid), first.memory(grid)) for grid in pending
         ),
@@ -454,18 +462,6 @@ def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
     if bounds.everything or len(traced) < TRACED:
         return False
     return len(traced) >= 2 * TRACED or any(one.fits(bounds.limit.nbytes) for one in traced)
-
-
-def _promise_key(
-    grid: GridSection, first: RooflineEstimate, bounds: PlanBounds
-) -> tuple[bool, float, str]:
-    """Orders grids by promise; those that need clearly too much memory come last."""
-    too_large = bounds.process + first.memory(grid) > 1.2 * bounds.limit.nbytes
-    return too_large, first.seconds(grid), words_of(grid)
-
-
-def _ranking_key(one: Candidate, limit: MemoryLimit) -> tuple[bool, float, str]:
-    return not one.fits(limit.nbytes), one.seconds.total, words_of(one.grid)
 
 
 MOST_RANKS = 4096
@@ -492,16 +488,13 @@ def suggested_changes(plan: GridPlan, bounds: PlanBounds) -> list[RecipeChange]:
     before = plan.best or plan.smallest
     if before is None:
         return []
-    recipe = plan.job.recipe
-    wanted = []
-    if recipe.memory == "keep":
-        wanted.append(("memory=recompute", plan.job.with_recipe(memory="recompute")))
-    if recipe.precision == "float32":
-        wanted.append(("precision=bf16", plan.job.with_recipe(precision="bf16")))
-    return [
-        RecipeChange(override, before, trace_one(job, before.grid, plan.machine, bounds))
-        for override, job in wanted
-    ]
+    found = []
+    for key, usual, other in (("memory", "keep", "recompute"), ("precision", "float32", "bf16")):
+        if getattr(plan.job.recipe, key) == usual:
+            job = plan.job.with_recipe(**{key: other})
+            after = trace_one(job, before.grid, plan.machine, bounds)
+            found.append(RecipeChange(f"{key}={other}", before, after))
+    return found
 
 
 def least_ranks(

@@ -153,7 +153,7 @@ def hidden_share(apart: float, together: float, work: float) -> float:
 def _hidden_halos(clock: Clock, placement: Placement) -> float:
     """Measures the median share that a convolution hides, over sizes of messages."""
     halos = clock.grid.halos
-    partner = placement.partner(clock.grid.rank, placement.nearest)
+    partner = placement.partner(clock.grid.rank, placement.link(0, 1))
     x = torch.rand(1, 16, 16, 32, 32, device=clock.grid.device)
     weight = torch.rand(16, 16, 3, 3, 3, device=clock.grid.device)
     shares = []

@@ -175,11 +175,6 @@ class TimedCall(NamedTuple):
     roofline: float
 
 
-def roofline(flops: float, nbytes: float, peak: float, bandwidth: float) -> float:
-    """Computes the least time [s] from peak [flop/s] and memory bandwidth [B/s]."""
-    return max(flops / peak, nbytes / bandwidth)
-
-
 def call_kind(call: Call) -> tuple[object, ...]:
     """Classifies calls: the times of one kind can be interpolated between.
 
@@ -388,11 +383,9 @@ class Setting(MachineSection):
 
     def _least(self, call: Call, flops: float, nbytes: float) -> float:
         dtype = next((spec.dtype for spec in call.tensors()), torch.float32)
-        return self.launch + roofline(flops, nbytes, self._peak(dtype), self.bandwidth)
-
-    def _peak(self, dtype: torch.dtype) -> float:
-        """Returns the peak [flop/s], that of float32 where the file has none of that dtype."""
-        return self.flops.get(str(dtype).removeprefix("torch."), self.flops["float32"])
+        # A file need not have the peak of each dtype; it has that of float32.
+        peak = self.flops.get(str(dtype).removeprefix("torch."), self.flops["float32"])
+        return self.launch + max(flops / peak, nbytes / self.bandwidth)
 
 
 def entry_of(operator: LocalOperator, seconds: float) -> Measured:
