@@ -103,7 +103,7 @@ def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> di
 class ProcessGroup:
     """Start a group led by a guard, which ends it when this process has ended, in whatever way.
 
-    ``id`` is its number. It has the terminal's signals not.
+    ``id`` is its number. The terminal's signals do not reach it.
 
     Raises:
         OSError: there is no process or no descriptor left for it.
