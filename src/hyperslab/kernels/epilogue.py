@@ -394,7 +394,7 @@ def _run_forward(
         0,
         0,
     )
-    call(functions.forward, pointers + plan.numbers, plan.size)
+    call(functions.chain_forward, pointers + plan.numbers, plan.size)
     return marks
 
 
@@ -443,7 +443,7 @@ def compiled_chain_backward(
         address(through),
         0,
     )
-    call(functions.backward, pointers + plan.numbers, plan.size)
+    call(functions.chain_backward, pointers + plan.numbers, plan.size)
     return dx
 
 
@@ -525,7 +525,7 @@ def _compiled_sums(
     """Runs the sums in float64; each part of the work has its own."""
     parts = parts_for(size)
     sums = torch.zeros((parts, *shape), dtype=torch.float64)
-    call(functions.sums, EPILOGUE_POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)
+    call(functions.chain_sums, EPILOGUE_POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)
     return sums[0] if parts == 1 else sums.sum(0)
 
 
