@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.kernels import compile as compiler
 from hyperslab.kernels import compile as library
-from hyperslab.kernels import epilogue
+from hyperslab.kernels import registry
 from hyperslab.kernels.compile import CannotCompile, cached_library, load_library, run_guarded
 from tests.kernels.compiled import compiled
 
@@ -159,7 +159,7 @@ def test_a_compiler_that_makes_something_else(
 
 def test_a_command_that_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", 'gcc "')
-    with pytest.raises(CannotCompile, match="is no command: .*quotation"):
+    with pytest.raises(CannotCompile, match=r"is no command: .*quotation"):
         cached_library()
 
 
@@ -230,7 +230,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no
 
 @pytest.fixture
 def forking(tmp_path: Path) -> tuple[Path, Path]:
-    """A compiler that has another process work, as ``cc`` has ``cc1``, and where that one's id is."""
+    """A compiler that has another process work, as ``cc`` has ``cc1``, and the file of its id."""
     path, pid = tmp_path / "forking", tmp_path / "pid"
     path.write_text(f"#!/bin/sh\nsleep 300 &\necho $! > {pid}.new; mv {pid}.new {pid}\nwait\n")
     path.chmod(0o700)
@@ -354,7 +354,7 @@ def test_references_run_where_nothing_compiles(
         assert library.library.__wrapped__() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no C compiler" in caplog.text
-    monkeypatch.setattr(epilogue, "library", lambda: None)
+    monkeypatch.setattr(registry, "library", lambda: None)
     x = torch.arange(-8.0, 8.0).view(1, 2, 8)
     y, marks = torch.ops.hyperslab.chain_forward(x, None, 0.0, [2], False, True, x.dtype)
     assert torch.equal(y, torch.relu(x).unflatten(2, (4, 2)).mean(3))

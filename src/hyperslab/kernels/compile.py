@@ -488,16 +488,37 @@ def _uninterrupted(wait: Callable[[], None]) -> None:
             continue
 
 
+TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The numbers that ``rows.h`` gives them."""
+
+STREAMED = 16 << 20
+"""[B] Results from this size on do not stay in the caches until they are read."""
+
+PLANS_KEPT = 4096
+"""Packed numbers: a network has some for each of its layers.
+
+They are worked out once for equal calls: a tensor of a few voxels passes in less time than Python
+takes to look at its shape.
+"""
+
+Sizes = tuple[int, ...]
+
+_INTEGERS = [struct.Struct(f"@{count}q") for count in range(32)]
+
+
+def integers(*numbers: int) -> bytes:
+    """Packs numbers for C."""
+    return _INTEGERS[len(numbers)].pack(*numbers)
+
+
 def address(x: torch.Tensor | None) -> int:
     """Returns the address of the first element; 0 for no tensor."""
     return 0 if x is None else x.data_ptr()
 
 
-def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Returns ``x`` dense in this format: itself where it is."""
-    if x.is_contiguous(memory_format=memory_format):
-        return x
-    return x.contiguous(memory_format=memory_format)
+def addresses(*tensors: torch.Tensor | None) -> bytes:
+    """Packs the addresses of the tensors' first elements for C."""
+    return integers(*map(address, tensors))
 
 
 def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
@@ -505,126 +526,11 @@ def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
     return numbers if numbers is None else numbers.float().contiguous()
 
 
-TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The numbers that ``rows.h`` gives them."""
-
-EPILOGUE_POINTERS = struct.Struct("@8q")
-"""The tensors of ``chain`` in ``chain.h``."""
-
-EPILOGUE_NUMBERS = struct.Struct("@14qd")
-"""The numbers that follow, but for those of the part and of all parts."""
-
-STREAMED = 16 << 20
-"""[B] Results from this size on do not stay in the caches until they are read."""
-
-PLANS_KEPT = 4096
-"""Plans: a network has a few for each of its layers."""
-
-Sizes = tuple[int, ...]
-Geometry = tuple[int, ...]
-"""blocks, depth, height, width, channels, scale_rows, tiles of three extents, maximum."""
+def three(extents: Sequence[int], missing: int = 1) -> Sizes:
+    """Fills up numbers of fewer dims for C, which knows three."""
+    return (*(missing,) * (3 - len(extents)), *extents)
 
 
-@dataclass(frozen=True, slots=True)
-class EpiloguePlan:
-    """Keeps what C is told of epilogues on blocks of one shape and memory format."""
-
-    memory_format: torch.memory_format
-    strides: Sizes  # of the block in this format
-    result: Sizes
-    result_strides: Sizes
-    bits: int  # bytes of marks
-    winners: int
-    size: int  # elements of the block
-    numbers: bytes
-
-    def check(self, g: torch.Tensor, marks: torch.Tensor) -> None:
-        """Checks that there are as many gradients and marks as the C code reads.
-
-        Raises:
-            ValueError: these are not so many.
-        """
-        count = self.bits + self.winners
-        if g.shape != self.result or marks.numel() < count or not marks.is_contiguous():
-            raise ValueError(
-                f"a gradient of shape {list(g.shape)} and {marks.numel()} bytes of marks for a "
-                f"chain whose result has shape {list(self.result)} and which keeps {count} bytes"
-            )
-
-
-@functools.lru_cache(PLANS_KEPT)
-def epilogue_plan(
-    shape: Sizes,
-    told: tuple[Sizes, Sizes],
-    types: tuple[torch.dtype | None, ...],
-    pool: Sizes,
-    maximum: bool,
-    slope: float,
-    norm: Sizes | None,
-    through: Sizes | None = None,
-) -> EpiloguePlan | None:
-    """Plans an epilogue; None where the C code does not know the types or the number of dims.
-
-    Args:
-        shape: of the block.
-        told: shape and strides of a tensor in the block's memory format.
-        types: of x, the result's gradient, and what is written: the result, or dx where there is
-            a gradient.
-        norm, through: shapes of the numbers of channels.
-
-    Raises:
-        ValueError: tiles or numbers do not fit the block.
-    """
-    check_norm(shape, norm, through)
-    result = pooled_shape(shape, pool)
-    known = all(dtype is None or dtype in TYPE_CODES for dtype in types)
-    if not known or not 2 <= len(shape) <= 5 or not math.prod(shape):
-        return None
-    memory_format = memory_format_by_strides(torch.empty_strided(*told, device="meta"))
-    _, of_gradient, of_written = types
-    written = result if of_gradient is None else shape
-    size = math.prod(written) * (of_written.itemsize if of_written else 0)
-    last = memory_format != torch.contiguous_format
-    return EpiloguePlan(
-        memory_format=memory_format,
-        strides=dense_strides(shape, memory_format),
-        result=tuple(result),
-        result_strides=dense_strides(result, memory_format),
-        bits=bit_bytes(shape, slope, norm is not None),
-        winners=winner_bytes(shape, pool, maximum),
-        size=math.prod(shape),
-        numbers=EPILOGUE_NUMBERS.pack(
-            *(0 if dtype is None else TYPE_CODES[dtype] for dtype in types),
-            *_epilogue_geometry(shape, last, 0 if norm is None else norm[1], pool, maximum),
-            size >= STREAMED,
-            slope,
-        ),
-    )
-
-
-def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> Sizes:
-    """Returns the strides of a new tensor: torch takes three times as long to work them out."""
-    return torch.empty(tuple(shape), memory_format=memory_format, device="meta").stride()
-
-
-def _epilogue_geometry(
-    shape: Sizes, channels_last: bool, rows: int, pool: Sizes, maximum: bool
-) -> Geometry:
-    """Describes an epilogue on a block of this shape; without pooling a block is one line.
-
-    ``rows``: of the normalisation's numbers, 0 without one.
-    """
-    samples, channels, *extents = shape
-    if not pool:
-        voxels = math.prod(extents)
-        if rows == 0:
-            return (1, 1, 1, samples * channels * voxels, 1, 1, 1, 1, 1, 0)
-        extents = [1, 1, voxels]
-        pool = (1, 1, 1)
-        maximum = False
-    rows = max(1, rows)
-    missing = (1,) * (3 - len(extents))
-    tiles = (*missing, *pool, int(maximum))
-    if channels_last:
-        return (samples, *missing, *extents, channels, rows, *tiles)
-    return (samples * channels, *missing, *extents, 1, rows * channels, *tiles)
+def blocks_in(shape: Sizes, channels_last: bool) -> tuple[int, int]:
+    """Counts the blocks of a tensor, and the channels that lie side by side in one."""
+    return shape[:2] if channels_last else (shape[0] * shape[1], 1)  # type: ignore[return-value]

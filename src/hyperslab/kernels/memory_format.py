@@ -63,6 +63,16 @@ def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
     )
 
 
+def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Returns ``x`` without gaps in this format: itself where it is so, whatever its strides say.
+
+    For kernels that are told the format beside the tensor.
+    """
+    if x.is_contiguous(memory_format=memory_format):
+        return x
+    return x.contiguous(memory_format=memory_format)
+
+
 HALF = (torch.float16, torch.bfloat16)
 
 

@@ -9,9 +9,9 @@ table of cases from which the first that holds is taken::
 Its thresholds come from ``benchmarks/kernel_rule.py``, which times every implementation and shows
 where the rule takes a slower one. `force` has tests run the others.
 
-An operator is declared in its own module, once, as a `KernelOperator`: its schema, its plain
-reference, and its versions for CPU and CUDA, all with one signature. They are plain functions of
-the dispatcher, without the checks that `torch.library.custom_op` makes at every call.
+An operator is declared in its own module, once, as a `KernelOperator`: its plain reference, whose
+signature is its schema, and its versions for CPU and CUDA. They are plain functions of the
+dispatcher, without the checks that `torch.library.custom_op` makes at every call.
 
 In reading order: declarations; what the choice depends on; the rules; the choice; the table.
 """
@@ -40,31 +40,54 @@ TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of blocks that the Triton kernels take; for others the reference runs."""
 
 
+_SCHEMA_TYPES = {
+    "torch.Tensor": "Tensor",
+    "torch.Tensor | None": "Tensor?",
+    "Sequence[torch.Tensor]": "Tensor[]",
+    "Sequence[int]": "int[]",
+    "torch.dtype": "ScalarType",
+    "tuple[torch.Tensor, torch.Tensor]": "(Tensor, Tensor)",
+    "None": "()",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class KernelOperator:
-    """Declares one operator: its schema, and its implementations, which take the same arguments.
+    """Declares one operator by its implementations; the ``reference`` has its name and signature.
 
-    ``cpu`` calls C and returns `NotImplemented` for operands that the C code does not take;
-    ``cuda`` names a Triton version, which is imported at its first call. The ``reference`` runs
-    everywhere else. On the meta device it gives shapes and strides, too; ``meta`` does where the
-    reference reads values.
+    ``cpu`` takes the `Library` before the same arguments, calls C, and returns `NotImplemented`
+    for operands that the C code does not take; ``cuda`` names a Triton version, which is imported
+    at its first call. The reference runs everywhere else. On the meta device it gives shapes and
+    strides, too; ``meta`` does where the reference reads values.
     """
 
-    schema: str
     reference: Callable[..., Any]
     cpu: Callable[..., Any]
     source: str  # of `cpu`, in csrc
     cuda: str | None = None  # "module:function" in `hyperslab.kernels.cuda`
     meta: Callable[..., Any] | None = None
+    writes: str | None = None  # the argument that is changed
 
     @property
     def name(self) -> str:
-        return self.schema.partition("(")[0]
+        return self.reference.__name__
+
+    @property
+    def schema(self) -> str:
+        """Returns the schema for torch: the reference's signature, which is kept as text."""
+        told = self.reference.__annotations__
+        kinds = {name: _SCHEMA_TYPES.get(kind, kind) for name, kind in told.items()}
+        result = kinds.pop("return")
+        if self.writes is not None:
+            kinds[self.writes] = "Tensor(a!)"
+        arguments = ", ".join(f"{kind} {name}" for name, kind in kinds.items())
+        return f"{self.name}({arguments}) -> {result}"
 
     def on_cpu(self, *arguments: Any) -> Any:
         """Runs the C version where there is one for these operands, else the reference."""
-        if _forced.get().get(self.name) != "reference" and library() is not None:
-            result = self.cpu(*arguments)
+        functions = library()
+        if functions is not None and _forced.get().get(self.name) != "reference":
+            result = self.cpu(functions, *arguments)
             if result is not NotImplemented:
                 return result
         return self.reference(*arguments)
@@ -101,16 +124,22 @@ _LIBRARY = torch.library.Library("hyperslab", "DEF")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def declare(operator: KernelOperator) -> KernelOperator:
-    """Makes an operator known to torch, as ``torch.ops.hyperslab.NAME``."""
+def declare(
+    reference: Callable[..., Any],
+    cpu: Callable[..., Any],
+    source: str,
+    cuda: str | None = None,
+    **more: Any,
+) -> None:
+    """Makes a `KernelOperator` known to torch, as ``torch.ops.hyperslab.NAME``."""
+    operator = KernelOperator(reference, cpu, source, cuda, **more)
     _LIBRARY.define(operator.schema)
-    _LIBRARY.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
-    _LIBRARY.impl(operator.name, operator.meta or operator.reference, "Meta")
+    _LIBRARY.impl(operator.name, reference, "CompositeExplicitAutograd")
+    _LIBRARY.impl(operator.name, operator.meta or reference, "Meta")
     _LIBRARY.impl(operator.name, operator.on_cpu, "CPU")
-    if operator.cuda is not None and _HAS_TRITON:
+    if cuda is not None and _HAS_TRITON:
         _LIBRARY.impl(operator.name, operator.on_cuda, "CUDA")
     OPERATORS[operator.name] = operator
-    return operator
 
 
 _as_if: ContextVar[str | None] = ContextVar("as_if", default=None)

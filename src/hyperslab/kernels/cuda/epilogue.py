@@ -20,7 +20,6 @@ from hyperslab.kernels.cuda.tiles import (
     activation,
     before_pooling,
     dense_block,
-    dense_like,
     first_of,
     hands_on,
     normalised,
@@ -31,6 +30,7 @@ from hyperslab.kernels.cuda.tiles import (
     pointer,
 )
 from hyperslab.kernels.memory_format import (
+    as_dense,
     bit_bytes,
     check_norm,
     memory_format_by_strides,
@@ -215,8 +215,8 @@ def triton_chain_backward(
     dx = torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
     if dx.numel() == 0:
         return dx
-    g = dense_like(g, memory_format)
-    x = x if x is None else dense_like(x, memory_format)
+    g = as_dense(g, memory_format)
+    x = x if x is None else as_dense(x, memory_format)
     tiles = Tiles.of(shape, pool, memory_format)
     winners = winner_bytes(shape, pool, maximum)
     _backward[(tiles.programs,)](
@@ -393,7 +393,7 @@ def triton_chain_backward_sums(
     winners = winner_bytes(x.shape, pool, maximum)
     if x.numel():
         _backward_sums[(shares * tiles.samples * tiles.channel_blocks,)](
-            dense_like(g, memory_format),
+            as_dense(g, memory_format),
             marks[len(marks) - winners :],
             x,
             *numbers_of(norm, 3, x),
