@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
+from hyperslab.util.torch_internals import is_view
 
 Kernels = Literal["measure", "fixed", "torch"]
 """How kernels are chosen: by the rule of `registry`, or as torch does.
@@ -249,4 +250,4 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
 
     What a `torch.autograd.Function` returns must be one.
     """
-    return x.data if x._is_view() else x
+    return x.data if is_view(x) else x

@@ -12,6 +12,7 @@ from hyperslab.geometry import Cut
 from hyperslab.util.torch_internals import (
     accumulation_hooks,
     backward_hooks,
+    version_of,
     will_execute_node,
 )
 
@@ -53,7 +54,7 @@ class GradientBuffers:
         self._made.clear()
         self._averaged = averaged
 
-    def free(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
+    def lend(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
         """Return the home for what this backward pass accumulates; None if others would see it.
 
         It holds anything. ``accumulating`` is the node that accumulates the parameter's gradient.
@@ -73,13 +74,13 @@ class GradientBuffers:
         return entry.gradient.data  # with a version of its own
 
     def made(self, parameter: torch.Tensor, gradient: torch.Tensor, rows: Cut | None) -> None:
-        """Note that what `free` gave holds the gradient; ``rows``: it is zero but for a rank's own.
+        """Note that what `lend` gave holds the gradient; ``rows``: it is zero but for a rank's own.
 
         Those of the rank at ``i`` of the axis of ``rows``, in its interval ``i`` of the first dim.
         """
-        self._made[id(parameter)] = _GradientInPlace(gradient._version, rows)
+        self._made[id(parameter)] = _GradientInPlace(version_of(gradient), rows)
 
-    def settle(self, parameter: torch.Tensor) -> Cut | None:
+    def copy_in(self, parameter: torch.Tensor) -> Cut | None:
         """Move a gradient that has been accumulated home; the rows of `made` if it still is that.
 
         Hooks, and a second use of the parameter, may have made another gradient of it.
@@ -95,17 +96,17 @@ class GradientBuffers:
             parameter.grad = gradient
             made = None
         self._shown[id(parameter)] = weakref.ref(gradient)
-        return made.rows if made is not None and gradient._version == made.version else None
+        return made.rows if made is not None and version_of(gradient) == made.version else None
 
     def bring_back(self, parameter: torch.Tensor, version: int) -> bool:
-        """Move a gradient home that a hook replaced after `settle`; whether it is that of then."""
+        """Move a gradient home that a hook replaced after `copy_in`; whether it is that of then."""
         gradient = parameter.grad
         if gradient is None:
             return False
         if gradient.data_ptr() != self._homes[id(parameter)].gradient.data_ptr():
-            self.settle(parameter)
+            self.copy_in(parameter)
             return False
-        return gradient._version == version
+        return version_of(gradient) == version
 
     def stay(self, parameter_id: int) -> bool:
         """Move home the gradient of a parameter to which this pass brings none; tell if it has one.
@@ -118,10 +119,10 @@ class GradientBuffers:
         if parameter.grad is None:
             self._let_go(parameter)
             return False
-        self.settle(parameter)
+        self.copy_in(parameter)
         return True
 
-    def adopt(self, parameter_id: int) -> None:
+    def attach(self, parameter_id: int) -> None:
         """Give a parameter without a gradient the one that others wrote into its home."""
         entry = self._homes[parameter_id]
         parameter = entry.parameter()
