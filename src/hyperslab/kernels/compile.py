@@ -38,7 +38,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO
@@ -142,7 +142,7 @@ def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     theirs, ours = os.pipe()
     try:
         with subprocess.Popen(
-            ["sh", "-c", GUARD, "sh", *command],
+            ["/bin/sh", "-c", GUARD, "sh", *command],
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -153,7 +153,8 @@ def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             try:
                 out, err = process.communicate(timeout=TIME_LIMIT)
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
         return subprocess.CompletedProcess(command, process.returncode, out, err)
     except subprocess.TimeoutExpired as error:
@@ -267,7 +268,7 @@ def _turn_to_compile(path: Path) -> Iterator[None]:
         CannotCompile: one that this process waited for failed, or it was too long a wait.
     """
     machine = platform.node()
-    with (path.parent / f"{machine}.lock").open("a+") as file:
+    with (path.parent / f"{machine}.lock").open("a+", errors="replace") as file:
         before = _content(file)
         if _lock(file):
             # The lock was free or its owner is gone, and with it whoever wrote there.

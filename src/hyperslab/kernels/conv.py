@@ -81,10 +81,8 @@ CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 def kernel_is_larger(x: torch.Tensor, weight: torch.Tensor, options: ConvOptions) -> bool:
     """Says if padding must be part of ``x``, see `Problem.outreaches`."""
-    plain = options.output_padding is None
-    return (
-        plain and device_kind(x) == "cpu" and kernel_exceeds_volume(weight.shape, x.shape, x.dtype)
-    )
+    plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
+    return plain_on_cpu and kernel_exceeds_volume(weight.shape, x.shape, x.dtype)
 
 
 def margins_of(padding: Sequence[int]) -> list[int]:
@@ -92,18 +90,18 @@ def margins_of(padding: Sequence[int]) -> list[int]:
     return [p for p in reversed(padding) for _ in range(2)]
 
 
-def aten_forward(
+def for_aten(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
     options: ConvOptions,
     padding: Sequence[int],
-) -> torch.Tensor:
-    """Convolves by torch's own operator, plain or transposed; differentiable."""
+    kernels: Kernels,
+) -> tuple[torch.Tensor, Sequence[int]]:
+    """Returns input and padding as torch's own operator takes them; differentiable."""
+    x = in_preferred_format(x, weight, kernels)
     if kernel_is_larger(x, weight, options):
-        x = F.pad(x, margins_of(padding))
-        padding = [0] * len(padding)
-    return aten_convolution(x, weight, bias, options, padding)
+        return F.pad(x, margins_of(padding)), [0] * len(padding)
+    return x, padding
 
 
 def aten_backward(
@@ -121,21 +119,6 @@ def aten_backward(
     x = F.pad(x, margins)
     dx, dw, db = aten_gradients(gradient, x, weight, options, [0] * len(padding), needs)
     return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
-
-
-def differentiable_aten_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: ConvOptions,
-    padding: Sequence[int],
-) -> torch.Tensor:
-    """Convolves by the function of torch that users call, which takes complex numbers, too."""
-    if kernel_is_larger(x, weight, options):
-        x = F.pad(x, margins_of(padding))
-        padding = [0] * len(padding)
-    local = CONVOLUTIONS[len(padding)]
-    return local(x, weight, bias, options.stride, padding, options.dilation, options.groups)
 
 
 def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *others: Any) -> Any:
@@ -189,7 +172,8 @@ def conv_forward(
     task: Task = "forward" if options.output_padding is None else "input"
     problem = problem_of(task, x, weight, bias, options, padding, kernels)
     if problem is None:
-        return aten_forward(in_preferred_format(x, weight, kernels), weight, bias, options, padding)
+        x, padding = for_aten(x, weight, options, padding, kernels)
+        return aten_convolution(x, weight, bias, options, padding)
     return no_view(dispatch(problem, in_channels_last(x), weight, bias))
 
 
@@ -423,8 +407,10 @@ def differentiable_conv(
         x = F.pad(x, margins)
         source = None
     if not computes_last(x, weight, kernels):
-        x = in_preferred_format(x, weight, kernels)
-        return differentiable_aten_conv(x, weight, bias, options, padding)
+        x, padding = for_aten(x, weight, options, padding, kernels)
+        # The function that users call takes complex numbers, too.
+        convolve = CONVOLUTIONS[len(padding)]
+        return convolve(x, weight, bias, options.stride, padding, options.dilation, options.groups)
     x = conv_input(x, weight, kernels)
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
 

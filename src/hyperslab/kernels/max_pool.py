@@ -29,11 +29,12 @@ from hyperslab.kernels.compile import (
 )
 from hyperslab.kernels.memory_format import (
     CHANNELS_LAST,
+    MOST_TAPS,
     as_dense,
     memory_format_by_strides,
     strides_in,
 )
-from hyperslab.kernels.registry import MOST_TAPS, declare
+from hyperslab.kernels.registry import declare
 
 
 def window_maximum(

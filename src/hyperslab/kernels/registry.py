@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from hyperslab.kernels.compile import direct_is_known, library, winograd_is_known
+from hyperslab.kernels.compile import TYPE_CODES, direct_is_known, library, winograd_is_known
 from hyperslab.kernels.conv_problem import HEAVY_WEIGHT, PROBLEMS, Kernels, Problem, Task
 from hyperslab.kernels.conv_variants import CONV_VARIANTS, takes_im2col
-from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.kernels.memory_format import CHANNELS_LAST, MOST_TAPS
 from hyperslab.util.torch_internals import onednn_enabled, onednn_has_bfloat16
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -227,17 +227,12 @@ def onednn_supports(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of blocks that the C code takes."""
-
-MOST_TAPS = 256
-"""Taps of a window of which one byte names the largest."""
+def _in_c(x: torch.Tensor) -> bool:
+    return device_kind(x) == "cpu" and x.dtype in TYPE_CODES and library() is not None
 
 
 def _maximum_by_windows(x: torch.Tensor, kernel: Sequence[int], dilation: int) -> bool:
-    known = x.dtype in COMPILED_DTYPES and x.dim() == 5
-    plain = dilation == 1 and math.prod(kernel) <= MOST_TAPS
-    return device_kind(x) == "cpu" and known and plain and library() is not None
+    return x.dim() == 5 and dilation == 1 and math.prod(kernel) <= MOST_TAPS and _in_c(x)
 
 
 def _average_by_tiles(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> bool:
@@ -250,14 +245,6 @@ def _average_by_tiles(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[i
         and list(kernel) == list(stride)
         and all(extent % k == 0 for extent, k in zip(x.shape[2:], kernel, strict=True))
     )
-
-
-def _resamples_sparse(x: torch.Tensor) -> bool:
-    return device_kind(x) == "cpu" and x.dtype in COMPILED_DTYPES and library() is not None
-
-
-def _on_cpu(x: torch.Tensor) -> bool:
-    return device_kind(x) == "cpu"
 
 
 FEW_CHANNELS = 16
@@ -289,10 +276,6 @@ def _few_channels(problem: Problem) -> bool:
     return more <= half or (fewer >= half and more <= FEW_CHANNELS)
 
 
-def _few_channels_in_windows(problem: Problem) -> bool:
-    return _few_channels(problem) and math.prod(problem.kernel) > 1
-
-
 def _fewest_channels(problem: Problem) -> bool:
     # Of one channel torch's is faster, of 16 by 16 Winograd's.
     pairs = problem.x[1] * problem.y[1]
@@ -303,10 +286,6 @@ def _narrow(problem: Problem) -> bool:
     # In float32 oneDNN has kernels of its own for one channel.
     wide = problem.kernel[-1] >= MANY_TAPS and problem.products >= WORTH_COLUMNS
     return problem.dtype == torch.bfloat16 and wide
-
-
-def _heavy(problem: Problem) -> bool:
-    return problem.heavy
 
 
 def _windows(problem: Problem) -> bool:
@@ -327,18 +306,6 @@ def _flips(problem: Problem) -> bool:
 def _small_samples(problem: Problem) -> bool:
     small = problem.x[0] > 1 and math.prod(problem.y[2:]) <= SMALL_SAMPLE
     return small and min(problem.x[1], problem.y[1]) >= MANY_CHANNELS
-
-
-def _light(problem: Problem) -> bool:
-    return problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype]
-
-
-def _weight_counts(problem: Problem) -> bool:
-    return problem.weight_to_volumes > 1 and _windows(problem)
-
-
-def _small_or_pointwise(problem: Problem) -> bool:
-    return takes_im2col(problem) or not _windows(problem)
 
 
 def _conv_case(
@@ -402,7 +369,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             "resample.py, csrc/resample.c",
             "CPU, float32 or half precision",
             "torch's takes several times as long, in float32 only (2.13)",
-            supports=_resamples_sparse,
+            supports=_in_c,
         ),
         Case("torch", "", "else", "it runs everywhere"),
     ),
@@ -412,7 +379,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             "moments.py",
             "CPU",
             "`torch.var_mean` takes eight times as long (2.13)",
-            when=_on_cpu,
+            when=lambda x: device_kind(x) == "cpu",
         ),
         Case("torch", "moments.py", "else", "one kernel in place of three"),
     ),
@@ -425,12 +392,18 @@ RULES: dict[str, tuple[Case, ...]] = {
             "oneDNN's kernels for bfloat16 do the work of many channels for one",
             _narrow,
         ),
-        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, _heavy),
+        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
         _conv_case("forward", "onednn", "else", "it runs at the processor's peak"),
     ),
     "conv input": (
-        _conv_case("input", "registers", FEW, FEW_REASON, _few_channels_in_windows),
-        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, _heavy),
+        _conv_case(
+            "input",
+            "registers",
+            FEW,
+            FEW_REASON,
+            lambda problem: _few_channels(problem) and _windows(problem),
+        ),
+        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
         _conv_case(
             "input",
             "matrix",
@@ -462,16 +435,22 @@ RULES: dict[str, tuple[Case, ...]] = {
             "winograd",
             "3 x 3 x 3, no stride, 8 channels or more, AVX2 or AVX-512, weight not large",
             "64 products for 216",
-            _light,
+            lambda problem: problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype],
         ),
         _conv_case(
             "weight",
             "matrix",
             "windows tile the volume: of one voxel, or small in float32",
             "one product of matrices, where torch takes im2col",
-            _small_or_pointwise,
+            lambda problem: takes_im2col(problem) or not _windows(problem),
         ),
-        _conv_case("weight", "contiguous", "weight > volumes", HEAVY_REASON, _weight_counts),
+        _conv_case(
+            "weight",
+            "contiguous",
+            "weight > volumes",
+            HEAVY_REASON,
+            lambda problem: problem.weight_to_volumes > 1 and _windows(problem),
+        ),
         _conv_case(
             "weight",
             "halves",
