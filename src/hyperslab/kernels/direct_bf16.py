@@ -32,7 +32,7 @@ from hyperslab.kernels.compile import (
 )
 from hyperslab.kernels.conv_problem import ConvOptions, aten_convolution, aten_gradients
 from hyperslab.kernels.memory_format import CHANNELS_LAST, as_dense, strides_in
-from hyperslab.kernels.registry import declare
+from hyperslab.kernels.registry import Operands, declare
 
 
 def direct_convolution(
@@ -116,15 +116,9 @@ def check_gradient(
         raise ValueError(f"a gradient in {g.dtype} for a volume in {x.dtype}")
 
 
-def compiled_direct_convolution(
-    functions: Library,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    adjoint: bool,
-) -> torch.Tensor:
+def compiled_direct_convolution(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, weight, bias, padding, adjoint = given
     out = weight.shape[1 if adjoint else 0]
     numbers = _direct_numbers(x.shape, out, weight.shape[2:], tuple(padding), x.dtype, adjoint)
     if numbers is None:
@@ -141,14 +135,10 @@ def compiled_direct_convolution(
 
 
 def compiled_direct_convolution_gradient(
-    functions: Library,
-    x: torch.Tensor,
-    g: torch.Tensor,
-    kernel: Sequence[int],
-    padding: Sequence[int],
-    with_bias: bool,
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, g, kernel, padding, with_bias = given
     numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
     if numbers is None:
         return NotImplemented

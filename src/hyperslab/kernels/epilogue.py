@@ -62,7 +62,7 @@ from hyperslab.kernels.memory_format import (
     strides_in,
     winner_bytes,
 )
-from hyperslab.kernels.registry import declare
+from hyperslab.kernels.registry import Operands, declare
 
 
 def passes_gradient(u: torch.Tensor, slope: float) -> torch.Tensor:
@@ -436,67 +436,49 @@ def _epilogue_geometry(
     return (blocks, *three(extents), side_by_side, rows, *three(pool), int(maximum))
 
 
+def _plan(
+    given: Operands,
+    told: torch.Tensor,
+    shape: Sizes,
+    types: tuple[torch.dtype | None, ...],
+    through: torch.Tensor | None = None,
+) -> EpiloguePlan | None:
+    """Plans the epilogue that these operands describe; see `epilogue_plan`."""
+    lies = (told.shape, told.stride())
+    channels = (shape_or_none(given.norm), shape_or_none(through))
+    pool = tuple(given.pool)
+    return epilogue_plan(shape, lies, types, pool, given.maximum, given.slope, *channels)
+
+
 def compiled_chain_forward(
-    functions: Library,
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    mark: bool,
-    dtype: torch.dtype,
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    plan = _forward_plan(x, norm, slope, pool, maximum, dtype)
+    x = given.x
+    plan = _plan(given, x, x.shape, (x.dtype, None, given.dtype))
     if plan is None:
         return NotImplemented
-    y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
-    return y, _run_forward(functions, plan, x, norm, mark, y)
+    y = torch.empty_strided(plan.result, plan.result_strides, dtype=given.dtype)
+    return y, _run_forward(functions, plan, given, y)
 
 
-def compiled_chain_forward_into(
-    functions: Library,
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    mark: bool,
-    y: torch.Tensor,
-) -> torch.Tensor:
+def compiled_chain_forward_into(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    plan = _forward_plan(x, norm, slope, pool, maximum, y.dtype)
+    x, y = given.x, given.y
+    plan = _plan(given, x, x.shape, (x.dtype, None, y.dtype))
     if plan is None or (y.shape, y.stride()) != (plan.result, plan.result_strides):
         return NotImplemented
-    return _run_forward(functions, plan, x, norm, mark, y)
-
-
-def _forward_plan(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    dtype: torch.dtype,
-) -> EpiloguePlan | None:
-    types = (x.dtype, None, dtype)
-    lies = (x.shape, x.stride())
-    return epilogue_plan(x.shape, lies, types, tuple(pool), maximum, slope, shape_or_none(norm))
+    return _run_forward(functions, plan, given, y)
 
 
 def _run_forward(
-    functions: Library,
-    plan: EpiloguePlan,
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    mark: bool,
-    y: torch.Tensor,
+    functions: Library, plan: EpiloguePlan, given: Operands, y: torch.Tensor
 ) -> torch.Tensor:
     """Fills ``y``, which is dense, and returns the marks."""
-    x = as_dense(x, plan.memory_format)
-    norm = as_dense_float32(norm)
-    bits = plan.bits if mark else 0
-    winners = plan.winners if mark else 0
+    x = as_dense(given.x, plan.memory_format)
+    norm = as_dense_float32(given.norm)
+    bits = plan.bits if given.mark else 0
+    winners = plan.winners if given.mark else 0
     new = torch.zeros if bits else torch.empty  # rows that share a byte add their bits to it
     marks = new(bits + winners, dtype=torch.uint8)
     first = marks.data_ptr()
@@ -506,40 +488,21 @@ def _run_forward(
     return marks
 
 
-def compiled_chain_backward(
-    functions: Library,
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    through: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def compiled_chain_backward(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    told = g if x is None else x
-    plan = epilogue_plan(
-        tuple(shape),
-        (told.shape, told.stride()),
-        (None if x is None else x.dtype, g.dtype, dtype),
-        tuple(pool),
-        maximum,
-        slope,
-        shape_or_none(norm),
-        shape_or_none(through),
-    )
+    g, marks, x, norm, through, slope = given[:6]
+    shape = tuple(given.shape)
+    types = (None if x is None else x.dtype, g.dtype, given.dtype)
+    plan = _plan(given, g if x is None else x, shape, types, through)
     reads = norm is not None and (slope != 1 or through is not None)
     if plan is None or (reads and x is None):
         return NotImplemented
     plan.check(g, marks)
     g = as_dense(g, plan.memory_format)
-    x = as_dense(x, plan.memory_format) if reads and x is not None else None
+    x = as_dense(x, plan.memory_format) if reads else None
     norm = as_dense_float32(norm)
     through = as_dense_float32(through)
-    dx = torch.empty_strided(tuple(shape), plan.strides, dtype=dtype)
+    dx = torch.empty_strided(shape, plan.strides, dtype=given.dtype)
     marked = (marks.data_ptr() if plan.bits else 0, marks.data_ptr() + plan.bits)
     channels = (address(norm), address(through))
     pointers = integers(address(x), g.data_ptr(), dx.data_ptr(), *marked, *channels, 0)
@@ -547,8 +510,9 @@ def compiled_chain_backward(
     return dx
 
 
-def compiled_channel_sums(functions: Library, x: torch.Tensor, groups: int) -> torch.Tensor:
+def compiled_channel_sums(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, groups = given
     if x.dtype not in TYPE_CODES or not x.numel():
         return NotImplemented
     memory_format = memory_format_by_strides(x)
@@ -578,20 +542,10 @@ def _moments_plan(shape: Sizes, dtype: torch.dtype, groups: int, last: bool) -> 
     return rows * width, EPILOGUE_NUMBERS.pack(*numbers)
 
 
-def compiled_chain_backward_sums(
-    functions: Library,
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-) -> torch.Tensor:
+def compiled_chain_backward_sums(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    types = (x.dtype, g.dtype, None)
-    lies = (x.shape, x.stride())
-    plan = epilogue_plan(x.shape, lies, types, tuple(pool), maximum, slope, norm.shape)
+    g, marks, x, norm = given[:4]
+    plan = _plan(given, x, x.shape, (x.dtype, g.dtype, None))
     if plan is None:
         return NotImplemented
     plan.check(g, marks)

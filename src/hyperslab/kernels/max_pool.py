@@ -34,7 +34,7 @@ from hyperslab.kernels.memory_format import (
     memory_format_by_strides,
     strides_in,
 )
-from hyperslab.kernels.registry import declare
+from hyperslab.kernels.registry import Operands, declare
 
 
 def window_maximum(
@@ -132,16 +132,10 @@ def _first_taps(
 
 
 def compiled_window_maximum(
-    functions: Library,
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    extents: Sequence[int],
-    mark: bool,
-    dtype: torch.dtype,
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, kernel, stride, padding, extents, mark, dtype = given
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format
@@ -161,18 +155,9 @@ def compiled_window_maximum(
     return y, winners
 
 
-def compiled_window_maximum_backward(
-    functions: Library,
-    g: torch.Tensor,
-    winners: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    shape: Sequence[int],
-    channels_last: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def compiled_window_maximum_backward(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    g, winners, kernel, stride, padding, shape, channels_last, dtype = given
     shape = tuple(shape)
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     numbers = _window_numbers(shape, tuple(g.shape[2:]), windows, (g.dtype, dtype), channels_last)

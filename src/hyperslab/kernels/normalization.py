@@ -20,7 +20,7 @@ import struct
 import torch
 
 from hyperslab.kernels.compile import Library, addresses, as_dense_float32, integers
-from hyperslab.kernels.registry import declare
+from hyperslab.kernels.registry import Operands, declare
 
 LEFT_BY_ROUNDING = 2.0**-48
 """Times E[m²]: numbers of single precision differ by that in the last bit."""
@@ -86,16 +86,10 @@ def through_statistics(
 
 
 def compiled_normalisation(
-    functions: Library,
-    sums: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    count: int,
-    eps: float,
-    channels: int,
-    pool: int,
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel."""
+    sums, weight, bias, count, eps, channels, pool = given
     rows = sums.shape[1] * pool // channels
     sums = sums.contiguous()
     weight = as_dense_float32(weight)
@@ -110,9 +104,10 @@ def compiled_normalisation(
 
 
 def compiled_parameter_gradients(
-    functions: Library, sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel."""
+    sums, norm, moments, pool = given
     _, rows, channels = sums.shape
     sums = sums.contiguous()
     parameters = torch.empty((2, channels), dtype=torch.float32)
@@ -122,15 +117,9 @@ def compiled_parameter_gradients(
     return parameters, shared
 
 
-def compiled_through_statistics(
-    functions: Library,
-    shared: torch.Tensor,
-    norm: torch.Tensor,
-    moments: torch.Tensor,
-    count: int,
-    pool: int,
-) -> torch.Tensor:
+def compiled_through_statistics(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel."""
+    shared, norm, moments, count, pool = given
     _, rows, channels = norm.shape
     shared = shared.contiguous()
     through = torch.empty((2, rows, channels), dtype=torch.float32)

@@ -21,16 +21,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
 
-from hyperslab.kernels.compile import TYPE_CODES, direct_is_known, library, winograd_is_known
+from hyperslab.kernels.compile import (
+    TYPE_CODES,
+    Library,
+    direct_is_known,
+    library,
+    winograd_is_known,
+)
 from hyperslab.kernels.conv_problem import HEAVY_WEIGHT, PROBLEMS, Kernels, Problem, Task
 from hyperslab.kernels.conv_variants import CONV_VARIANTS, takes_im2col
 from hyperslab.kernels.memory_format import CHANNELS_LAST, MOST_TAPS
@@ -51,18 +59,22 @@ _SCHEMA_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+Operands = Any
+"""The arguments of an operator, by the names that its reference gives them: a named tuple."""
+
+
+@dataclass(frozen=True)
 class KernelOperator:
     """Declares one operator by its implementations; the ``reference`` has its name and signature.
 
-    ``cpu`` takes the `Library` before the same arguments, calls C, and returns `NotImplemented`
-    for operands that the C code does not take; ``cuda`` names a Triton version, which is imported
-    at its first call. The reference runs everywhere else. On the meta device it gives shapes and
-    strides, too; ``meta`` does where the reference reads values.
+    ``cpu`` takes the `Library` and the `Operands`, calls C, and returns `NotImplemented` for
+    those that the C code does not take; ``cuda`` names a Triton version, which takes the operands
+    and is imported at its first call. The reference runs everywhere else. On the meta device it
+    gives shapes and strides, too; ``meta`` does where the reference reads values.
     """
 
     reference: Callable[..., Any]
-    cpu: Callable[..., Any]
+    cpu: Callable[[Library, Operands], Any]
     source: str  # of `cpu`, in csrc
     cuda: str | None = None  # "module:function" in `hyperslab.kernels.cuda`
     meta: Callable[..., Any] | None = None
@@ -71,6 +83,11 @@ class KernelOperator:
     @property
     def name(self) -> str:
         return self.reference.__name__
+
+    @cached_property
+    def operands(self) -> Callable[..., Operands]:
+        """Names the arguments of a call."""
+        return namedtuple(self.name, signature(self.reference).parameters)
 
     @property
     def schema(self) -> str:
@@ -87,7 +104,7 @@ class KernelOperator:
         """Runs the C version where there is one for these operands, else the reference."""
         functions = library()
         if functions is not None and _forced.get().get(self.name) != "reference":
-            result = self.cpu(functions, *arguments)
+            result = self.cpu(functions, self.operands(*arguments))
             if result is not NotImplemented:
                 return result
         return self.reference(*arguments)
@@ -102,18 +119,17 @@ class KernelOperator:
         with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
             return self.triton(block, *rest)
 
-    @property
-    def triton(self) -> Callable[..., Any]:
-        """Returns the Triton version."""
+    def triton(self, *arguments: Any) -> Any:
+        """Runs the Triton version."""
         assert self.cuda is not None, f"{self.name} has no Triton version"
-        return _triton_version(self.cuda)
+        return _triton_version(self.cuda)(self.operands(*arguments))
 
 
 @cache
-def _triton_version(name: str) -> Callable[..., Any]:
+def _triton_version(name: str) -> Callable[[Operands], Any]:
     module, _, function = name.partition(":")
     found = importlib.import_module(f"hyperslab.kernels.cuda.{module}")
-    version: Callable[..., Any] = getattr(found, function)
+    version: Callable[[Operands], Any] = getattr(found, function)
     return version
 
 
@@ -126,7 +142,7 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 def declare(
     reference: Callable[..., Any],
-    cpu: Callable[..., Any],
+    cpu: Callable[[Library, Operands], Any],
     source: str,
     cuda: str | None = None,
     **more: Any,

@@ -12,7 +12,7 @@ import torch
 
 from hyperslab.kernels.compile import STREAMED, TYPE_CODES, Library, addresses, call, integers
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides, strides_in
-from hyperslab.kernels.registry import declare
+from hyperslab.kernels.registry import Operands, declare
 
 
 def reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
@@ -41,10 +41,9 @@ def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
     return CHANNELS_LAST[x.dim()]
 
 
-def compiled_reorder(
-    functions: Library, x: torch.Tensor, channels_last: bool, dtype: torch.dtype
-) -> torch.Tensor:
+def compiled_reorder(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, channels_last, dtype = given
     wanted = wanted_format(x, channels_last)
     if not _kernel_applies(x, wanted, dtype):
         return NotImplemented
@@ -53,8 +52,9 @@ def compiled_reorder(
     return y
 
 
-def compiled_reorder_into(functions: Library, x: torch.Tensor, y: torch.Tensor) -> Any:
+def compiled_reorder_into(functions: Library, given: Operands) -> Any:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, y = given
     wanted = memory_format_by_strides(y)
     dense = x.shape == y.shape and y.is_contiguous(memory_format=wanted)
     if not dense or not _kernel_applies(x, wanted, y.dtype):

@@ -27,7 +27,7 @@ from hyperslab.kernels.compile import (
     three,
 )
 from hyperslab.kernels.memory_format import as_dense, memory_format_by_strides, strides_in
-from hyperslab.kernels.registry import declare
+from hyperslab.kernels.registry import Operands, declare
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,14 +114,9 @@ def _resample_form(
     )
 
 
-def compiled_resample(
-    functions: Library,
-    x: torch.Tensor,
-    maps: Sequence[torch.Tensor],
-    extents: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def compiled_resample(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, maps, extents, dtype = given
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format
     results = tuple(extents)

@@ -28,7 +28,7 @@ from hyperslab.kernels.direct_bf16 import (
     direct_convolution_gradient,
     sum_of_parts,
 )
-from hyperslab.kernels.registry import declare
+from hyperslab.kernels.registry import Operands, declare
 
 
 def winograd_gradient(
@@ -43,9 +43,10 @@ def winograd_gradient(
 
 
 def compiled_winograd_gradient(
-    functions: Library, x: torch.Tensor, g: torch.Tensor, padding: Sequence[int], with_bias: bool
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, g, padding, with_bias = given
     numbers = _winograd_numbers(x.shape, g.shape, tuple(padding), x.dtype)
     if numbers is None:
         return NotImplemented
