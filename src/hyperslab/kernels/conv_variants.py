@@ -4,8 +4,7 @@ A `ConvVariant` is one implementation of a convolution pass and the problems it 
 reading order: the taps of the last dim as channels (oneDNN's kernels for bfloat16 work on
 several channels at a time: of one channel they do the work of many); products of matrices, a
 window in each row; direct kernels in bfloat16; Winograd's filtering; the variants of the
-forward pass, of the input's gradient and of the weight's gradient; the rule, which is the same
-on every machine.
+forward pass, of the input's gradient and of the weight's gradient.
 
 As matrices: where windows tile the volume nothing is there twice, and channels last a kernel of
 one voxel needs no copy at all. The gradient of the weight is one product of long rows also
