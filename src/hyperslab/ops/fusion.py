@@ -31,6 +31,7 @@ from hyperslab.kernels.memory_format import (
     pooled_shape,
 )
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import version_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,7 @@ class Affine:
     def of(
         weight: torch.Tensor | None, bias: torch.Tensor | None, *, copied: bool = False
     ) -> Affine:
-        version = 0 if weight is None or weight.is_inference() else weight._version
+        version = 0 if weight is None or weight.is_inference() else version_of(weight)
         return Affine(
             parameter_as_float32(weight), parameter_as_float32(bias), weight, version, copied
         )
@@ -66,7 +67,7 @@ class Affine:
     def changed(self) -> bool:
         """Returns whether the weight was changed in place since the call."""
         given = self.given
-        return given is not None and not given.is_inference() and given._version != self.version
+        return given is not None and not given.is_inference() and version_of(given) != self.version
 
     def check_unchanged(self) -> None:
         """Refuses to compute a gradient where torch refuses it.
@@ -80,8 +81,8 @@ class Affine:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
             f"operation: the weight {list(self.given.shape)} of a normalisation is at version "
-            f"{self.given._version}; expected version {self.version} instead\n    change it after "
-            "the backward pass"
+            f"{version_of(self.given)}; expected version {self.version} instead\n    change it "
+            "after the backward pass"
         )
 
 
@@ -397,7 +398,7 @@ class FusedEpilogue:
         Raises:
             LayoutError: the source was changed in place since, where no rule could see it.
         """
-        if not self.block.is_inference() and self.block._version != self.version:
+        if not self.block.is_inference() and version_of(self.block) != self.version:
             raise LayoutError(
                 f"{self.source.partition} was changed in place after an operator had read it whose "
                 "result was not computed yet\n    change x.local, or a clone(), instead of an "
@@ -458,7 +459,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     if x.dtype not in EPILOGUE_DTYPES or not 3 <= x.dim() <= 5 or empty:
         return None
     block = dense(x.block, memory_format_of(x.block))
-    version = 0 if block.is_inference() else block._version
+    version = 0 if block.is_inference() else version_of(block)
     return FusedEpilogue(x, block, version, EpilogueOps(block.dtype), torch.is_grad_enabled())
 
 
@@ -483,7 +484,7 @@ def conv_operand(
         block = x.block
     elif dtype != chain.dtype:
         block = chain.in_room(room).value(dtype)
-        x.consumed_in_other_dtype = True
+        x.consume_in_other_dtype()
     else:
         x.extend(chain.in_room(room))
         block = x.block

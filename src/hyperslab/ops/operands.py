@@ -16,7 +16,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import describe, gather_first
-from hyperslab.util.torch_internals import count_storage_users
+from hyperslab.util.torch_internals import count_storage_users, count_tensor_users, is_view
 
 
 def device_constant(
@@ -184,10 +184,10 @@ def is_only_reference(x: torch.Tensor) -> bool:
     """
     storage = x.untyped_storage()
     return (
-        not x._is_view()
+        not is_view(x)
         and count_storage_users(storage) == 2  # the tensor's, and this look
         and storage.resizable()
-        and x._use_count() <= 1  # type: ignore[attr-defined]
+        and count_tensor_users(x) <= 1
     )
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from hyperslab.comm import Grid, Shown, log_once, shared_buffers, shared_channels
 from hyperslab.geometry import Cut
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.torch_internals import version_of
 
 GRADIENT_ALIGNMENT = 64  # [B] at which a gradient begins: a cache line
 
@@ -103,9 +104,9 @@ class SharedGradients:
 
     def collect(self, parameter: torch.Tensor) -> None:
         """Move a gradient to where it is averaged, unless it was made or accumulated there."""
-        rows = self.homes.settle(parameter)
+        rows = self.homes.copy_in(parameter)
         assert parameter.grad is not None
-        self._collected.append((parameter, parameter.grad._version))
+        self._collected.append((parameter, version_of(parameter.grad)))
         if rows is not None and parameter.stride(0) * parameter.shape[0] == parameter.numel():
             self._rows[id(parameter)] = rows
 
@@ -159,7 +160,7 @@ class SharedGradients:
                 elif max(told) >= NEW_GRADIENT:
                     ranks = [rank for rank in everybody if told[rank] > NO_GRADIENT]
                     yield from _from_ranks(parts, [place], ranks)
-                    self.homes.adopt(key)
+                    self.homes.attach(key)
             yield from _from_ranks(parts, adjacent, everybody)
 
     def _from_owners(

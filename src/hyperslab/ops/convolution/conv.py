@@ -16,10 +16,10 @@ from hyperslab.kernels import registry
 from hyperslab.kernels.conv import (
     Gradients,
     LocalConv,
+    conv_backward,
+    conv_forward,
     conv_input,
     differentiable_conv,
-    transposed_backward,
-    transposed_forward,
 )
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
 from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
@@ -247,7 +247,6 @@ class TransposedSpec:
     box: Box
     options: ConvOptions
     padding: tuple[int, ...]
-    extra: tuple[int, ...]
 
     @property
     def local(self) -> bool:
@@ -262,7 +261,7 @@ class TransposedSpec:
         kernels: Kernels,
     ) -> torch.Tensor:
         """Compute the rank's outputs from the buffer."""
-        return transposed_forward(x, weight, bias, self.options, self.padding, self.extra, kernels)
+        return conv_forward(x, weight, bias, self.options, self.padding, kernels)
 
     def backward(
         self,
@@ -273,9 +272,7 @@ class TransposedSpec:
         kernels: Kernels,
     ) -> Gradients:
         """Gradients of buffer, weight and bias; None where ``needs`` is false."""
-        return transposed_backward(
-            gradient, x, weight, self.options, self.padding, self.extra, needs, kernels
-        )
+        return conv_backward(gradient, x, weight, self.options, self.padding, needs, kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +333,9 @@ def _transposed_spec(
             stride=tuple(w.stride for w in windows),
             dilation=tuple(w.dilation for w in windows),
             groups=groups,
+            output_padding=tuple(crop.extra for crop in crops),
         ),
         padding=tuple(crop.padding for crop in crops),
-        extra=tuple(crop.extra for crop in crops),
     )
 
 

@@ -299,7 +299,8 @@ def avg_pool(
     chain = pooled_epilogue(p, maximum=False) if full and divisor is None else None
     if chain is not None:
         y = epilogue_result(chain, p.x, p.partition)
-        y.reordered = y.reordered or len(windows) == 3  # torch's is contiguous
+        if len(windows) == 3:  # torch's is contiguous
+            y.mark_as_reordered()
         return y
     if full or divisor is not None:
         return p.wrap(_average(p, ceil, divisor))
