@@ -65,6 +65,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def slug(name: str) -> str:
+    """Makes a part of a file's name of any name."""
+    return "".join(c if c.isalnum() else "-" for c in name)
+
+
 def _superscript(value: int) -> str:
     return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 

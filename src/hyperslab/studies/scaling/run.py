@@ -28,10 +28,9 @@ from hyperslab.errors import (
 )
 from hyperslab.launch.supervisor import launch
 from hyperslab.planner.job import GridJob
-from hyperslab.recipe.compare import differences, settings_of
-from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.load import save_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.studies.run_folder import NEEDED_OF_STEPS, read_table
+from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_table
 from hyperslab.studies.scaling.study import (
     MeasuredStep,
     Predictor,
@@ -84,12 +83,7 @@ def earlier_measurement(
     if not folder.exists():
         return None
     wanted = point.recipe(base, output=folder, epochs=epochs)
-    others = differences(settings_of(wanted), settings_of(load_recipe(folder / "recipe.yaml")))
-    if others:
-        raise RecipeError(
-            f"{folder} was measured with another recipe: {', '.join(others)} differ\n"
-            "    choose another --output, or remove it"
-        )
+    check_recipe(folder, wanted, "was measured with")
     return _median_step(folder, epochs, crowded(point.ranks, base.device))
 
 
@@ -99,17 +93,15 @@ def crowded(ranks: int, device: str) -> str:
     More processes than cores, or than GPUs, take turns instead of running side by side.
     """
     cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    places = torch.cuda.device_count() if cuda else _cores()
+    # Not every system says on which cores a process may run.
+    cores = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    places = torch.cuda.device_count() if cuda else len(cores)
     what = "GPU" if cuda else "core"
     if ranks <= places:
         return ""
     return f"{ranks} ranks on {places} {what}{'s' * (places > 1)} take turns"
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None:
@@ -233,6 +225,7 @@ def _measured_study(request: StudyRequest, study: Study) -> Study:
             log.warning("%s: its times say nothing about scaling", crowd)
         try:
             found = measure_step(point, request.recipe, request.output, epochs=request.epochs)
+            rows[place] = replace(row, samples=found.samples, measured=found)
         except Stopped:
             log.warning("the same study again goes on here: %s begins anew", point.name)
             raise
@@ -243,8 +236,6 @@ def _measured_study(request: StudyRequest, study: Study) -> Study:
             rows[place] = replace(row, failure=str(error).splitlines()[0])
             if all(one.failure for one in rows):
                 raise
-        else:
-            rows[place] = replace(row, samples=found.samples, measured=found)
         study = replace(study, rows=tuple(rows))
         _write_study(study, request.output)
     return study

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.planner.cost import Breakdown
@@ -123,7 +124,16 @@ def own_points(
         )
     if kind is ScalingKind.STRONG:
         return [_checked(grid, recipe.data.batch_size) for grid in grids]
-    return [ScalingPoint(grid, _samples_each(recipe) * grid.data) for grid in grids]
+    if not grids:
+        return []
+    if recipe.grid.auto:
+        raise LayoutError(
+            "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
+            "    give the ranks of a replica, such as grid.depth=8"
+        )
+    replica = _checked(recipe.grid, recipe.data.batch_size)
+    each = replica.batch_size // recipe.grid.data
+    return [ScalingPoint(grid, each * grid.data) for grid in grids]
 
 
 def strong_points(recipe: Recipe, ranks: Iterable[int], axis: str) -> list[ScalingPoint]:
@@ -133,7 +143,8 @@ def strong_points(recipe: Recipe, ranks: Iterable[int], axis: str) -> list[Scali
         LayoutError: a number of ranks is no multiple of the other axes, or the mini-batch no
             multiple of the data axis.
     """
-    return [_checked(_grown(recipe.grid, axis, count), recipe.data.batch_size) for count in ranks]
+    grids = [_grown(recipe.grid, axis, count) for count in ranks]
+    return own_points(ScalingKind.STRONG, recipe, grids)
 
 
 def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
@@ -142,19 +153,8 @@ def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
     Raises:
         LayoutError: as `strong_points`.
     """
-    each = _samples_each(recipe)
     grids = [_grown(recipe.grid, "data", count) for count in ranks]
-    return [ScalingPoint(grid, each * grid.data) for grid in grids]
-
-
-def _samples_each(recipe: Recipe) -> int:
-    """Counts the samples of each replica in a mini-batch on the recipe's own grid."""
-    if recipe.grid.auto:
-        raise LayoutError(
-            "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
-            "    give the ranks of a replica, such as grid.depth=8"
-        )
-    return _checked(recipe.grid, recipe.data.batch_size).batch_size // recipe.grid.data
+    return own_points(ScalingKind.WEAK, recipe, grids)
 
 
 def _grown(grid: GridSection, axis: str, ranks: int) -> GridSection:
@@ -235,14 +235,6 @@ class StudyRow:
     failure: str = ""
 
     @property
-    def measured_seconds(self) -> float | None:
-        return None if self.measured is None else self.measured.seconds
-
-    @property
-    def predicted_seconds(self) -> float | None:
-        return None if self.predicted is None else self.predicted.seconds
-
-    @property
     def deviation(self) -> float | None:
         """Computes the prediction's deviation: predicted / measured - 1."""
         if self.measured is None or self.predicted is None:
@@ -277,27 +269,24 @@ class Study:
     machine: str = ""
     refused: tuple[RefusedPoint, ...] = ()
 
-    def measured(self) -> list[Speed | None]:
-        """Returns the measured speeds by row; None where nothing was measured."""
-        return self._speeds(lambda row: row.measured_seconds)
-
-    def predicted(self) -> list[Speed | None]:
-        """Returns the predicted speeds by row; None where nothing was predicted."""
-        return self._speeds(lambda row: row.predicted_seconds)
-
-    def _speeds(self, seconds_of: Callable[[StudyRow], float | None]) -> list[Speed | None]:
+    def speeds(self, kind: Literal["measured", "predicted"]) -> list[Speed | None]:
+        """Returns the speeds by row; None where there is no such time."""
         speeds: list[Speed | None] = []
         base: tuple[int, float] | None = None
         for row in self.rows:
-            seconds = seconds_of(row)
-            if seconds is None:
+            step: MeasuredStep | PredictedStep | None = getattr(row, kind)
+            if step is None:
                 speeds.append(None)
                 continue
-            throughput = row.samples / seconds
+            throughput = row.samples / step.seconds
             base = base or (row.point.ranks, throughput)
             speedup = throughput / base[1]
             speeds.append(Speed(throughput, speedup, speedup * base[0] / row.point.ranks, base[0]))
         return speeds
+
+    def rows_with_speeds(self) -> Iterator[tuple[StudyRow, Speed | None, Speed | None]]:
+        """Lists each row with its measured and its predicted speed."""
+        return zip(self.rows, self.speeds("measured"), self.speeds("predicted"), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
