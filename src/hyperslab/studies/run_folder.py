@@ -85,7 +85,7 @@ class Run:
     @property
     def grid(self) -> dict[str, int]:
         """Returns the ranks along each axis of the grid."""
-        return {axis: self._whole(f"grid.{axis}") or 1 for axis in AXES}
+        return {axis: self.whole(f"grid.{axis}") or 1 for axis in AXES}
 
     @property
     def started(self) -> datetime.datetime | None:
@@ -97,11 +97,6 @@ class Run:
         return datetime.datetime.fromtimestamp(min(seconds), datetime.UTC) if seconds else None
 
     @property
-    def epochs_wanted(self) -> int | None:
-        """Returns the number of epochs that the recipe asks for."""
-        return self._whole("epochs")
-
-    @property
     def errors(self) -> dict[str, Measures]:
         """Returns the errors of each parameter that was evaluated; None where not defined."""
         return _finite_measures(self.evaluation.get("parameters", {}))
@@ -111,7 +106,7 @@ class Run:
         """Returns the scores of each class that was evaluated, the background's first."""
         return _finite_measures(self.evaluation.get("classes", {}))
 
-    def _whole(self, key: str) -> int | None:
+    def whole(self, key: str) -> int | None:
         """Returns a number of the recipe that is 1 or more; None where it is not set."""
         value = self.setting(key)
         if value is None or (isinstance(value, int) and value >= 1):

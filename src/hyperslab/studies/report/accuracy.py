@@ -12,15 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.studies.number_format import (
-    DASH,
-    MINUS,
-    UNITS,
-    interval_words,
-    label,
-    number,
-    slug,
-)
+from hyperslab.studies.number_format import DASH, MINUS, UNITS, interval_words, label, number, slug
 from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
 from hyperslab.studies.report.configurations import FEWEST_VOLUMES, read_scored
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
@@ -123,7 +115,10 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         f"Normalised parameters, in [{MINUS}1, 1]",
         ["parameter", *NORMALISED_ERRORS.values()],
         [
-            [_name_cell(name), *(_score_cell(key, row, "ratio") for key in NORMALISED_ERRORS)]
+            [
+                TableCell(label(name), name if label(name) != name else ""),
+                *(_score_cell(key, row, "ratio") for key in NORMALISED_ERRORS),
+            ]
             for name, row in errors.items()
         ],
     )
@@ -156,11 +151,6 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         Heading("Residuals"),
         Figures(histograms, "small"),
     ]
-
-
-def _name_cell(name: str) -> TableCell:
-    symbol = label(name)
-    return TableCell(symbol, name if symbol != name else "")
 
 
 def _score_cell(key: str, row: Measures, barred: str) -> TableCell:
@@ -315,22 +305,13 @@ def _of_classes(run: Run, about: str) -> list[Block]:
     known = {*SCORES, *SURFACES, *VOXEL_COUNTS}
     further = dict.fromkeys(key for row in scores.values() for key in row if key not in known)
     measured = {**SCORES, **{key: _measure_label(key) for key in further}}
-    rows: list[TableRow] = [
-        [
-            name,
-            *(_score_cell(key, row, "dice") for key in measured),
-            f"{_voxels(row):,}",
-        ]
-        for name, row in scores.items()
-    ]
+    rows: list[TableRow] = []
+    for name, row in scores.items():
+        voxels = int(row.get("true_positives") or 0) + int(row.get("false_negatives") or 0)
+        rows.append([name, *(_score_cell(key, row, "dice") for key in measured), f"{voxels:,}"])
     head = ["class", *measured.values(), "true voxels"]
     table = Table("Overlap of predicted and true masks", head, rows)
     return [about, table, *_surfaces(run), *_confusion(run)]
-
-
-def _voxels(row: Measures) -> int:
-    """Counts the voxels of a class."""
-    return int(row.get("true_positives") or 0) + int(row.get("false_negatives") or 0)
 
 
 def _measure_label(key: str) -> str:

@@ -59,7 +59,7 @@ DICE_COLUMN = "validation_dice_"
 def losses(run: Run) -> Chapter:
     """Shows loss curves, and says what is left to train."""
     blocks: list[Block] = []
-    wanted = run.epochs_wanted
+    wanted = run.whole("epochs")
     done = len(run.epochs.get("epoch", ()))
     if wanted is not None and done < wanted:
         blocks.append(

@@ -255,7 +255,10 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
     Raises:
         DataError: there is no such run, one is not evaluated, or test volumes are not the same.
     """
-    found = [_configuration(name, runs) for name, runs in named_runs(paths)]
+    found = []
+    for name, runs in named_runs(paths):
+        scored = read_scored(name, [run.path / "evaluation" for run in runs])
+        found.append(Configuration(name, tuple(runs), *scored))
     if not found:
         raise DataError("no run is done yet, so there is nothing to compare")
     others = tuple(read_scored(name, [path])[0] for name, path in controls)
@@ -299,11 +302,6 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
         for name, runs in named
     ]
     return [*found, *grouped]
-
-
-def _configuration(name: str, runs: Sequence[Run]) -> Configuration:
-    scored, averaged = read_scored(name, [run.path / "evaluation" for run in runs])
-    return Configuration(name, tuple(runs), scored, averaged)
 
 
 def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:

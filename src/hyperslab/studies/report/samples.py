@@ -20,9 +20,9 @@ from hyperslab.data import Hdf5Folder, Source, Subvolumes
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES
 from hyperslab.formats.registry import find_format, named, scanned
-from hyperslab.formats.source import Extras, ScanOptions
+from hyperslab.formats.source import Extras, ScanOptions, SourceView
 from hyperslab.formats.targets import LIVER
-from hyperslab.formats.views import Selected, selected
+from hyperslab.formats.views import selected
 from hyperslab.geometry import Box
 from hyperslab.recipe.data import DataSection
 from hyperslab.simulate.parameters import FIDUCIAL_H_0
@@ -112,9 +112,8 @@ def voxels_of(source: Source, sample: int) -> Voxels:
     Raises:
         DataError: the file cannot be read.
     """
-    while isinstance(source, (Subvolumes, Selected)):  # their parts have the voxels of the whole
-        sample = sample // len(source.places) if isinstance(source, Subvolumes) else sample
-        source = source.source
+    while isinstance(source, SourceView):  # its samples have the voxels of the whole
+        source, sample = source.origin(sample)
     extras = source.extras(sample)
     if extras.affine is not None:
         return voxels_of_affine(extras.affine)

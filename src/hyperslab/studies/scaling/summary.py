@@ -36,11 +36,11 @@ def write_tables(study: Study, folder: Path) -> None:
     predicted / measured - 1. In the JSON ``remark`` and the facts stand beside them.
     """
     rows = table_of_study(study)
-    write_csv(
-        folder / "study.csv",
-        list(rows[0]),
-        [["" if cell is None else _csv(cell) for cell in row.values()] for row in rows],
-    )
+    cells = [
+        [f"{cell:.9g}" if isinstance(cell, float) else cell for cell in row.values()]
+        for row in rows
+    ]
+    write_csv(folder / "study.csv", list(rows[0]), cells)
     facts = {
         "kind": study.kind,
         "recipe": study.recipe,
@@ -143,10 +143,6 @@ def _named(
     """Names the numbers among a dataclass's fields by what they are numbers of."""
     names = [field.name for field in dataclasses.fields(kind) if field.name != "crowded"]
     return {f"{what}_{name}": getattr(values, name, None) for name in names}
-
-
-def _csv(cell: Cell) -> Cell:
-    return f"{cell:.9g}" if isinstance(cell, float) else cell
 
 
 DAGGER = "\N{DAGGER}"

@@ -29,17 +29,12 @@ from hyperslab.launch.supervisor import launch
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of
 from hyperslab.planner.machine import Machine
-from hyperslab.planner.search import MemoryLimit, PlanBounds, trace_one
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.compare import differences
 from hyperslab.recipe.load import save_recipe
 from hyperslab.recipe.schema import Recipe, planned_device
-from hyperslab.studies.run_folder import (
-    NEEDED_OF_EPOCHS,
-    check_recipe,
-    read_evaluation,
-    read_table,
-)
+from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_evaluation, read_table
+from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
@@ -112,13 +107,18 @@ def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
         raise DataError(f"{folder / 'epochs.csv'} has not the losses of {epochs} epochs")
     best = int(np.nanargmin(losses))
     found = read_evaluation(folder / "evaluation" / "metrics.json") if evaluated else {}
+    test = _test_scores(found)
+    mean = found["mean"]["ratio"] if "mean" in found else None
+    known = [score for score in test.values() if score is not None]
+    if "classes" in found and known:
+        mean = float(np.mean(known))
     result = RunResult(
         epochs=epochs,
         validation_loss=float(losses[best]),
         best_epoch=best + 1,
         seconds=float(np.nansum(table["seconds"])),
-        test=_test_scores(found),
-        test_mean=_test_mean(found),
+        test=test,
+        test_mean=mean,
         recalibrated=_test_scores(found["recalibrated"]) if "recalibrated" in found else None,
     )
     write_json(folder / RESULT_FILE, asdict(result))
@@ -129,13 +129,6 @@ def _test_scores(found: dict[str, Any]) -> dict[str, float | None]:
     if "classes" in found:
         return {name: row["dice"] for name, row in found["classes"].items()}
     return {name: row["ratio"] for name, row in found.get("parameters", {}).items()}
-
-
-def _test_mean(found: dict[str, Any]) -> float | None:
-    if "classes" in found:
-        known = [dice for dice in _test_scores(found).values() if dice is not None]
-        return float(np.mean(known)) if known else None
-    return found["mean"]["ratio"] if "mean" in found else None
 
 
 ASK_AGAIN = 0.5
@@ -676,8 +669,8 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
 def _predicted_step(recipe: Recipe, machine: Machine) -> tuple[int, float]:
     """Counts the steps of an epoch, and predicts one of them [s]."""
     job = job_of(recipe)
-    found = trace_one(job, recipe.grid, machine, PlanBounds(MemoryLimit(machine.memory, "")))
-    return -(-job.samples // (job.batch * job.accumulated)), found.seconds.total
+    steps = -(-job.samples // (job.batch * job.accumulated))
+    return steps, Predictor(machine).predict(job).seconds
 
 
 def _values_text(values: tuple[float, ...]) -> str:
