@@ -156,11 +156,7 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
 def _score_cell(key: str, row: Measures, barred: str) -> TableCell:
     """Makes a cell of a number, with a bar behind that of the key ``barred``."""
     value = row.get(key)
-    return (
-        TableCell(number(value), share=value)
-        if key == barred and value is not None
-        else number(value)
-    )
+    return TableCell(number(value), share=value if key == barred else None)
 
 
 def _percent(value: float | None) -> str:

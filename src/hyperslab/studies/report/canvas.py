@@ -132,7 +132,7 @@ class Canvas:
         with mpl.rc_context({**FIGURE_STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             self.figure.savefig(file, format="svg", transparent=True)
-        svg = _inline(file.getvalue(), self.name, alt)
+        svg = _inline(file.getvalue(), alt)
         return Picture(svg, alt, title, caption, self.name, self.figure)
 
 
@@ -165,8 +165,8 @@ def cut_short(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def _inline(svg: str, name: str, alt: str) -> Markup:
-    """Turns an SVG document into an element of a page: own ids, the page's fonts."""
+def _inline(svg: str, alt: str) -> Markup:
+    """Turns an SVG document into an element of a page, with the page's fonts."""
     body = re.search(r"<svg[^>]*>(.*)</svg>", svg, re.S)
     box = re.search(r'viewBox="([^"]*)"', svg)
     if body is None or box is None:
@@ -174,10 +174,8 @@ def _inline(svg: str, name: str, alt: str) -> Markup:
     inner = re.sub(
         r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body[1], flags=re.S
     )
-    inner = re.sub(r'<g id="[^"]*"', "<g", inner)
-    inner = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', inner)
-    inner = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", inner)
-    inner = inner.replace('xlink:href="#', f'href="#{name}-').replace("xlink:href", "href")
+    # Groups are counted from 1 in each figure; other ids are hashes with the figure's own salt.
+    inner = re.sub(r'<g id="[^"]*"', "<g", inner).replace("xlink:href", "href")
     inner = re.sub(r" font-family: [^;\"]*;", "", inner)
     inner = re.sub(r"\n\s*", "\n", inner)
     head = Markup('<svg viewBox="{}" role="img" aria-label="{}">').format(box[1], printable(alt))
@@ -222,7 +220,8 @@ def figures_beside(page: Path) -> Path:
 
 def for_paper(figure: Figure) -> None:
     """Makes figure and letters as large as a paper wants them, on white."""
-    figure.set_size_inches(figure.get_size_inches() * COLUMN_INCHES / (COLUMN_PIXELS / 72))
+    width, height = figure.get_size_inches() * COLUMN_INCHES / (COLUMN_PIXELS / 72)
+    figure.set_size_inches(width, height)
     for text in figure.findobj(Text):
         text.set_fontsize(float(text.get_fontsize()) * PAPER_LETTERS / LETTERS)
     for axes in figure.findobj(Axes):

@@ -40,7 +40,7 @@ from hyperslab.studies.report.configurations import (
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading
 from hyperslab.studies.run_folder import Run, folder_names, read_words
 from hyperslab.studies.table import Table, TableCell, TableRow
-from hyperslab.train.metrics import CONFIDENCE, ConfidenceInterval, FloatArray, means_of_volumes
+from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 """Gives each configuration a line style: figures are to be read without colours, too."""
@@ -96,8 +96,7 @@ def _error_tables(comparison: Comparison) -> list[Block]:
 
     def cell(value: float, interval: dict[str, float]) -> TableCell:
         """Makes a cell of a number and its interval, of which few volumes say nothing."""
-        found = ConfidenceInterval(**interval)
-        ends = f"{number(found.lower)} {DASH} {number(found.upper)}"
+        ends = f"{number(interval['lower'])} {DASH} {number(interval['upper'])}"
         return TableCell(number(value), below="" if few else ends)
 
     to_mean: list[TableRow] = []
@@ -191,13 +190,18 @@ def loss_curves(comparison: Comparison) -> list[Picture]:
     if not curves:
         return []
     longest = max(float(np.median(curve.seconds, 0)[-1]) for curve in curves.values())
-    unit, word = (1.0, "s") if longest < 2 * MINUTE else (MINUTE, "min")
-    if longest > 2 * HOUR:
-        unit, word = HOUR, "h"
+    unit, word = _time_unit(longest)
     return [
         _loss_figure(comparison, curves, "epoch", None, "epoch"),
         _loss_figure(comparison, curves, "time", unit, f"training time [{word}]"),
     ]
+
+
+def _time_unit(longest: float) -> tuple[float, str]:
+    """Chooses the unit [s] of an axis up to the longest time [s], and its name."""
+    if longest > 2 * HOUR:
+        return HOUR, "h"
+    return (MINUTE, "min") if longest > 2 * MINUTE else (1.0, "s")
 
 
 def _loss_figure(
@@ -259,9 +263,8 @@ def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:
     levels = [("predicting the mean", of_mean)]
     levels += [(control.name, _control_level(control, power)) for control in comparison.controls]
     for place, (name, level) in enumerate(levels):
-        style = {"color": INK, "linestyle": DASHES[1 + (place - 1) % 5]}
-        style = style if place else {"color": MUTED}
-        canvas.axes.axhline(level, linewidth=1.5, label=name, **style)
+        colour, dashes = (INK, DASHES[1 + (place - 1) % 5]) if place else (MUTED, "-")
+        canvas.axes.axhline(level, color=colour, linewidth=1.5, linestyle=dashes, label=name)
     return f"; predicting the mean {number(of_mean)}"
 
 
@@ -304,8 +307,9 @@ def _scatter(row: Scored, at: int, place: int) -> Picture:
     predicted = seed.predicted[:, at]
     chosen = np.random.default_rng(0).permutation(len(true))[:SCATTER_POINTS]
     canvas.square(SCATTER_REACH)
-    style = {"color": FIRST, "alpha": 0.6, "markersize": 4, "mew": 0}
-    canvas.axes.plot(true[chosen], predicted[chosen], "o", **style)
+    canvas.axes.plot(
+        true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.6, markersize=4, mew=0
+    )
     ratio = number(float(np.median(row.ratios(row.parameters[at]))))
     outside = int(np.sum(np.abs(predicted[chosen]) > SCATTER_REACH))
     some = f" Outside: {outside}." if outside else ""
@@ -470,8 +474,7 @@ def _losses_of_two(named: Mapping[str, Run], timed: bool, alone: str = "") -> Pi
         if alone in ("", name)
     ]
     canvas = Canvas(f"two-runs-{key}" + (f"-{1 + drawn[0][0]}" if alone else ""))
-    longest = max(float(np.nansum(epochs["seconds"])) for _, _, epochs in drawn)
-    unit, word = (MINUTE, "min") if longest > 2 * MINUTE else (1.0, "s")
+    unit, word = _time_unit(max(float(np.nansum(epochs["seconds"])) for _, _, epochs in drawn))
     least = []
     for place, name, epochs in drawn:
         x = np.cumsum(epochs["seconds"]) / unit if timed else epochs["epoch"] + 1

@@ -255,15 +255,12 @@ def _read_scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
         planes = _planes_through(source, index, at)
     finally:
         source.close()
-    true_planes, predicted_planes = (
+    masks: list[dict[str, PlaneValues]] = [
         {axis: classes.take(at[axis], dim) for dim, axis in enumerate(SPATIAL_AXES)}
         for classes in (true, predicted)
-    )
+    ]
     quantity = "HU" if source.classes == LIVER else "intensity"
-    return Scan(
-        sample, planes.shape, at, planes.values, planes.voxels, quantity, true_planes,
-        predicted_planes,
-    )  # fmt: skip
+    return Scan(sample, planes.shape, at, planes.values, planes.voxels, quantity, *masks)
 
 
 def _foreground_centre(true: NDArray[np.uint8]) -> list[int]:

@@ -81,8 +81,9 @@ def _timeline_of(steps: Sequence[tuple[str, StepTimes]]) -> Picture:
                 merged = merged_spans(step.spans.get(stroke.kind, ()), longest / FIGURE_PIXELS)
                 pieces = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in merged]
                 box = (at[stroke.line] - stroke.height / 2, stroke.height)
-                style = {"facecolors": stroke.colour, "alpha": stroke.alpha, "linewidth": 0}
-                axes.broken_barh(pieces, box, **style)
+                axes.broken_barh(
+                    pieces, box, facecolors=stroke.colour, alpha=stroke.alpha, linewidth=0
+                )
     axes.set_yticks([y for _, y in ticks], [line for line, _ in ticks])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")

@@ -40,6 +40,7 @@ from hyperslab.studies.scaling.study import (
     Study,
     StudyRow,
     jobs_of,
+    not_here,
 )
 from hyperslab.studies.scaling.summary import draw_study, write_tables
 from hyperslab.util.atomic_files import partial_path
@@ -182,10 +183,7 @@ def run_study(request: StudyRequest, predictor: Predictor | None) -> Study:
     jobs, refused = jobs_of(request.points, request.recipe)
     request = replace(request, refused=(*request.refused, *refused))
     if request.trains and any(job.assumed for job in jobs.values()):
-        raise DataError(
-            f"{request.recipe.data.where} is not here\n    data.path=null data.synthetic.width=N "
-            "takes its place: volumes made in memory; or --predict"
-        )
+        raise not_here(request.recipe, "; or --predict")
     study = _predicted_study(request, jobs, predictor)
     if not study.rows:
         raise study.refused[0].error

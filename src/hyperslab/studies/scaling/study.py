@@ -383,7 +383,12 @@ def _described_job(recipe: Recipe) -> GridJob:
     except DataError as error:
         if recipe.data.is_here:
             raise
-        raise DataError(
-            f"{recipe.data.where} is not here\n"
-            "    data.path=null data.synthetic.width=N takes its place: volumes made in memory"
-        ) from error
+        raise not_here(recipe) from error
+
+
+def not_here(recipe: Recipe, more: str = "") -> DataError:
+    """Makes the error that says that there are no data, and what takes their place."""
+    return DataError(
+        f"{recipe.data.where} is not here\n    data.path=null data.synthetic.width=N takes its "
+        f"place: volumes made in memory{more}"
+    )

@@ -217,8 +217,7 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     factor = epochs / recipe.epochs
     schedule = recipe.optimizer.schedule
     if schedule is None or isinstance(schedule, TargetSchedule):
-        fixed = schedule is not None and "${training." not in str(schedule.arguments)
-        if share < 1 and fixed:
+        if share < 1 and schedule and "${training." not in str(schedule.arguments):
             raise RecipeError(
                 f"optimizer.schedule.target {schedule.target}: its numbers are of whole trainings, "
                 f"but rates are chosen in a share of {share:g} of the epochs\n    say them by "
