@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from hyperslab.errors import RecipeError, reason
 from hyperslab.planner.cost import Breakdown
 from hyperslab.studies.number_format import TIMES, number, size
 from hyperslab.studies.report.canvas import FIGURE_STYLE, FIRST, SECOND
@@ -27,6 +28,22 @@ from hyperslab.studies.table import Table, TableRow
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 
 Cell = float | int | str | None
+
+
+def write_study(study: Study, folder: Path) -> None:
+    """Writes the study's tables and its figure, if there is anything in them.
+
+    Raises:
+        RecipeError: the folder cannot be written.
+    """
+    if not any(row.measured or row.predicted for row in study.rows):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tables(study, folder)
+        draw_study(study, folder / "study.png")
+    except OSError as error:
+        raise RecipeError(f"cannot write into output {folder}: {reason(error)}") from None
 
 
 def write_tables(study: Study, folder: Path) -> None:
