@@ -175,7 +175,12 @@ STEP_PARTS = {
 COMPARABLE = 40
 """Limits the ratio of bars: a shorter one could not be seen, and lines take its place."""
 
-STUDY_STYLE = {**FIGURE_STYLE, "font.size": 10, "axes.grid.axis": "y"}
+STUDY_STYLE = {
+    **FIGURE_STYLE,
+    "font.size": 10,
+    "axes.grid.axis": "y",
+    "ytick.minor.size": 2,  # of logarithmic axes
+}
 
 
 def draw_study(study: Study, path: Path) -> None:
