@@ -255,9 +255,10 @@ def _read_scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
         planes = _planes_through(source, index, at)
     finally:
         source.close()
-    masks: list[dict[str, PlaneValues]] = [
+    both: tuple[PlaneValues, ...] = (true, predicted)
+    masks = [
         {axis: classes.take(at[axis], dim) for dim, axis in enumerate(SPATIAL_AXES)}
-        for classes in (true, predicted)
+        for classes in both
     ]
     quantity = "HU" if source.classes == LIVER else "intensity"
     return Scan(sample, planes.shape, at, planes.values, planes.voxels, quantity, *masks)
