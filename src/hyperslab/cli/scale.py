@@ -25,8 +25,10 @@ from hyperslab.studies.scaling.study import (
     RefusedPoint,
     ScalingKind,
     ScalingPoint,
+    StudyRequest,
     own_points,
     points_or_refusals,
+    run_study,
     strong_points,
     weak_points,
 )
@@ -79,9 +81,8 @@ def scale_command(
     run again. With a machine its prediction stands beside each. Synthetic data (data.path=null
     data.synthetic.width=128) take no files.
     """
-    with away_from_current_folder():  # matplotlib
-        from hyperslab.studies.scaling.run import StudyRequest, run_study
-        from hyperslab.studies.scaling.summary import short_table, study_remarks
+    with away_from_current_folder():  # matplotlib; --help need not wait for it
+        from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
 
     if is_started():
         raise LayoutError(
@@ -105,7 +106,7 @@ def scale_command(
     )
     log_to_stdout(logging.INFO)
     with exit_when_stopped():
-        study = run_study(request, predictor)
+        study = run_study(request, predictor, write_study)
     console = Console(soft_wrap=True)
     console.print(short_table(study))
     for words in study_remarks(study):

@@ -16,8 +16,14 @@ from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.recipe.schema import Recipe
-from hyperslab.studies.sweep.results import rates_table, runs_table, scores_table
-from hyperslab.studies.sweep.run import SweepProgress, forecast_table, run_sweep
+from hyperslab.studies.sweep.run import (
+    SweepProgress,
+    forecast_table,
+    rates_table,
+    run_sweep,
+    runs_table,
+    scores_table,
+)
 from hyperslab.studies.sweep.schema import load_sweep
 
 _WIDTH = 140

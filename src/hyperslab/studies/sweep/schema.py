@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -227,7 +226,7 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     factor = epochs / recipe.epochs
     schedule = recipe.optimizer.schedule
     if schedule is None or isinstance(schedule, TargetSchedule):
-        if share < 1 and isinstance(schedule, TargetSchedule) and not _follows_epochs(schedule):
+        if share < 1 and schedule and "${training." not in str(schedule.arguments):
             raise RecipeError(
                 f"optimizer.schedule.target {schedule.target}: its numbers are of whole trainings, "
                 f"but rates are chosen in a share of {share:g} of the epochs\n    say them by "
@@ -245,10 +244,6 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     return recipe.model_copy(
         update={"epochs": epochs, "optimizer": optimizer, "follow_test": False}
     )
-
-
-def _follows_epochs(schedule: TargetSchedule) -> bool:
-    return "${training." in str(schedule.arguments)
 
 
 def _variant(
@@ -298,8 +293,7 @@ def _sentence(problem: dict[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{key!r} is missing; a sweep has {_keys(SweepFile)}"
     if problem["type"] == "extra_forbidden":
-        section = {"choose": type(SweepFile.model_fields["choose"].default)}
-        kind: type[BaseModel] = section.get(str(problem["loc"][0]), SweepFile)
+        kind: type[Section] = ChoiceSection if problem["loc"][0] == "choose" else SweepFile
         return f"unknown key {key!r}; valid are {_keys(kind)}"
     words = str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
     if problem["type"] == "value_error" and key == "variants":
@@ -307,5 +301,5 @@ def _sentence(problem: dict[str, Any]) -> str:
     return f"bad value {problem['input']!r} for {key!r}: {words}"
 
 
-def _keys(section: type[BaseModel]) -> str:
+def _keys(section: type[Section]) -> str:
     return ", ".join(section.model_fields)
