@@ -20,9 +20,9 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from hyperslab.comm import Grid, all_reduce_sum
-from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import block_of
-from hyperslab.ops.reductions.sums import sum
+from hyperslab.ops.reductions import sum
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.deferred import (
     before_functions,

@@ -20,7 +20,7 @@ from hyperslab.comm import log_once
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.operands import check_uncut
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.spatial.rearrange import rolled
+from hyperslab.ops.spatial import rolled
 from hyperslab.tensor import Sharded, register
 
 _PLANS_KEPT = 4096

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -193,18 +193,6 @@ class EpilogueOps:
     pool: tuple[int, ...] = ()
     maximum: bool = False
 
-    def activated(self, slope: float) -> EpilogueOps:
-        """Appends an activation."""
-        return EpilogueOps(self.dtype, self.statistics, slope, self.pool, self.maximum)
-
-    def pooled(self, pool: tuple[int, ...], maximum: bool, dtype: torch.dtype) -> EpilogueOps:
-        """Appends a pooling."""
-        return EpilogueOps(dtype, self.statistics, self.slope, pool, maximum)
-
-    def rounded(self, dtype: torch.dtype) -> EpilogueOps:
-        """Replaces the type of the result."""
-        return EpilogueOps(dtype, self.statistics, self.slope, self.pool, self.maximum)
-
     def after(self, done: EpilogueOps) -> EpilogueOps:
         """Returns the operators that are left when those of ``done`` are applied."""
         return EpilogueOps(
@@ -332,30 +320,13 @@ class FusedEpilogue:
     parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
     """Lists the tensors that this epilogue continues, with their operators."""
 
-    def linked(self, links: EpilogueOps) -> FusedEpilogue:
-        """Replaces the operators that are deferred."""
-        return FusedEpilogue(
-            self.source, self.block, self.version, links, self.with_graph, self.room, self.parents
-        )
-
-    def in_room(self, room: HaloPaddedBuffer | None) -> FusedEpilogue:
-        """Replaces the buffer that receives the result."""
-        return FusedEpilogue(
-            self.source,
-            self.block,
-            self.version,
-            self.links,
-            self.with_graph,
-            room,
-            self.parents,
-        )
+    def linked(self, **links: Any) -> FusedEpilogue:
+        """Replaces some of the operators that are deferred; see `EpilogueOps` for the names."""
+        return replace(self, links=replace(self.links, **links))
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
         """Continues the epilogue of ``x`` for the next tensor."""
-        parents = (*self.parents, (weakref.ref(x), self.links))
-        return FusedEpilogue(
-            self.source, self.block, self.version, self.links, self.with_graph, None, parents
-        )
+        return replace(self, room=None, parents=(*self.parents, (weakref.ref(x), self.links)))
 
     @property
     def sources(self) -> list[Sharded]:
@@ -403,7 +374,7 @@ class FusedEpilogue:
                 "result was not computed yet\n    change x.local, or a clone(), instead of an "
                 "alias that was taken before"
             )
-        links = self.links if dtype is None else self.links.rounded(dtype)
+        links = self.links if dtype is None else replace(self.links, dtype=dtype)
         for parent, done in reversed(self._alive()):
             # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
             rest = links.after(done)
@@ -482,14 +453,14 @@ def conv_operand(
     if x.pending is None:
         block = x.block
     elif dtype != chain.dtype:
-        block = chain.in_room(room).value(dtype)
+        block = replace(chain, room=room).value(dtype)
         x.consumed_in_other_dtype = True
     else:
-        x.extend(chain.in_room(room))
+        x.extend(replace(chain, room=room))
         block = x.block
     if not chain.recomputable:
         return block, None
-    return block, RecomputedEpilogue((chain.block,), chain.links.rounded(block.dtype))
+    return block, RecomputedEpilogue((chain.block,), replace(chain.links, dtype=block.dtype))
 
 
 _channel_sums = torch.ops.hyperslab.channel_sums.default
@@ -546,5 +517,5 @@ def normalised_epilogue(
     ``dtype``: of the result, by default the block's.
     """
     statistics = statistics_of(chain.block, over, affine, eps)
-    links = EpilogueOps(dtype or chain.dtype, statistics)
-    return chain.linked(links), statistics.moments[:2]
+    chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
+    return chain, statistics.moments[:2]

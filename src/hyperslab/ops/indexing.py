@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
-from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import (
     aligned_but,
     check_uncut,
@@ -27,9 +27,7 @@ from hyperslab.ops.operands import (
     turn_into_cut,
 )
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.views.concat import expanded
-from hyperslab.ops.views.reshape import reshape_to, unsqueeze
-from hyperslab.ops.views.slicing import Span, crop, drop_dim
+from hyperslab.ops.views import Span, crop, drop_dim, expanded, reshape_to, unsqueeze
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
