@@ -22,6 +22,7 @@ from hyperslab.ops.operands import check_uncut
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.spatial import rolled
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import read_dims
 
 _PLANS_KEPT = 4096
 """Limits the plans that are cached, of transforms of one partition each."""
@@ -172,19 +173,11 @@ def one_dim(
     return transformed(_kind(operator), input, (dim,), {} if n is None else {dim: n}, norm)
 
 
-@register_each(*(getattr(torch.fft, f"{kind}2") for kind in KINDS), family="fourier", dims=["dim"])
-def two_dims(
-    operator: Operator,
-    input: Sharded,
-    s: Sequence[int] | None = None,
-    dim: int | tuple[int, ...] | None = (-2, -1),
-    norm: str | None = None,
-) -> Sharded:
-    """Any dims; those that are cut become whole while others are cut, and back."""
-    return several_dims(operator, input, s, dim, norm)
-
-
-@register_each(*(getattr(torch.fft, f"{kind}n") for kind in KINDS), family="fourier", dims=["dim"])
+@register_each(
+    *(getattr(torch.fft, f"{kind}{dims}") for kind in KINDS for dims in "2n"),
+    family="fourier",
+    dims=["dim"],
+)
 def several_dims(
     operator: Operator,
     input: Sharded,
@@ -193,6 +186,8 @@ def several_dims(
     norm: str | None = None,
 ) -> Sharded:
     """Any dims; those that are cut become whole while others are cut, and back."""
+    if dim is None and operator.__name__.endswith("2"):
+        dim = read_dims((-2, -1), input.dim(), operator.__name__)
     given = dim
     if dim is None:
         count = input.dim() if s is None else len(s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type
-from hyperslab.ops.operands import block_of, first_cuts, whole_of
+from hyperslab.ops.operands import block_of, check_uncut, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe, gather_first
@@ -139,7 +140,7 @@ def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if b.dim() > 1:
         right = [*batch_labels(b.dim() - 2), "inner", "column"]
     batch = batch_labels(max(a.dim(), b.dim(), 2) - 2)
-    output = [*batch, *left[-2:-1], *right[-1:]] if b.dim() > 1 else [*batch, *left[-2:-1]]
+    output = [*batch, *left[-2:-1], *(right[-1:] if b.dim() > 1 else [])]
     return contract(name, (a, b), (left, right), output, torch.matmul)
 
 
@@ -222,9 +223,7 @@ def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> t
     for operand in operands:
         tensors.extend((operand,) if isinstance(operand, torch.Tensor) else operand)
     inputs, output = _einsum_labels(equation, tensors)
-    return contract(
-        "einsum", tensors, inputs, output, lambda *blocks: torch.einsum(equation, *blocks)
-    )
+    return contract("einsum", tensors, inputs, output, partial(torch.einsum, equation))
 
 
 def _introduce_to_opt_einsum() -> None:
@@ -284,13 +283,8 @@ def tensordot(
     output += [label for d, label in enumerate(right) if d not in second]
     for d, e in zip(first, second, strict=True):
         right[e] = left[d]
-    return contract(
-        "tensordot",
-        (a, b),
-        (left, right),
-        output,
-        lambda x, y: torch.tensordot(x, y, dims=(first, second)),
-    )
+    run = partial(torch.tensordot, dims=(first, second))
+    return contract("tensordot", (a, b), (left, right), output, run)
 
 
 @register(F.bilinear, family="linalg")
@@ -406,10 +400,8 @@ def scaled_dot_product_attention(
 
 def _with_all_tokens(x: torch.Tensor, name: str, dim: int) -> torch.Tensor:
     """Gathers keys or values along the tokens: every query sees all of them."""
-    if not isinstance(x, Sharded):
-        return x
-    cut = x.partition.cuts[dim]
-    if cut is None:
+    cut = x.partition.cuts[dim] if isinstance(x, Sharded) else None
+    if not isinstance(x, Sharded) or cut is None:
         return x
     log_once(
         x.grid,
@@ -421,20 +413,10 @@ def _with_all_tokens(x: torch.Tensor, name: str, dim: int) -> torch.Tensor:
 
 
 def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
-    """Refuses a tensor that is cut along one of ``dims``.
-
-    Raises:
-        LayoutError: one of these dims is cut.
-    """
+    """Refuses a tensor that is cut along one of ``dims``."""
     for dim in dims:
-        if dim is None or not isinstance(x, Sharded):
-            continue
-        cut = x.partition.cuts[dim]
-        if cut is not None:
-            raise LayoutError(
-                f"{name} needs the whole of dim {dim % x.dim()}, which is cut: "
-                f"{x.partition} on {x.grid}\n{gather_first(cut.axis)}"
-            )
+        if dim is not None and isinstance(x, Sharded):
+            check_uncut(x, (dim % x.dim(),), f"{name} needs the whole of")
 
 
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
@@ -527,7 +509,7 @@ def recurrent_layer(
             "    give the padded sequences, or leave the cut with x.full() before they are packed"
         )
     labels: list[DimLabel] = ["batch", "step"] if batch_first else ["step", "batch"]
-    weights = _whole(name, params)
+    weights = [whole_of(weight, f"the weights of {name}") for weight in params]
 
     def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = operator(
@@ -552,7 +534,8 @@ def recurrent_cell(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The batch may be cut; features that are cut are gathered."""
     name = operator.__name__
-    weights = _whole(name, (w_ih, w_hh, b_ih, b_hh))
+    given = (w_ih, w_hh, b_ih, b_hh)  # which may come from cut features
+    weights = [whole_of(weight, f"the weights of {name}") for weight in given]
 
     def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
         found: torch.Tensor | tuple[torch.Tensor, ...] = operator(block, states, *weights)
@@ -560,11 +543,6 @@ def recurrent_cell(
 
     found = _recur(name, input, hx, ["batch", "in"], ["batch", "state"], run)
     return found if name == "lstm_cell" else found[0]
-
-
-def _whole(name: str, weights: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Makes weights whole, which may come from cut features."""
-    return [None if w is None else whole_of(w, f"the weights of {name}") for w in weights]
 
 
 def _recur(
@@ -583,7 +561,14 @@ def _recur(
         _with_whole_sequences(name, x, labels)
         for x, labels in [(input, of_input), *((state, of_state) for state in states)]
     ]
-    _check_batch(name, operands, [of_input, *[of_state] * len(states)])
+    # States of another batch, which a block of one sample could not reveal.
+    labels = [of_input, *[of_state] * len(states)]
+    batches = {x.shape[own.index("batch")] for x, own in zip(operands, labels, strict=True)}
+    if len(batches) > 1 or not any(isinstance(x, Sharded) for x in operands):
+        raise LayoutError(
+            f"{name}: the input and its states have to have one batch, and one of them has to be "
+            f"cut where a weight is\n{describe(operands)}"
+        )
     check_whole_mask(operands, dropout, name)
     after: list[torch.Tensor] = []
 
@@ -598,34 +583,13 @@ def _recur(
     return (y, *(_state(y, of_input, block, of_state) for block in after))
 
 
-def _check_batch(
-    name: str, operands: Sequence[torch.Tensor], labels: Sequence[Sequence[DimLabel]]
-) -> None:
-    """Refuses states of another batch, which a block of one sample could not reveal.
-
-    Raises:
-        LayoutError: they differ, or nothing but a weight is cut.
-    """
-    batches = {x.shape[own.index("batch")] for x, own in zip(operands, labels, strict=True)}
-    if len(batches) > 1 or not any(isinstance(x, Sharded) for x in operands):
-        raise LayoutError(
-            f"{name}: the input and its states have to have one batch, and one of them has to be "
-            f"cut where a weight is\n{describe(operands)}"
-        )
-
-
 def _with_whole_sequences(name: str, x: torch.Tensor, labels: Sequence[DimLabel]) -> torch.Tensor:
     """Gathers all cut dims but the batch."""
     if x.dim() != len(labels):
         raise LayoutError(f"{name} takes tensors of {len(labels)} dims, not\n{describe([x])}")
-    if not isinstance(x, Sharded):
-        return x
-    axes = [
-        cut.axis
-        for label, cut in zip(labels, x.partition.cuts, strict=True)
-        if cut is not None and label != "batch"
-    ]
-    if not axes:
+    cuts = zip(labels, x.partition.cuts, strict=True) if isinstance(x, Sharded) else ()
+    axes = [cut.axis for label, cut in cuts if cut is not None and label != "batch"]
+    if not isinstance(x, Sharded) or not axes:
         return x
     log_once(
         x.grid,

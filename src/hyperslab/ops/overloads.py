@@ -128,18 +128,6 @@ def integers(*given: Integers) -> tuple[int, ...]:
     return tuple(map(operator.index, values))
 
 
-_ON_ONE_VALUE: dict[str, Operator] = {
-    "instance_norm": lambda x: F.instance_norm(x.expand(1, 1, 2)),
-    "group_norm": lambda x: F.group_norm(x.expand(1, 1, 2), 1),
-    "avg_pool1d": lambda x: F.avg_pool1d(x, 1),
-    "avg_pool2d": lambda x: F.avg_pool2d(x[None], 1),
-    "avg_pool3d": lambda x: F.avg_pool3d(x[None, None], 1),
-    "max_pool1d": lambda x: F.max_pool1d(x, 1),
-    "max_pool2d": lambda x: F.max_pool2d(x[None], 1),
-    "max_pool3d": lambda x: F.max_pool3d(x[None, None], 1),
-}
-
-
 def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Returns the dtype of torch's own result for an operand of ``dtype``."""
     if not torch.is_autocast_enabled(device.type):
@@ -151,5 +139,8 @@ def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dt
 def _result_type_under_autocast(
     name: str, dtype: torch.dtype, device: torch.device, _autocast: torch.dtype
 ) -> torch.dtype:
-    x = torch.zeros((1, 1, 1), dtype=dtype, device=device)
-    return _ON_ONE_VALUE[name](x).dtype
+    run = getattr(F, name)
+    norm = name.endswith("norm")
+    shape = (1, 1, 2) if norm else (1,) * (2 + spatial_dims(run))
+    options = () if name == "instance_norm" else (1,)  # one group, windows of one
+    return run(torch.zeros(shape, dtype=dtype, device=device), *options).dtype  # type: ignore[no-any-return]

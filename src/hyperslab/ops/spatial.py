@@ -281,33 +281,17 @@ def _circular(x: Sharded, pads: Sequence[int]) -> Sharded:
                 f"pad: {window.before} and {window.after} planes of circular padding in dim {dim} "
                 f"need as many to repeat, of {y.partition}"
             )
-        if y.partition.cuts[dim] is not None and window != Window(1):
-            y = _wrap(y, dim, window)
+        cut = y.partition.cuts[dim]
+        if cut is not None and window != Window(1):
+            extent = y.shape[dim]
+            wider = window.outputs(extent)
+            target = y.partition.with_dim(dim, wider, window.cut_outputs(cut, wider))
+            spans = ((extent - window.before, extent), (0, extent), (0, window.after))
+            y = join([SourceInterval(y, span) for span in spans], dim, target, y, WHAT)
             windows[dim] = Window(1)
     sides = [side for window in windows for side in (window.after, window.before)][::-1]
     local = F.pad(y.block, sides[: len(pads)], "circular") if any(sides) else y.block
     return y.like(_fresh(local, x), _place(y, windows)[1])
-
-
-def _wrap(x: Sharded, dim: int, window: Window) -> Sharded:
-    """Pads a cut dim circularly."""
-    extent = x.shape[dim]
-    cut = x.partition.cuts[dim]
-    assert cut is not None
-    nothing = ((0, 0),) * (cut.parts - 1)
-    left = _piece(x, dim, ((extent - window.before, extent), *nothing))
-    right = _piece(x, dim, (*nothing, (0, window.after)))
-    wider = window.outputs(extent)
-    partition = x.partition.with_dim(dim, wider, window.cut_outputs(cut, wider))
-    # Also on ranks that get nothing: those that send something get its gradient back.
-    return x.like(torch.cat([left, x.block, right], dim), partition)
-
-
-def _piece(x: Sharded, dim: int, intervals: tuple[Interval, ...]) -> torch.Tensor:
-    """Fetches the part of one dim that each shard asks for."""
-    cover = x.partition.cover
-    chosen = (*cover.intervals[:dim], intervals, *cover.intervals[dim + 1 :])
-    return fetch(x.block, plan_exchange(x.partition, Cover(cover.axes, chosen), x.grid), what=WHAT)
 
 
 REACH = 5
@@ -531,26 +515,19 @@ def taps_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resampling:
-    """Holds a map for every spatial dim, and their adjoints; the operator takes ``tensors``.
+    """Holds a map for every spatial dim as the operator takes them: its tensors.
 
     ``results``: the extents of what it makes of a block.
     """
 
-    maps: tuple[SparseMap, ...]
-    adjoints: tuple[SparseMap, ...]
     tensors: list[torch.Tensor]
     results: tuple[int, ...]
 
     @staticmethod
-    def of(maps: Sequence[SparseMap], adjoints: Sequence[SparseMap]) -> Resampling:
+    def of(maps: Sequence[SparseMap]) -> Resampling:
         """Combines the maps of each dim."""
         tensors = [tensor for one in maps for tensor in one.tensors]
-        return Resampling(tuple(maps), tuple(adjoints), tensors, tuple(m.results for m in maps))
-
-    @property
-    def adjoint(self) -> Resampling:
-        """Maps the gradient of the results to that of the block."""
-        return Resampling.of(self.adjoints, self.maps)
+        return Resampling(tensors, tuple(m.results for m in maps))
 
 
 def _resample(
@@ -572,7 +549,8 @@ class InterpolateLayout:
     weights: tuple[tuple[int, InterpolationWeights], ...]  # of spatial dims
     rest: tuple[int, ...]  # the spatial dims that are left to torch's operator
     sizes: tuple[int, ...]  # the block's after it
-    resampling: Resampling | None  # all dims in one pass, in place of the two above
+    # All dims in one pass, in place of the two above, and its adjoint.
+    resampling: tuple[Resampling, Resampling] | None
 
 
 def interpolate(x: Sharded, resize: Resize) -> Sharded:
@@ -594,8 +572,9 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
     if layout.resampling is not None:
         order = memory_format_of(block)
-        back = partial(_resample, layout.resampling.adjoint, order, block.dtype)
-        y = LinearMap.apply(block, partial(_resample, layout.resampling, order, dtype), back)
+        there, back = layout.resampling
+        run = partial(_resample, there, order, dtype)
+        y = LinearMap.apply(block, run, partial(_resample, back, order, block.dtype))
         return x.like(y, layout.output, fresh=True)
     if any(taps.weight is not None for _, taps in layout.weights):
         block = block.to(kind.dtype)
@@ -679,7 +658,7 @@ def _resampling(
     plan: ExchangePlan,
     out: Box,
     kind: BlockKind,
-) -> Resampling:
+) -> tuple[Resampling, Resampling]:
     """Makes the maps from the rank's inputs to its outputs; ``several``: the known taps."""
     maps = []
     for d, known in enumerate(several):
@@ -687,7 +666,7 @@ def _resampling(
         taps = whole.of(out.interval(d + 2), plan.wanted.lo[d + 2])
         weight = torch.ones_like(taps.index) if taps.weight is None else taps.weight
         maps.append(SparseMap.of_taps(taps.index, weight, plan.wanted.shape[d + 2]))
-    return Resampling.of(maps, [one.adjoint() for one in maps])
+    return Resampling.of(maps), Resampling.of([one.adjoint() for one in maps])
 
 
 def _block_alone_suffices(

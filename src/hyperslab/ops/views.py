@@ -212,14 +212,8 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return reshape_to(input, tuple(other.shape))
 
 
-@register(
-    torch.flatten,
-    torch.Tensor.flatten,
-    family="views",
-    dims=["start_dim", "end_dim"],
-    merged=True,
-)
-def flatten(input: Sharded, start_dim: int = 0, end_dim: int = -1) -> Sharded:
+@register_each("flatten", family="views", dims=["start_dim", "end_dim"], merged=True)
+def flatten(_: Operator, input: Sharded, start_dim: int = 0, end_dim: int = -1) -> Sharded:
     """Leaves space: gathered along the cut dims that merge; the batch dim stays cut."""
     shape = input.partition.shape
     end = end_dim + 1
@@ -322,15 +316,8 @@ def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
     return exchanged(input, a, b)
 
 
-@register(
-    torch.movedim,
-    torch.moveaxis,
-    torch.Tensor.movedim,
-    torch.Tensor.moveaxis,
-    family="views",
-    dims=["source", "destination"],
-)
-def movedim(input: Sharded, source: Integers, destination: Integers) -> Sharded:
+@register_each("movedim", "moveaxis", family="views", dims=["source", "destination"])
+def movedim(_: Operator, input: Sharded, source: Integers, destination: Integers) -> Sharded:
     """Some dims moved; each cut goes with its dim."""
     return moved(input, integers(source), integers(destination))
 
