@@ -135,13 +135,11 @@ def _on_cut_tensors(cls: type[Function]) -> type[Function]:
         parts["forward"] = forward
     else:
         parts["setup_context"] = setup_context
-    derived = _derive(cls.__name__, (cls,), {k: _static(v) for k, v in parts.items()})
+    derived = _derive(
+        cls.__name__, (cls,), {k: staticmethod(v) if callable(v) else v for k, v in parts.items()}
+    )
     setattr(cls, _BOTH_WAYS, derived)
     return derived
-
-
-def _static(part: Any) -> Any:
-    return staticmethod(part) if callable(part) else part
 
 
 def _derived_if_cut(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
@@ -171,15 +169,12 @@ def backward(
     given = grad_tensors
     if sees_serial_gradients():  # in a user's function that recomputes, as reversible networks do
         weights = (given,) if given is None or isinstance(given, torch.Tensor) else tuple(given)
-        given = [_block_of_gradient(g, t) for g, t in zip(weights, sequence, strict=True)]
+        given = [
+            block_gradient(g, t) if g is not None and isinstance(t, Sharded) else g
+            for g, t in zip(weights, sequence, strict=True)
+        ]
     with seeing_serial_gradients(False):
         torch.autograd.backward(blocks, given, *args, **kwargs)  # type: ignore[arg-type]
-
-
-def _block_of_gradient(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
-    if gradient is None or not isinstance(x, Sharded):
-        return gradient
-    return block_gradient(gradient, x)
 
 
 @register(torch.autograd.grad, family="autograd")

@@ -17,7 +17,7 @@ import itertools
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -224,48 +224,38 @@ _register_all()
 @register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
 def relu(input: Sharded, inplace: bool = False) -> Sharded:
     """Block by block; in one pass with a normalisation before and a pooling after it."""
-    if _joined_in_place(input, 0.0, inplace):
-        return input
-    chain = None if inplace else _with_activation(input, 0.0)
-    if chain is None:
-        input.force()
-        return apply_pointwise(F.relu, (input,), {"inplace": inplace})
-    return epilogue_result(chain, input, input.partition)
+    return _activated(F.relu, input, 0.0, {"inplace": inplace})
 
 
 @register(F.leaky_relu, family="elementwise", lazy=True, merged=True)
 def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = False) -> Sharded:
     """Block by block; in one pass with a normalisation before and a pooling after it."""
-    slope = float(negative_slope)
-    if _joined_in_place(input, slope, inplace):
-        return input
-    chain = None if inplace else _with_activation(input, slope)
-    if chain is None:
-        input.force()
-        options = {"negative_slope": negative_slope, "inplace": inplace}
-        return apply_pointwise(F.leaky_relu, (input,), options)
-    return epilogue_result(chain, input, input.partition)
+    options = {"negative_slope": negative_slope, "inplace": inplace}
+    return _activated(F.leaky_relu, input, float(negative_slope), options)
 
 
-def _with_activation(x: Sharded, slope: float) -> FusedEpilogue | None:
-    """Appends this activation to the deferred epilogue of ``x``, where it can be deferred."""
-    if isinstance(x.pending, FusedEpilogue) and (
-        x.pending.links.slope != 1 or x.pending.links.pool
-    ):
-        x.force()
-    chain = begin_epilogue(x) if x.private and torch.is_grad_enabled() and slope >= 0 else None
-    if chain is None or slope == 1:
-        return None
-    return chain.linked(slope=slope)
+def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, Any]) -> Sharded:
+    """Appends an activation to the deferred epilogue of ``x`` where it can be deferred."""
+    if slope >= 0 and slope != 1 and torch.is_grad_enabled():
+        if options["inplace"]:
+            if _joined_in_place(x, slope):
+                return x
+        elif x.private:
+            pending = x.pending
+            if isinstance(pending, FusedEpilogue) and not pending.links.takes_activation:
+                x.force()
+            chain = begin_epilogue(x)
+            if chain is not None:
+                return epilogue_result(chain.linked(slope=slope), x, x.partition)
+    x.force()
+    return apply_pointwise(operator, (x,), options)
 
 
-def _joined_in_place(x: Sharded, slope: float, inplace: bool) -> bool:
+def _joined_in_place(x: Sharded, slope: float) -> bool:
     """Tries to defer an activation in place; returns whether ``x`` has become its result."""
-    if not inplace or slope < 0 or slope == 1 or not torch.is_grad_enabled():
-        return False
     x.force_readers()
     pending = x.pending
-    if isinstance(pending, FusedEpilogue) and pending.links.slope == 1 and not pending.links.pool:
+    if isinstance(pending, FusedEpilogue) and pending.links.takes_activation:
         x.extend(pending.linked(slope=slope))
         return True
     if not x.replaceable:
@@ -548,21 +538,6 @@ def drops_anything(p: float, training: bool) -> bool:
     return training and p > 0.0
 
 
-def _new_like(
-    x: Sharded,
-    shape: tuple[int, ...],
-    make: Callable[[tuple[int, ...]], torch.Tensor],
-    requires_grad: bool,
-) -> torch.Tensor:
-    """Calls ``make`` with the shape of this rank's block, or of the whole where no cut follows."""
-    partition = x.partition
-    if len(shape) != partition.ndim or any(shape[d] != x.shape[d] for d in partition.cut_dims):
-        return make(shape).requires_grad_(requires_grad)
-    partition = Partition(shape, partition.cuts)
-    y = x.like(make(partition.box(x.grid.coords).shape), partition)
-    return torch.Tensor.requires_grad_(y, requires_grad)
-
-
 @register_each("new_zeros", "new_ones", "new_empty", family="elementwise")
 def new_constant(
     operator: Operator,
@@ -574,24 +549,20 @@ def new_constant(
 ) -> torch.Tensor:
     """Cut as x where the shape has x's extents in the cut dims; else an ordinary tensor."""
     shape = integers(*sizes) if size is None else integers(size)
-    return _new_like(self, shape, lambda own: operator(self.local, own, **options), requires_grad)
+    old = self.partition
+    if len(shape) != old.ndim or any(shape[d] != old.shape[d] for d in old.cut_dims):
+        whole: torch.Tensor = operator(self.local, shape, **options)
+        return whole.requires_grad_(requires_grad)
+    partition = Partition(shape, old.cuts)
+    own = partition.box(self.grid.coords).shape
+    y = self.like(operator(self.local, own, **options), partition)
+    return torch.Tensor.requires_grad_(y, requires_grad)
 
 
 @register(torch.Tensor.new_full, family="elementwise")
-def new_full(
-    self: Sharded,
-    size: Sequence[int],
-    fill_value: float,
-    *,
-    requires_grad: bool = False,
-    **options: Any,
-) -> torch.Tensor:
+def new_full(self: Sharded, size: Sequence[int], fill_value: float, **options: Any) -> torch.Tensor:
     """Cut as x where the shape has x's extents in the cut dims; else an ordinary tensor."""
-
-    def make(shape: tuple[int, ...]) -> torch.Tensor:
-        return self.local.new_full(shape, fill_value, **options)
-
-    return _new_like(self, tuple(size), make, requires_grad)
+    return new_constant(torch.Tensor.new_full, self, size=size, fill_value=fill_value, **options)
 
 
 @register(torch.Tensor.new_tensor, family="elementwise")

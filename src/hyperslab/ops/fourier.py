@@ -215,7 +215,12 @@ def transformed(
         extents[dim] = lengths.get(dim, extents[dim])
     extents[dims[-1]] = kind.extent(extents[dims[-1]], given=dims[-1] in lengths)
     plan = plan_pencils(x.partition, kind.groups(dims), tuple(extents))
-    _log_redistribution(plan, x)
+    if plan.gathered:
+        log_once(
+            x.grid,
+            f"Fourier transform of {x.partition}: no other dim can be cut along "
+            f"{', '.join(plan.gathered)}; gathered there, its ranks repeat the work meanwhile",
+        )
     last = None if kind.last is None else dims[-1]
     for pencil in plan.pencils:
         x = x.redistribute(pencil.partition, "a pencil of a Fourier transform")
@@ -235,15 +240,6 @@ def _transform_block(x: Sharded, block: torch.Tensor) -> Sharded:
     cuts = x.partition.cuts
     shape = (block.shape[d] if cut is None else x.shape[d] for d, cut in enumerate(cuts))
     return x.like(block, Partition(tuple(shape), cuts))
-
-
-def _log_redistribution(plan: PencilPlan, x: Sharded) -> None:
-    if plan.gathered:
-        log_once(
-            x.grid,
-            f"Fourier transform of {x.partition}: no other dim can be cut along "
-            f"{', '.join(plan.gathered)}; gathered there, its ranks repeat the work meanwhile",
-        )
 
 
 def _kind(operator: Operator) -> FourierKind:

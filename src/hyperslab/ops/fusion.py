@@ -193,6 +193,11 @@ class EpilogueOps:
     pool: tuple[int, ...] = ()
     maximum: bool = False
 
+    @property
+    def takes_activation(self) -> bool:
+        """Returns whether an activation may come next."""
+        return self.slope == 1 and not self.pool
+
     def after(self, done: EpilogueOps) -> EpilogueOps:
         """Returns the operators that are left when those of ``done`` are applied."""
         return EpilogueOps(

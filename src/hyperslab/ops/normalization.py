@@ -63,7 +63,11 @@ class Normalise(torch.autograd.Function):
         pool: int = 1,
     ) -> tuple[torch.Tensor, ...]:
         x = dense(x, memory_format_of(x))
-        mean, var = _block_statistics(x, count, group, pool)
+        mean, var = local_moments(x.unflatten(1, (-1, pool)))
+        if group is not None:
+            share = x.numel() / mean.numel() / count
+            mean, var = combine_moments(mean, var, share, group, exact=x.dtype == torch.float64)
+        mean, var = mean.repeat_interleave(pool), var.repeat_interleave(pool)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
         ctx.eps = eps
         ctx.count = count
@@ -80,7 +84,11 @@ class Normalise(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         gradient = dense(gradient, memory_format_of(x))
-        dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
+        # For fixed statistics: the input's gradient and the sums of dy * xhat and of dy.
+        scale = weight if weight is not None else torch.ones_like(mean)
+        dx, dxhat, db = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, scale, mean, var, None, None, False, ctx.eps, [True, True, True]
+        )
         if ctx.needs_input_grad[0]:
             sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
             sums = sums.unflatten(1, (-1, ctx.pool)).sum(2)
@@ -97,32 +105,6 @@ class Normalise(torch.autograd.Function):
         dweight = dxhat if needs_weight else None
         dbias = db if needs_bias else None
         return dx, dweight, dbias, None, None, None, None
-
-
-def _eval_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes, for fixed statistics, the input's gradient and the sums of dy * xhat and dy."""
-    scale = weight if weight is not None else torch.ones_like(mean)
-    return torch.ops.aten.native_batch_norm_backward(
-        gradient, x, scale, mean, var, None, None, False, eps, [True, True, True]
-    )
-
-
-def _block_statistics(
-    x: torch.Tensor, count: int, group: Communicator | None, pool: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes mean and biased variance (K) of every ``pool`` channels together."""
-    mean, var = local_moments(x.unflatten(1, (-1, pool)))
-    if group is not None:
-        share = x.numel() / mean.numel() / count
-        mean, var = combine_moments(mean, var, share, group, exact=x.dtype == torch.float64)
-    return mean.repeat_interleave(pool), var.repeat_interleave(pool)
 
 
 def combine_moments(

@@ -143,4 +143,4 @@ def _result_type_under_autocast(
     norm = name.endswith("norm")
     shape = (1, 1, 2) if norm else (1,) * (2 + spatial_dims(run))
     options = () if name == "instance_norm" else (1,)  # one group, windows of one
-    return run(torch.zeros(shape, dtype=dtype, device=device), *options).dtype  # type: ignore[no-any-return]
+    return run(torch.zeros(shape, dtype=dtype, device=device), *options).dtype

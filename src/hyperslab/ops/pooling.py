@@ -482,13 +482,11 @@ class AdaptiveLayout:
         return fetch(x.block, self.plan, what=f"the halo exchange of {name}")
 
 
-def lay_out_adaptive_pool(x: Sharded, sizes: tuple[int, ...], name: str) -> AdaptiveLayout:
-    """Return the layout of an adaptive pooling to ``sizes``."""
-    return _cached_layout(x.grid, x.partition, sizes, name)
-
-
 @per_grid
-def _cached_layout(grid: Grid, x: Partition, sizes: tuple[int, ...], name: str) -> AdaptiveLayout:
+def lay_out_adaptive_pool(
+    grid: Grid, x: Partition, sizes: tuple[int, ...], name: str
+) -> AdaptiveLayout:
+    """Return the layout of an adaptive pooling to ``sizes``."""
     x = x.without([cut.axis for cut in x.cuts[2:] if cut is not None and cut.thin])
     given = x.cuts[2:]
     windows = [AdaptiveWindow(e, s) for e, s in zip(x.shape[2:], sizes, strict=True)]
@@ -589,7 +587,7 @@ def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
     """
     n = len(sizes)
     name = f"adaptive_avg_pool{n}d"
-    layout = lay_out_adaptive_pool(x, sizes, name)
+    layout = lay_out_adaptive_pool(x.grid, x.partition, sizes, name)
     block = layout.fetch(x, name)
     smallest = block.new_zeros((1,) * (n + 2))
     dtype = ADAPTIVE_AVERAGES[n](smallest, (1,) * n).dtype  # what autocast makes of it
@@ -632,7 +630,7 @@ def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Shar
     """
     n = len(sizes)
     name = f"adaptive_max_pool{n}d"
-    layout = lay_out_adaptive_pool(x, sizes, name)
+    layout = lay_out_adaptive_pool(x.grid, x.partition, sizes, name)
     block = layout.fetch(x, name)
     tables = {spans.dim: _side_by_side(spans) for spans in layout.spans}
     for dim, table in tables.items():

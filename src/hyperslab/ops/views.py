@@ -141,7 +141,8 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
             dim, cut = carried
             cuts[dim] = cut
             axes.remove(cut.axis)
-            shards += [] if _kept_cut(group, old.shape, new) else _shards_of_group(group, old)
+            if not _kept_cut(group, old.shape, new):
+                shards += [i for d in group.source if (own := old.cuts[d]) for i in own.intervals]
         gathered += axes
     if "data" in gathered:
         raise LayoutError(
@@ -151,10 +152,6 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
         )
     single = any(hi - lo < 2 for lo, hi in shards)
     return _Reshape(tuple(gathered), Partition(new, tuple(cuts)), bool(shards), single)
-
-
-def _shards_of_group(group: DimGroup, old: Partition) -> list[Interval]:
-    return [i for dim in group.source if (cut := old.cuts[dim]) for i in cut.intervals]
 
 
 def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int, Cut] | None:
@@ -322,12 +319,7 @@ def movedim(_: Operator, input: Sharded, source: Integers, destination: Integers
     return moved(input, integers(source), integers(destination))
 
 
-def _property_getter(name: str) -> Operator:
-    getter: Operator = getattr(torch.Tensor, name).__get__
-    return getter
-
-
-_T, _MT, _H, _MH = map(_property_getter, ("T", "mT", "H", "mH"))
+_T, _MT, _H, _MH = (getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH"))
 
 
 @register_each(

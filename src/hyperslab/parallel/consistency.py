@@ -47,7 +47,12 @@ def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]
             name: f"{tuple(t.shape)} {t.dtype}" + " frozen" * (not t.requires_grad)
             for name, t in (*module.named_parameters(), *module.named_buffers())
         },
-        "layers": dict(_torch_layers(module)),
+        "layers": {
+            name: f"{type(part).__name__}({part.extra_repr()})"
+            for name, part in module.named_modules()
+            if type(part).__module__.startswith("torch.nn.")
+            and not isinstance(part, DEVICE_IN_REPR)
+        },
     }
     words = json.dumps(facts)
     if grid.same_on_all(zlib.crc32(words.encode())):
@@ -59,14 +64,6 @@ def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]
         f"the ranks' {type(module).__name__} differ in {first or 'the order of their parameters'}\n"
         "    build the same network on every rank, and parallelize it alike"
     )
-
-
-def _torch_layers(module: nn.Module) -> list[tuple[str, str]]:
-    return [
-        (name, f"{type(part).__name__}({part.extra_repr()})")
-        for name, part in module.named_modules()
-        if type(part).__module__.startswith("torch.nn.") and not isinstance(part, DEVICE_IN_REPR)
-    ]
 
 
 RandomStates = Literal["replica", "own"]
