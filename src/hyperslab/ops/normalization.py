@@ -43,8 +43,8 @@ from hyperslab.tensor import Sharded, register
 class Normalise(torch.autograd.Function):
     """Computes ``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
 
-    The statistics are those of ``pool`` neighbouring channels each, over N, space and the ranks of
-    ``group``, ``count`` values in all. Returns the block, and mean and biased variance (K).
+    The statistics are those of ``over.pool`` neighbouring channels each, over N, space and the
+    ranks of ``over.group``. Returns the block, and mean and biased variance (K).
 
     Distribution scheme: 1. local mean and variance, 2. one all-reduce of both (two in float64), 3.
     normalise the block. Backward: 1. the sums of dy and of dy * xhat per channel, 2. one
@@ -58,21 +58,19 @@ class Normalise(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        count: int,
-        group: Communicator | None,
-        pool: int = 1,
+        over: Population,
     ) -> tuple[torch.Tensor, ...]:
         x = dense(x, memory_format_of(x))
+        pool = over.pool or 1
         mean, var = local_moments(x.unflatten(1, (-1, pool)))
-        if group is not None:
-            share = x.numel() / mean.numel() / count
-            mean, var = combine_moments(mean, var, share, group, exact=x.dtype == torch.float64)
+        if over.group is not None:
+            share = x.numel() / mean.numel() / over.count
+            exact = x.dtype == torch.float64
+            mean, var = combine_moments(mean, var, share, over.group, exact=exact)
         mean, var = mean.repeat_interleave(pool), var.repeat_interleave(pool)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
         ctx.eps = eps
-        ctx.count = count
-        ctx.group = group
-        ctx.pool = pool
+        ctx.over = over
         ctx.save_for_backward(x, weight, mean, var)
         ctx.mark_non_differentiable(mean, var)
         return y, mean, var
@@ -91,10 +89,12 @@ class Normalise(torch.autograd.Function):
         )
         if ctx.needs_input_grad[0]:
             sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
-            sums = sums.unflatten(1, (-1, ctx.pool)).sum(2)
-            if ctx.group is not None:
-                sums = reduce_in_place(sums, ctx.group, "the gradient of a normalisation")
-            sums = sums.repeat_interleave(ctx.pool, 1) / ctx.count
+            over = ctx.over
+            pool = over.pool or 1
+            sums = sums.unflatten(1, (-1, pool)).sum(2)
+            if over.group is not None:
+                sums = reduce_in_place(sums, over.group, "the gradient of a normalisation")
+            sums = sums.repeat_interleave(pool, 1) / over.count
             invstd = (var + ctx.eps).rsqrt()
             slope = -invstd.square() * sums[1]
             offset = -invstd * sums[0] - slope * mean
@@ -104,7 +104,7 @@ class Normalise(torch.autograd.Function):
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         dweight = dxhat if needs_weight else None
         dbias = db if needs_bias else None
-        return dx, dweight, dbias, None, None, None, None
+        return dx, dweight, dbias, None, None
 
 
 def combine_moments(
@@ -309,9 +309,8 @@ def _normalised(
     if chain is not None:
         chain, moments = normalised_epilogue(chain, over, affine, eps, dtype)
         return epilogue_result(chain, x, x.partition), moments.unbind()
-    options = (eps, over.count, over.group)
     if over.pool is None:
-        y, mean, var = Normalise.apply(x.block, affine.weight, affine.bias, *options)
+        y, mean, var = Normalise.apply(x.block, affine.weight, affine.bias, eps, over)
         return x.like(y, fresh=True), (mean[None], var[None])
     # As if samples were further channels.
     block = x.block if dtype is None else x.block.to(dtype)
@@ -319,7 +318,7 @@ def _normalised(
     # Not reshape: torch (2.13) takes a channels-last view with a batch of one for contiguous.
     flat = block.contiguous().view(1, samples * channels, *block.shape[2:])
     parameters = [None if p is None else p.repeat(samples) for p in (affine.weight, affine.bias)]
-    y, mean, var = Normalise.apply(flat, *parameters, *options, over.pool)
+    y, mean, var = Normalise.apply(flat, *parameters, eps, over)
     y = y.view(block.shape)
     if not block.is_contiguous():  # the result is in the input's memory format
         y = torch.empty_like(block).copy_(y)
@@ -389,12 +388,13 @@ def _normalise_last_dims(
         eps = torch.finfo(torch.float32 if block.dtype in HALF else block.dtype).eps
     part = tuple(slice(*x.box.interval(dim)) for dim in dims)
     weight, bias, *_ = [*(p if p is None else p[part] for p in parameters), None]
-    options = (dims.start, eps, math.prod(shape), group, operator is F.layer_norm)
+    over = Population(math.prod(shape), group)
+    options = (dims.start, eps, over, operator is F.layer_norm)
     return x.like(_LayerNorm.apply(block, weight, bias, *options))
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Normalise a block over its dims from ``first`` on and over the ranks of ``group``.
+    """Normalise a block over its dims from ``first`` on and over the ranks of ``over.group``.
 
     ``centred`` is layer norm: around the mean; otherwise RMS norm.
 
@@ -411,17 +411,15 @@ class _LayerNorm(torch.autograd.Function):
         bias: torch.Tensor | None,
         first: int,
         eps: float,
-        count: int,
-        group: Communicator,
+        over: Population,
         centred: bool,
     ) -> torch.Tensor:
         values = as_float32(x)
         dims = range(first, x.dim())
-        mean, var = _layer_statistics(values, dims, count, group, centred)
+        mean, var = _layer_statistics(values, dims, over, centred)
         invstd = var.add_(eps).rsqrt_()
         ctx.first = first
-        ctx.count = count
-        ctx.group = group
+        ctx.over = over
         ctx.centred = centred
         ctx.save_for_backward(x, weight, mean, invstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -448,27 +446,24 @@ class _LayerNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             g = dy if weight is None else dy * weight
             sums = torch.stack([g.sum(dims, True), (g * xhat).sum(dims, True)])
-            sums = reduce_in_place(sums, ctx.group, "the gradient of a layer's normalisation")
-            sums /= ctx.count
+            sums = reduce_in_place(sums, ctx.over.group, "the gradient of a layer's normalisation")
+            sums /= ctx.over.count
             g = g - xhat.mul_(sums[1])
             dx = (g - sums[0] if ctx.centred else g).mul_(invstd).to(x.dtype)
-        return dx, dweight, dbias, None, None, None, None, None
+        return dx, dweight, dbias, None, None, None, None
 
 
 def _layer_statistics(
-    values: torch.Tensor,
-    dims: Sequence[int],
-    count: int,
-    group: Communicator,
-    centred: bool,
+    values: torch.Tensor, dims: Sequence[int], over: Population, centred: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
-    share = math.prod(values.shape[d] for d in dims) / count
+    assert over.group is not None
+    share = math.prod(values.shape[d] for d in dims) / over.count
     if centred:
         var, mean = torch.var_mean(values, list(dims), correction=0, keepdim=True)
-        return combine_moments(mean, var, share, group, exact=values.dtype == torch.float64)
+        return combine_moments(mean, var, share, over.group, exact=values.dtype == torch.float64)
     square = values.square().mean(list(dims), keepdim=True).double() * share
-    square = reduce_in_place(square, group, "the statistics of rms_norm").to(values.dtype)
+    square = reduce_in_place(square, over.group, "the statistics of rms_norm").to(values.dtype)
     return torch.zeros_like(square), square
 
 
