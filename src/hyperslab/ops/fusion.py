@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -207,6 +207,10 @@ class EpilogueOps:
         """Returns whether an activation may come next."""
         return self.slope == 1 and not self.pool
 
+    def rounded(self, dtype: torch.dtype) -> EpilogueOps:
+        """Replaces the type of the result."""
+        return EpilogueOps(dtype, self.statistics, self.slope, self.pool, self.maximum)
+
     def after(self, done: EpilogueOps) -> EpilogueOps:
         """Returns the operators that are left when those of ``done`` are applied."""
         return EpilogueOps(
@@ -336,13 +340,45 @@ class FusedEpilogue:
     parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
     """Lists the tensors that this epilogue continues, with their operators."""
 
-    def linked(self, **links: Any) -> FusedEpilogue:
-        """Replaces some of the operators that are deferred; see `EpilogueOps` for the names."""
-        return replace(self, links=replace(self.links, **links))
+    # Constructors are called as they are: `dataclasses.replace` takes three times as long, and
+    # every layer of a network comes by here.
+    def linked(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        statistics: Statistics | None = None,
+        slope: float = 1.0,
+        pool: tuple[int, ...] = (),
+        maximum: bool = False,
+    ) -> FusedEpilogue:
+        """Appends operators to those that are deferred, which have none of this kind yet."""
+        old = self.links
+        links = EpilogueOps(
+            dtype or old.dtype,
+            statistics or old.statistics,
+            old.slope if slope == 1 else slope,
+            pool or old.pool,
+            maximum or old.maximum,
+        )
+        return self._with(links, self.room, self.parents)
+
+    def in_room(self, room: HaloPaddedBuffer | None) -> FusedEpilogue:
+        """Replaces the buffer that receives the result."""
+        return self._with(self.links, room, self.parents)
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
         """Continues the epilogue of ``x`` for the next tensor."""
-        return replace(self, room=None, parents=(*self.parents, (weakref.ref(x), self.links)))
+        return self._with(self.links, None, (*self.parents, (weakref.ref(x), self.links)))
+
+    def _with(
+        self,
+        links: EpilogueOps,
+        room: HaloPaddedBuffer | None,
+        parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...],
+    ) -> FusedEpilogue:
+        return FusedEpilogue(
+            self.source, self.block, self.version, links, self.with_graph, room, parents
+        )
 
     @property
     def sources(self) -> list[Sharded]:
@@ -390,7 +426,7 @@ class FusedEpilogue:
                 "result was not computed yet\n    change x.local, or a clone(), instead of an "
                 "alias that was taken before"
             )
-        links = self.links if dtype is None else replace(self.links, dtype=dtype)
+        links = self.links if dtype is None else self.links.rounded(dtype)
         for parent, done in reversed(self._alive()):
             # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
             rest = links.after(done)
@@ -469,14 +505,14 @@ def conv_operand(
     if x.pending is None:
         block = x.block
     elif dtype != chain.dtype:
-        block = replace(chain, room=room).value(dtype)
+        block = chain.in_room(room).value(dtype)
         x.consumed_in_other_dtype = True
     else:
-        x.extend(replace(chain, room=room))
+        x.extend(chain.in_room(room))
         block = x.block
     if not chain.recomputable:
         return block, None
-    return block, RecomputedEpilogue((chain.block,), replace(chain.links, dtype=block.dtype))
+    return block, RecomputedEpilogue((chain.block,), chain.links.rounded(block.dtype))
 
 
 _channel_sums = torch.ops.hyperslab.channel_sums.default
