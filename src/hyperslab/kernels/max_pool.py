@@ -3,7 +3,7 @@
 Torch's own keeps the block and eight bytes an element of the result. A *tap* is an element of
 the window, numbered row by row; the *winner* is the first tap that is not less than any other,
 or the last NaN. The operators ``window_maximum`` and ``window_maximum_backward`` have no graph:
-`hyperslab.ops.pooling.pool` has. First the plain references, then the compiled versions.
+`hyperslab.ops.pooling` has. First the plain references, then the compiled versions.
 """
 
 from __future__ import annotations

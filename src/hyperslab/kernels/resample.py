@@ -1,7 +1,7 @@
 """Applies a linear map along every spatial dim of a block in one pass, as interpolation does.
 
 The results of a dim are made of a few elements each, which a `SparseMap` lists; the adjoint of
-one is another. The operator ``resample`` has no graph: `hyperslab.ops.spatial.interpolate` has.
+one is another. The operator ``resample`` has no graph: `hyperslab.ops.spatial` has.
 First the maps, then the plain reference by torch's single operators, then the compiled version.
 """
 

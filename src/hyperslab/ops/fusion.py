@@ -137,9 +137,9 @@ def composite_epilogue(
     """Computes the epilogue by torch's own operators, statistics included."""
     s = links.statistics
     y = as_float32(x)
-    groups = y.unflatten(1, (-1, s.pool))
+    groups = y.unflatten(1, (-1, s.over.pool or 1))
     dims = list(range(2, groups.dim()))
-    if s.norm.shape[1] == 1 and s.pool == 1:  # over the batch, too
+    if s.norm.shape[1] == 1 and s.over.pool in (None, 1):  # over the batch, too
         dims = [0, *dims]
     var, mean = torch.var_mean(groups, dims, correction=0, keepdim=True)
     y = ((groups - mean) * (var + s.eps).rsqrt()).flatten(1, 2)
@@ -163,21 +163,30 @@ _through_statistics = torch.ops.hyperslab.through_statistics.default
 _reorder = torch.ops.hyperslab.reorder.default
 
 
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Describes the values of one mean: ``count`` values on the ranks of ``group``.
+
+    Of a channel over batch and space; with ``pool``, of so many neighbouring channels of a sample.
+    """
+
+    count: int
+    group: Communicator | None
+    pool: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """Holds a normalisation's statistics as `hyperslab.kernels.normalization` computes them.
 
-    ``norm`` (3, R, C) and ``moments`` (4, R, C), where R is 1, or N where every sample has its own;
-    of ``pool`` neighbouring channels together, over ``count`` values of the ranks of ``group``.
+    ``norm`` (3, R, C) and ``moments`` (4, R, C), where R is 1, or N where every sample has its own.
     """
 
     norm: torch.Tensor
     moments: torch.Tensor
     affine: Affine
-    pool: int
-    count: int
+    over: Population
     eps: float
-    group: Communicator | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,13 +203,10 @@ class EpilogueOps:
     pool: tuple[int, ...] = ()
     maximum: bool = False
 
-    def activated(self, slope: float) -> EpilogueOps:
-        """Appends an activation."""
-        return EpilogueOps(self.dtype, self.statistics, slope, self.pool, self.maximum)
-
-    def pooled(self, pool: tuple[int, ...], maximum: bool, dtype: torch.dtype) -> EpilogueOps:
-        """Appends a pooling."""
-        return EpilogueOps(dtype, self.statistics, self.slope, pool, maximum)
+    @property
+    def takes_activation(self) -> bool:
+        """Returns whether an activation may come next."""
+        return self.slope == 1 and not self.pool
 
     def rounded(self, dtype: torch.dtype) -> EpilogueOps:
         """Replaces the type of the result."""
@@ -267,7 +273,7 @@ class EpilogueFunction(torch.autograd.Function):
         statistics = ctx.links.statistics
         if statistics is not None:
             statistics.affine.check_unchanged()
-        whole = statistics is None or statistics.group is None
+        whole = statistics is None or statistics.over.group is None
         if torch.is_grad_enabled() and whole:
             return *epilogue_backward_with_graph(ctx, gradient), None, None
         return *_epilogue_backward(ctx, gradient), None, None
@@ -285,16 +291,18 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
     norm = through = dweight = dbias = dx = None
     if statistics is not None:
         norm = statistics.norm
+        over = statistics.over
+        pool = over.pool or 1
         sums = _chain_backward_sums(g, marks, x, norm, *options)
         numbers = (norm, statistics.moments)
-        parameters, shared = _parameter_gradients(sums, *numbers, statistics.pool)
+        parameters, shared = _parameter_gradients(sums, *numbers, pool)
         dweight = parameters[0] if needs_weight else None
         dbias = parameters[1] if needs_bias else None
         if needs_x:
-            if statistics.group is not None:
+            if over.group is not None:
                 what = "the gradient of a normalisation"
-                shared = reduce_in_place(shared, statistics.group, what)
-            through = _through_statistics(shared, *numbers, statistics.count, statistics.pool)
+                shared = reduce_in_place(shared, over.group, what)
+            through = _through_statistics(shared, *numbers, over.count, pool)
     if needs_x:
         dx = _chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
     return dx, dweight, dbias
@@ -333,29 +341,44 @@ class FusedEpilogue:
     parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
     """Lists the tensors that this epilogue continues, with their operators."""
 
-    def linked(self, links: EpilogueOps) -> FusedEpilogue:
-        """Replaces the operators that are deferred."""
-        return FusedEpilogue(
-            self.source, self.block, self.version, links, self.with_graph, self.room, self.parents
+    # Constructors are called as they are: `dataclasses.replace` takes three times as long, and
+    # every layer of a network comes by here.
+    def linked(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        statistics: Statistics | None = None,
+        slope: float = 1.0,
+        pool: tuple[int, ...] = (),
+        maximum: bool = False,
+    ) -> FusedEpilogue:
+        """Appends operators to those that are deferred, which have none of this kind yet."""
+        old = self.links
+        links = EpilogueOps(
+            dtype or old.dtype,
+            statistics or old.statistics,
+            old.slope if slope == 1 else slope,
+            pool or old.pool,
+            maximum or old.maximum,
         )
+        return self._with(links, self.room, self.parents)
 
     def in_room(self, room: HaloPaddedBuffer | None) -> FusedEpilogue:
         """Replaces the buffer that receives the result."""
-        return FusedEpilogue(
-            self.source,
-            self.block,
-            self.version,
-            self.links,
-            self.with_graph,
-            room,
-            self.parents,
-        )
+        return self._with(self.links, room, self.parents)
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
         """Continues the epilogue of ``x`` for the next tensor."""
-        parents = (*self.parents, (weakref.ref(x), self.links))
+        return self._with(self.links, None, (*self.parents, (weakref.ref(x), self.links)))
+
+    def _with(
+        self,
+        links: EpilogueOps,
+        room: HaloPaddedBuffer | None,
+        parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...],
+    ) -> FusedEpilogue:
         return FusedEpilogue(
-            self.source, self.block, self.version, self.links, self.with_graph, None, parents
+            self.source, self.block, self.version, links, self.with_graph, room, parents
         )
 
     @property
@@ -497,18 +520,6 @@ _channel_sums = torch.ops.hyperslab.channel_sums.default
 _normalisation = torch.ops.hyperslab.normalisation.default
 
 
-@dataclass(frozen=True, slots=True)
-class Population:
-    """Describes the values of one mean: ``count`` values on the ranks of ``group``.
-
-    Of a channel over batch and space; with ``pool``, of so many neighbouring channels of a sample.
-    """
-
-    count: int
-    group: Communicator | None
-    pool: int | None = None
-
-
 def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float) -> Statistics:
     """Computes the statistics of every channel, or of every sample's, with ``affine`` after them.
 
@@ -532,7 +543,7 @@ def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float)
         if over.group is not None:
             sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
         norm, moments = _normalisation(sums, weight, bias, over.count, eps, channels, pool)
-    return Statistics(norm, moments, affine, pool, over.count, eps, over.group)
+    return Statistics(norm, moments, affine, over, eps)
 
 
 def normalised_epilogue(
@@ -547,5 +558,5 @@ def normalised_epilogue(
     ``dtype``: of the result, by default the block's.
     """
     statistics = statistics_of(chain.block, over, affine, eps)
-    links = EpilogueOps(dtype or chain.dtype, statistics)
-    return chain.linked(links), statistics.moments[:2]
+    chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
+    return chain, statistics.moments[:2]
