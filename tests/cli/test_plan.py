@@ -45,6 +45,12 @@ def test_overrides_count(tmp_path: Path) -> None:
     assert "illegal    data=2: a mini-batch of 1 is not cut over 2 replicas" in output
 
 
+def test_larc_judges_norms_by_values_that_a_trace_has_not(tmp_path: Path) -> None:
+    larc = ("optimizer.larc.trust=0.002", "--machine", "laptop-2core")  # on a CPU alone
+    result = run("plan", recipe_file(tmp_path), "--ranks", 1, *larc)
+    assert result.exit_code == 0, result.output
+
+
 def test_one_rank_is_no_ranks(tmp_path: Path) -> None:
     output = run("plan", recipe_file(tmp_path), "--ranks", 1, *V100).output
     assert output.startswith("1 rank of lassen-v100: ")

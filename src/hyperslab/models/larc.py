@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from hyperslab.util.torch_internals import foreach_multiply_
+from hyperslab.util.torch_internals import dispatch_modes_active, foreach_multiply_
 
 ROW_LENGTH = 1024
 """Limits how many squares are summed in the tensor's own type: exact to 1e-8 in float32."""
@@ -60,7 +60,9 @@ def _norm(tensor: torch.Tensor) -> torch.Tensor:
     Where float32 cannot hold the square of a number, far from 1, it is taken so all the same.
     """
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    if tensor.numel() <= ROW_LENGTH or not dense or tensor.device.type != "cpu":
+    small = tensor.numel() <= ROW_LENGTH
+    # A mode that traces has no values by which the norm of rows could be judged.
+    if small or not dense or tensor.device.type != "cpu" or dispatch_modes_active():
         return torch.linalg.vector_norm(tensor, dtype=torch.float64)
     flat = tensor.as_strided((tensor.numel(),), (1,))  # in whatever order it lies in memory
     whole = flat.numel() // ROW_LENGTH * ROW_LENGTH
