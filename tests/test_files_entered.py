@@ -7,6 +7,7 @@ is spread over many files.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -44,6 +45,7 @@ def files_entered(run: Callable[[], object]) -> list[str]:
         if event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
             names.add(frame.f_code.co_filename)
 
+    gc.collect()  # what ends with grids of before is not of this run
     threading.setprofile(note)
     sys.setprofile(note)
     try:

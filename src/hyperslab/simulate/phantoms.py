@@ -210,7 +210,7 @@ def _is_there(path: Path, words: str) -> bool:
     if not path.exists():
         return False
     with naming(path, NIFTI, ANY):
-        found = bytes(optional.library("nibabel").load(path).header["descrip"]).rstrip(b"\0")
+        found = bytes(optional.nibabel().load(path).header["descrip"]).rstrip(b"\0")
     if found != words.encode():
         raise DataError(
             f"{path} is {found.decode('ascii', 'replace')!r}, not {words!r}: "
@@ -223,7 +223,7 @@ def _write_phantom(
     pair: Pair, words: str, rng: np.random.Generator, slices: int, width: int
 ) -> None:
     """Writes one phantom: drawn in RAS+, then stored with its axes as they happen to be."""
-    nibabel = optional.library("nibabel")
+    nibabel = optional.nibabel()
     hu, classes, affine = draw_phantom(rng, slices, width)
     header = nibabel.Nifti1Header()
     header["descrip"] = words

@@ -108,7 +108,7 @@ def open_keyed(path: Path, reach: FileAccess) -> Iterator[KeyedFile]:
 
 
 def _zarr_group(path: Path) -> Any:
-    return optional.library("zarr").open_group(path, mode="r", zarr_format=3)
+    return optional.zarr().open_group(path, mode="r", zarr_format=3)
 
 
 class KeyedFile:

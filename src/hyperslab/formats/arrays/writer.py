@@ -342,10 +342,10 @@ class ZarrWriter(KeyedWriter):
 
     @contextmanager
     def _created(self, path: Path) -> Iterator[Any]:
-        yield optional.library("zarr").create_group(path, zarr_format=3)
+        yield optional.zarr().create_group(path, zarr_format=3)
 
     def _create(self, file: Any, array: ArrayToWrite) -> Any:
-        codecs = optional.library("zarr").codecs
+        codecs = optional.zarr().codecs
         kinds = {"none": None, "gzip": codecs.GzipCodec, "zstd": codecs.ZstdCodec}
         codec = kinds[array.compression]
         return file.create_array(
@@ -358,11 +358,11 @@ class ZarrWriter(KeyedWriter):
         )
 
     def _put(self, file: Any, key: str, array: Array | None) -> None:
-        sums = optional.library("zarr").codecs.Crc32cCodec()
+        sums = optional.zarr().codecs.Crc32cCodec()
         file.create_array(key, data=np.asarray(array), compressors=[sums], config=ALL_CHUNKS)
 
     def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
-        sums = optional.library("zarr").codecs.Crc32cCodec()
+        sums = optional.zarr().codecs.Crc32cCodec()
         stored = file.create_array(key, shape=(len(names),), dtype=str, compressors=[sums])
         stored[:] = np.array(names, object)
 

@@ -94,7 +94,7 @@ class NiftiFile:
             if self.packed and stored == Box.whole(self.image.shape):
                 # Only who reads all of it comes to the sum at gzip's end.
                 with open_gzip_to_end(self.path) as file:
-                    holder = optional.library("nibabel").FileHolder(fileobj=file)
+                    holder = optional.nibabel().FileHolder(fileobj=file)
                     image = type(self.image).from_file_map({"image": holder}, mmap=False)
                     values = np.asarray(image.dataobj[place], self.dtype)
             else:
@@ -122,7 +122,7 @@ def open_nifti(path: Path, *, channels: bool = True) -> NiftiFile:
             oblique or does not say how it is oriented.
         HyperslabError: the extra ``medical`` is not installed.
     """
-    nibabel = optional.library("nibabel")
+    nibabel = optional.nibabel()
     with naming(path, NIFTI, ANY):
         _check_claims(path)
         image = nibabel.load(path, mmap=False)
@@ -147,7 +147,7 @@ def _check_claims(path: Path) -> None:
         DataError: the header is longer than any, or says more than the file can hold.
         ValueError: an extension ends behind it; or what nibabel raises of a header that is none.
     """
-    nibabel = optional.library("nibabel")
+    nibabel = optional.nibabel()
     packed = path.name.endswith(".gz")
     with gzip.open(path) if packed else path.open("rb", buffering=0) as file:
         block = file.read(nibabel.Nifti2Header.sizeof_hdr)
@@ -203,7 +203,7 @@ def _orientation(path: Path, image: Any, channels: bool) -> NDArray[Any]:
     sizes = np.linalg.norm(image.affine[:3, :3], axis=0)
     if not (np.isfinite(image.affine).all() and (sizes > 0).all()):
         raise DataError(f"{path}: its affine has no inverse: {image.affine[:3].tolist()}")
-    found = optional.library("nibabel").io_orientation(image.affine)
+    found = optional.nibabel().io_orientation(image.affine)
     if not np.isnan(found).any():
         cosines = np.abs(image.affine[found[:, 0].astype(int), range(3)]) / sizes
         if cosines.min() >= math.cos(math.radians(OBLIQUE)):
@@ -266,7 +266,7 @@ class CtVolume:
     @property
     def orientation(self) -> str:
         """The directions of the file's axes i, j, k: ``"LPS"`` is left, posterior, superior."""
-        return "".join(optional.library("nibabel").aff2axcodes(self.stored_affine))
+        return "".join(optional.nibabel().aff2axcodes(self.stored_affine))
 
 
 def read_volume(path: Path) -> CtVolume:
@@ -365,7 +365,7 @@ def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
     Raises:
         DataError: the name does not end in .nii or .nii.gz, or the file cannot be written.
     """
-    orientations = optional.library("nibabel").orientations
+    orientations = optional.nibabel().orientations
     mask = resample.nearest(mask.astype(np.uint8), like.values.shape[-3:]).transpose(2, 1, 0)
     back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
     header = like.header.copy()
@@ -385,7 +385,7 @@ def save_image(
     Raises:
         DataError: see `write_mask`.
     """
-    nibabel = optional.library("nibabel")
+    nibabel = optional.nibabel()
     suffix = next((s for s in reversed(NIFTI_SUFFIXES) if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(NIFTI_SUFFIXES)}")

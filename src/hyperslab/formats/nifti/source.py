@@ -307,7 +307,7 @@ class NiftiWriter(Writer):
         labels, volume = (folder / file for file in self.files(name, sample.compression))
         affine = sample.extras.affine
         xyz = np.eye(4) if affine is None else np.asarray(affine)[:, [2, 1, 0, 3]]
-        header = optional.library("nibabel").Nifti1Header()
+        header = optional.nibabel().Nifti1Header()
         header.set_data_shape(sample.source.shape[:0:-1])
         header.set_zooms(np.linalg.norm(xyz[:3, :3], axis=0))
         header.set_sform(xyz, code="scanner")
