@@ -69,7 +69,6 @@ ALLOWED = {
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",
     ("comm/shared_memory.py", "broadcast_object_list"): "from rank to rank",
     ("formats/arrays/open.py", "allow_pickle"): "False",
-    ("formats/arrays/npy.py", "allow_pickle"): "False",
     ("util/documents.py", "yaml.load"): "with yaml's safe loader",
     ("util/worker_pool.py", "multiprocessing"): "between a process and those that it starts",
 }
