@@ -49,7 +49,7 @@ def spatial_dims(operator: Operator) -> int:
 
 
 def register_each(
-    *operators: str | Operator | tuple[Operator, ...] | Mapping[str, str],
+    *operators: str | Operator | tuple[Operator, ...] | Mapping[Any, str],
     family: str,
     dims: Sequence[str] = (),
     lazy: bool = False,
@@ -64,7 +64,7 @@ def register_each(
         def rule(operator, input, dim=(), keepdim=False): ...
 
     Args:
-        operators: each a name (for all of its forms), a function, a tuple of forms, or names with
+        operators: each a name (for all of its forms), a function, a tuple of forms, or such with
             their lines in the table of ops; the rule is given the first form.
         family: as in `hyperslab.register`.
         dims: as in `hyperslab.register`.

@@ -462,7 +462,8 @@ ScanResults = torch.Tensor | tuple[torch.Tensor, ...]
 def _wrap_results(x: Sharded, found: ScanResults, dims: Sequence[int]) -> ScanResults:
     """Wrap blocks that have lost ``dims``, or in which the extent of one has changed."""
     if not isinstance(found, torch.Tensor):
-        return type(found)([_wrap_results(x, part, dims) for part in found])
+        named: Any = type(found)
+        return named([_wrap_results(x, part, dims) for part in found])
     if found.dim() < x.dim():
         return wrap_reduced(x, found, dims, False)
     (dim,) = dims

@@ -581,8 +581,8 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     block = block.movedim(1, -1) if kind.last else block  # the layout in memory stays
     for dim, taps in layout.weights:
         along = dim + (1 if kind.last else 2)
-        back = partial(_weighted_back, taps, along, block.shape[along])
-        block = LinearMap.apply(block, partial(_weighted, taps, along), back)
+        adjoint = partial(_weighted_back, taps, along, block.shape[along])
+        block = LinearMap.apply(block, partial(_weighted, taps, along), adjoint)
     block = block.movedim(-1, 1) if kind.last else block
     if layout.rest:
         block = _resize_rest(resize, block, layout)

@@ -125,13 +125,14 @@ class SharedGradients(Averaging):
 
     def __init__(
         self,
+        module: nn.Module,
         body: nn.Module,
         buffers: Sequence[torch.Tensor],
         grid: Grid,
         homes: GradientBuffers,
     ) -> None:
         """``buffers`` are bytes, by rank: as many as `bytes_needed`, and one of each parameter."""
-        super().__init__(body.module, grid)
+        super().__init__(module, grid)
         self.forward = body.forward
         self.homes = homes
         self._parts: list[list[torch.Tensor]] = []  # of each dtype, by rank
@@ -155,14 +156,16 @@ class SharedGradients(Averaging):
         self._told = [buffer[begin : self._nbytes] for buffer in buffers]
 
     @staticmethod
-    def of(body: nn.Module, grid: Grid, homes: GradientBuffers) -> SharedGradients | None:
-        """Share the gradients of a `ForwardBody`; None where memory does not suffice.
+    def of(
+        module: nn.Module, body: nn.Module, grid: Grid, homes: GradientBuffers
+    ) -> SharedGradients | None:
+        """Share a module's gradients, whose forward ``body`` runs; None without the memory for it.
 
         All ranks call this.
         """
-        parameters = _trainable(body.module)
+        parameters = _trainable(module)
         buffers = shared_buffers(bytes_needed(parameters) + len(parameters))
-        return None if buffers is None else SharedGradients(body, buffers, grid, homes)
+        return None if buffers is None else SharedGradients(module, body, buffers, grid, homes)
 
     def _make_homes(self, parameters: Sequence[nn.Parameter], whole: torch.Tensor) -> None:
         begin = 0
@@ -306,8 +309,8 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 class BucketedGradients(Averaging):
     """Has DistributedDataParallel average a module's gradients, while the backward pass runs."""
 
-    def __init__(self, body: nn.Module, grid: Grid) -> None:
-        super().__init__(body.module, grid)
+    def __init__(self, module: nn.Module, body: nn.Module, grid: Grid) -> None:
+        super().__init__(module, grid)
         self.ddp = DistributedDataParallel(
             body,
             process_group=grid.gradients.group,

@@ -234,8 +234,9 @@ def _average_gradients_of(
     averaging: Averaging | None = None
     if any(p.requires_grad for p in module.parameters()):
         body = ForwardBody(module)
-        averaging = SharedGradients.of(body, grid, homes) if _can_share(module, grid) else None
-        averaging = averaging or BucketedGradients(body, grid)
+        if _can_share(module, grid):
+            averaging = SharedGradients.of(module, body, grid, homes)
+        averaging = averaging or BucketedGradients(module, body, grid)
     guard = Guard(module, grid, averaging, freezing=freezing, inputs=inputs)
     if averaging is None:
         return GuardedForward(module.forward, guard), contextlib.nullcontext
