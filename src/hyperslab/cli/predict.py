@@ -35,7 +35,8 @@ from hyperslab.cli.rank import (
 )
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import DataError, printable
-from hyperslab.train.predict import InputOutcome, predict, recipe_for_volumes
+from hyperslab.train.evaluate import recipe_for
+from hyperslab.train.predict import InputOutcome, predict
 from hyperslab.train.sliding_windows import WindowPolicy
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
@@ -72,7 +73,7 @@ def predict_command(
     adopt_rank()
     files, overrides = _split(inputs)
     with telling_ranks():
-        recipe = recipe_for_volumes(run, overrides, ranks=ranks)
+        recipe = recipe_for(run, overrides, ranks=ranks, axis="depth", replicas=False)
         check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
     options += options_of_windows(windows)

@@ -32,11 +32,8 @@ from hyperslab.train.network import (
     UserObjects,
     build_network,
     check_first_pass,
-    check_network_target,
-    name_of_network,
 )
 from hyperslab.train.objective import check_loss_target
-from hyperslab.train.optimizer import check_optimizer, check_schedule
 
 
 def check_targets(recipe: Recipe) -> None:
@@ -45,11 +42,12 @@ def check_targets(recipe: Recipe) -> None:
     Raises:
         RecipeError: one cannot be found, is of another kind, or does not take such arguments.
     """
-    check_network_target(recipe)
+    recipe.model.check(recipe.trusted)
     if "optimizer" not in recipe.handed_in:
-        check_optimizer(recipe.optimizer)
-    if "optimizer.schedule" not in recipe.handed_in:
-        check_schedule(recipe)
+        recipe.optimizer.check()
+    schedule = recipe.optimizer.schedule
+    if schedule is not None and "optimizer.schedule" not in recipe.handed_in:
+        schedule.check(recipe.trusted)
     metrics = {f"metrics.{name}": metric for name, metric in recipe.metrics.items()}
     for key, section in {"loss": recipe.loss, **metrics}.items():
         if isinstance(section, TargetSection) and key not in recipe.handed_in:
@@ -70,7 +68,7 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
     }
     missing = [f"{key} ({recipe.handed_in[key]})" for key in recipe.handed_in if not here.get(key)]
     if recipe.model.name == "python" and given.model is None:
-        missing.insert(0, name_of_network(recipe))
+        missing.insert(0, recipe.model.words)
     if missing:
         raise RecipeError(
             f"this run is a program's, which has handed in {', '.join(missing)}\n"

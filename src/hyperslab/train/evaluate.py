@@ -12,12 +12,10 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import platform
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +33,7 @@ from hyperslab.comm.grid import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
 from hyperslab.data.store import free_memory
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import DataError, HyperslabError, RecipeError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -74,6 +72,7 @@ from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
 from hyperslab.train.step import autocast
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
+from hyperslab.util.optional_libraries import current_versions
 
 log = logging.getLogger("hyperslab")
 
@@ -110,22 +109,20 @@ class Surfaces:
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """All ranks find the same, as they have the same libraries and files."""
         self.wanted = self.policy.wanted
-        if not self.wanted:
-            return
-        if (
-            broadcast_from_main(lambda: self.data.source.voxel_size(self.data.schedule.samples[0]))
-            is None
-        ):
-            self.left_out.append("the files do not say how large a voxel is")
+        if self.wanted and (why := broadcast_from_main(self._why_not)):
+            self.left_out.append(why)
             self.wanted = False
-            return
+
+    def _why_not(self) -> str:
+        """Return why none can be measured; nothing where some can."""
+        if self.data.source.voxel_size(self.data.schedule.samples[0]) is None:
+            return "the files do not say how large a voxel is"
         try:
-            broadcast_from_main(check_monai)
+            monai_metrics()
         except HyperslabError as error:
-            self.left_out.append(str(error))
-            self.wanted = False
+            return str(error)
+        return ""
 
     def add(self, predicted: Sharded, true: Sharded) -> None:
         """Add the samples of the mini-batch last shown, (B, D, H, W) both; every rank calls it.
@@ -168,11 +165,6 @@ class Surfaces:
             for words in left_out:
                 log.warning("surface distances are left out: %s", words)
         return found, left_out
-
-
-def check_monai() -> None:
-    """Check that MONAI is installed; raises what `monai_metrics` does."""
-    monai_metrics()
 
 
 def surface_summaries(
@@ -298,7 +290,7 @@ def evaluate_segmentation(
     surfaces are to be measured all of them, one after the other.
     """
     model.eval()
-    predicting = model if windows is None else WindowedModel(model, windows)
+    predicting = model if windows is None else WindowedModel(model, windows, len(data.classes))
     surfaces = Surfaces(data, policy)
     grid = data.grid
     size = len(data.classes)
@@ -560,6 +552,11 @@ def evaluate(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
+    if calibrate and split in ("validation", "all"):
+        raise DataError(
+            f"calibration fits lines to the validation split, so the {split} split says nothing "
+            "about them\n    measure the test split"
+        )
     run = Path(run)
     recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth")
     options: dict[str, object] = {
@@ -569,53 +566,113 @@ def evaluate(
         **({} if windows is None else windows.facts),
     }
     facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
-    started = start_alike(recipe.device, recipe.timeout, facts)
-    try:
-        with failure_broadcast():
-            grid = Grid(**recipe.grid.model_dump())
-            path = find_checkpoint(run, checkpoint)
-            result = _measure_split(
-                recipe,
-                grid,
+    with started_ranks(recipe, facts), ExitStack() as stack:
+        grid = Grid(**recipe.grid.model_dump())
+        path = find_checkpoint(run, checkpoint)
+
+        def opened(recipe: Recipe, split: str) -> Dataset:
+            found = open_data(recipe, grid, split=split, shuffle=False, given=given)
+            return stack.enter_context(found)
+
+        data = opened(recipe, split)
+        ranged = with_trained_ranges(recipe, data, data_card_of(path))
+        if ranged is not recipe:
+            recipe, data = ranged, opened(ranged, split)
+        if calibrate and data.classes:
+            raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
+        if windows is not None and not data.classes:
+            raise DataError(WINDOWS_NEED_CLASSES)
+        about = data_card(data)
+        model = build_model(recipe, about, grid, given)
+        state = load(path, model)
+        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
+            log.warning(
+                "%s was trained on another split or other files: the %s split of %s may hold "
+                "samples that it has seen",
                 path,
                 split,
-                given,
-                calibrate=calibrate,
-                surfaces=surfaces,
-                windows=windows,
+                recipe.data.where,
             )
-            folder = run / "evaluation"
-            broadcast_from_main(
-                lambda: _write_evaluation(result, folder),
-                failing=f"cannot write into {folder}",
-                error=DataError,
-            )
-    finally:
-        if started:
-            dist.destroy_process_group()
+        begin = time.perf_counter()
+        metrics = MeansOfMetrics(grid, build_metrics(recipe, about, given))
+        result: Evaluation | ClassEvaluation
+        if data.classes:
+            result = evaluate_segmentation(model, data, recipe, surfaces, metrics, windows)
+        else:
+            seen = opened(recipe, "validation") if calibrate else None
+            result = evaluate_regression(model, data, recipe, seen, metrics)
+        result.facts.update(
+            samples=len(data),
+            split=split,
+            checkpoint=path.name,
+            epochs=state.get("position", {}).get("epoch"),
+            weights=sum(p.numel() for p in model.parameters()),
+            grid=grid.extents,
+            precision=recipe.precision,
+            **({"metrics": metrics.result()} if metrics.metrics else {}),
+            seconds=time.perf_counter() - begin,
+            device=_device_name(grid),
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            versions=current_versions(),
+        )
+        folder = run / "evaluation"
+        broadcast_from_main(
+            lambda: _write_evaluation(result, folder),
+            failing=f"cannot write into {folder}",
+            error=DataError,
+        )
     return result
 
 
+@contextmanager
+def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
+    """Start the ranks of a command, which all have the same ``facts``, and end them afterwards."""
+    started = start_alike(recipe.device, recipe.timeout, facts)
+    try:
+        with failure_broadcast():
+            yield
+    finally:
+        if started:
+            dist.destroy_process_group()
+
+
 def recipe_for(
-    run: Path, overrides: Sequence[str], *, ranks: int | None = None, axis: str = "data"
+    run: Path,
+    overrides: Sequence[str],
+    *,
+    ranks: int | None = None,
+    axis: str = "data",
+    replicas: bool = True,
 ) -> Recipe:
     """Load the run's recipe for this many ranks, by default those of the environment.
 
     Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
     name are not cut. Without them the grid is the recipe's where it has as many places as there
-    are ranks, and else cuts along ``axis`` alone: the mini-batch.
+    are ranks, and else cuts along ``axis`` alone: the mini-batch. Without ``replicas`` it cuts
+    volumes only.
+
+    Raises:
+        RecipeError: an override is bad, or cuts mini-batches where there are none.
     """
-    if not (run / "recipe.yaml").is_file():
+    path = run / "recipe.yaml"
+    if not path.is_file():
         raise DataError(
             f"{run} is not the folder of a run: it has no recipe.yaml\n"
             "    `hyperslab train RECIPE` makes one and says where"
         )
-    if any(override.startswith("grid") for override in overrides):
-        return load_recipe(run / "recipe.yaml", [*UNCUT, *overrides])
-    recipe = load_recipe(run / "recipe.yaml", overrides)
-    if (size := ranks or _started_ranks()) == recipe.grid.size:
+    own_grid = any(override.startswith("grid") for override in overrides)
+    recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides])
+    size = recipe.grid.size if own_grid else ranks or _started_ranks()
+    if replicas and size == recipe.grid.size:
         return recipe
-    return load_recipe(run / "recipe.yaml", [*UNCUT, f"grid.{axis}={size}", *overrides])
+    if own_grid and recipe.grid.data > 1:
+        raise RecipeError(
+            f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
+            "    use all ranks for each: grid.depth, grid.height, grid.width"
+        )
+    if size == recipe.grid.size and recipe.grid.data == 1:
+        return recipe
+    return load_recipe(path, [*UNCUT, f"grid.{axis}={size}", *overrides])
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
@@ -639,93 +696,13 @@ def find_checkpoint(run: Path, which: str) -> Path:
     return found
 
 
-def _measure_split(
-    recipe: Recipe,
-    grid: Grid,
-    path: Path,
-    split: str,
-    given: UserObjects,
-    *,
-    calibrate: bool,
-    surfaces: SurfacePolicy,
-    windows: WindowPolicy | None,
-) -> Evaluation | ClassEvaluation:
-    """Predict and compare; every rank gets the same."""
-    if calibrate and split in ("validation", "all"):
-        raise DataError(
-            f"calibration fits lines to the validation split, so the {split} split says nothing "
-            "about them\n    measure the test split"
-        )
-    with ExitStack() as stack:
-        recipe, data = _opened_as_trained(recipe, grid, path, split, given, stack)
-        if calibrate and data.classes:
-            raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
-        if windows is not None and not data.classes:
-            raise DataError(WINDOWS_NEED_CLASSES)
-        model = build_model(recipe, data_card(data), grid, given)
-        state = load(path, model)
-        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
-            log.warning(
-                "%s was trained on another split or other files: the %s split of %s may hold "
-                "samples that it has seen",
-                path,
-                split,
-                recipe.data.where,
-            )
-        begin = time.perf_counter()
-        metrics = MeansOfMetrics(grid, build_metrics(recipe, data_card(data), given))
-        result: Evaluation | ClassEvaluation
-        if data.classes:
-            result = evaluate_segmentation(model, data, recipe, surfaces, metrics, windows)
-        else:
-            seen = None
-            if calibrate:
-                seen = open_data(recipe, grid, split="validation", shuffle=False, given=given)
-                stack.enter_context(seen)
-            result = evaluate_regression(model, data, recipe, seen, metrics)
-        result.facts.update(
-            samples=len(data),
-            split=split,
-            checkpoint=path.name,
-            epochs=state.get("position", {}).get("epoch"),
-            weights=sum(p.numel() for p in model.parameters()),
-            grid=grid.extents,
-            precision=recipe.precision,
-            **({"metrics": metrics.result()} if metrics.metrics else {}),
-            seconds=time.perf_counter() - begin,
-            **_environment(grid),
-        )
-    return result
-
-
-def _opened_as_trained(
-    recipe: Recipe, grid: Grid, path: Path, split: str, given: UserObjects, stack: ExitStack
-) -> tuple[Recipe, Dataset]:
-    """Open the split, and return it with the recipe that has the checkpoint's ranges of targets."""
-    data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
-    about = data_card_of(path)
-    ranged = with_trained_ranges(recipe, data, about)
-    if ranged is not recipe:
-        data = stack.enter_context(open_data(ranged, grid, split=split, shuffle=False, given=given))
-    return ranged, data
-
-
 def _write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     result.write(folder)
 
 
-def _environment(grid: Grid) -> dict[str, Any]:
-    cuda = grid.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(grid.device) if cuda else "CPU",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "hyperslab": version("hyperslab"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
+def _device_name(grid: Grid) -> str:
+    return torch.cuda.get_device_name(grid.device) if grid.device.type == "cuda" else "CPU"
 
 
 def _started_ranks() -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data import Source
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
+from hyperslab.formats.arrays.layouts import lbann_of
 from hyperslab.formats.arrays.open import kind_of_file
 from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_one_file
 from hyperslab.formats.arrays.source import (
@@ -34,15 +35,15 @@ from hyperslab.formats.arrays.source import (
 )
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
-from hyperslab.formats.files import STRICT, AccessPolicy, walk_folder
+from hyperslab.formats.files import walk_folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.nifti.resample import blurred_linear
 from hyperslab.formats.source import Array, DataMap, ScanOptions
-from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.views import Selected, read_filled, take_filled
 from hyperslab.geometry import Box, Partition
+from hyperslab.recipe.data import DataSection
 from hyperslab.tensor.root_rank import scatter_from_main
 
 KEYED_SUFFIXES = (*HDF5, ".zarr")
@@ -290,92 +291,85 @@ class NiftiVolume:
         image.write_mask(path, mask, self.scan)
 
 
-class KeyedVolume:
-    """Reads an HDF5 file or Zarr group of one of the layouts that training reads.
+class ArrayVolume:
+    """Reads volumes of arrays in files, every rank its own hyperslab; targets need not be there.
 
-    Its targets need not be there.
-
-    Every rank reads its own hyperslab. ``source`` has the file as its only sample.
-
-    Raises:
-        DataError: on every rank: not such a file, or of another size than the network's.
+    ``source`` has the volumes of the file. ``affine`` is what `hyperslab convert` left of a scan.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        about: DataCard,
-        *,
-        native: bool,
-        channels: Channels | None,
-        lbann: bool | None = None,
-        allowed: AccessPolicy = STRICT,
-        fill: float = 0,
-    ) -> None:
+    def __init__(self, source: Source, fill: float, affine: NDArray[Any] | None = None) -> None:
+        self.source = source
         self.fill = fill
-        folder: type[Hdf5Folder | ZarrFolder] = (
-            ZarrFolder if kind_of_file(path) == "Zarr" else Hdf5Folder
-        )
-        found, self.affine = broadcast_from_main(
-            lambda: folder.of_volume(path, about.file_shape, channels, lbann, allowed),
-            failing=f"{path}: cannot be read",
-            error=DataError,
-        )
-        _check_extents(path, found.shape[:1], about.file_shape[:1], "channels")
-        self.source: Source = found
-        if about.stored_redshifts:
-            found.redshifts = found.redshifts or about.stored_redshifts
-            self.source = Selected(found, redshifts=about.redshifts)
-        self.shape = self.source.shape
-        if not native and not about.varied:
-            _check_extents(path, self.shape[1:], about.whole[1:], "voxels")
+        self.affine = affine
+        self.shape = source.shape
 
     def block(self, grid: Grid, wanted: Box) -> Array:
         with closing(self.source):
             return read_block(self.source, 0, grid, wanted, self.fill)
 
     def write(self, mask: Mask, path: Path) -> None:
-        """Write the mask with the affine that `hyperslab convert` left, if it did."""
         affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
         image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
 
 
-class MappedVolume:
-    """Reads arrays that a recipe's keys find, or an .npy or .npz; its targets need not be
-    there. ``paths``: one, or one for each field that is a channel.
+def open_volume(
+    entry: InputFile, about: DataCard, data: DataSection, *, native: bool, fill: float
+) -> InputVolume:
+    """Open an input as training would: a scan, or arrays; raises as those do."""
+    if about.classes and entry.path.name.endswith(NIFTI):
+        return NiftiVolume(entry.paths, about, native=native, fill=fill)
+    return open_arrays(entry, about, data, native=native, fill=fill)
 
-    Every rank reads its own hyperslab. ``source`` has the volumes of the file.
+
+def open_arrays(
+    entry: InputFile, about: DataCard, data: DataSection, *, native: bool = False, fill: float = 0
+) -> ArrayVolume:
+    """Open a file of one of the layouts that are known, or of what a recipe says of its own.
 
     Raises:
         DataError: on every rank: not such a file, or of another size than the network's.
     """
-
-    def __init__(
-        self, paths: Sequence[Path], about: DataCard, options: ScanOptions, *, fill: float = 0
-    ) -> None:
-        self.fill = fill
-        path = paths[0]
-        self.source: Source = broadcast_from_main(
-            lambda: MappedFolder.of_volumes(paths, options, about.whole[0]),
-            failing=f"{path}: cannot be read",
-            error=DataError,
+    if data.mapping is None and not entry.path.name.endswith(ARRAY_SUFFIXES):
+        return _open_keyed(entry.path, about, data, native=native, fill=fill)
+    options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
+    path = entry.path
+    source: Source = broadcast_from_main(
+        lambda: MappedFolder.of_volumes(entry.paths, options, about.whole[0]),
+        failing=f"{path}: cannot be read",
+        error=DataError,
+    )
+    _check_extents(path, source.shape[:1], about.whole[:1], "channels")
+    _check_extents(path, source.shape[1:], about.whole[1:], "voxels")
+    if about.classes and len(source.names) > 1:
+        raise DataError(
+            f"{path}: holds {len(source.names)} volumes; a mask is that of one\n"
+            "    write each into a file of its own"
         )
-        self.shape = self.source.shape
-        _check_extents(path, self.shape[:1], about.whole[:1], "channels")
-        _check_extents(path, self.shape[1:], about.whole[1:], "voxels")
-        if about.classes and len(self.source.names) > 1:
-            raise DataError(
-                f"{path}: holds {len(self.source.names)} volumes; a mask is that of one\n"
-                "    write each into a file of its own"
-            )
+    return ArrayVolume(source, fill)
 
-    def block(self, grid: Grid, wanted: Box) -> Array:
-        with closing(self.source):
-            return read_block(self.source, 0, grid, wanted, self.fill)
 
-    def write(self, mask: Mask, path: Path) -> None:
-        """Write the mask without an affine, of which such a file knows none."""
-        image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), None, None)
+def _open_keyed(
+    path: Path, about: DataCard, data: DataSection, *, native: bool, fill: float
+) -> ArrayVolume:
+    """Open an HDF5 file or Zarr group; its channels may be more than the network was shown."""
+    check_file_kind(path, (*(NIFTI if about.classes else ()), *KEYED_SUFFIXES, *ARRAY_SUFFIXES))
+    folder: type[Hdf5Folder | ZarrFolder] = (
+        ZarrFolder if kind_of_file(path) == "Zarr" else Hdf5Folder
+    )
+    lbann = lbann_of(data.format)
+    found, affine = broadcast_from_main(
+        lambda: folder.of_volume(path, about.file_shape, data.channels, lbann, data.allowed),
+        failing=f"{path}: cannot be read",
+        error=DataError,
+    )
+    _check_extents(path, found.shape[:1], about.file_shape[:1], "channels")
+    source: Source = found
+    if about.stored_redshifts:
+        found.redshifts = found.redshifts or about.stored_redshifts
+        source = Selected(found, redshifts=about.redshifts)
+    if not native and not about.varied:
+        _check_extents(path, source.shape[1:], about.whole[1:], "voxels")
+    return ArrayVolume(source, fill, affine)
 
 
 def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float = 0) -> Array:
@@ -388,13 +382,15 @@ def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float
     """
     box = partition_of_volume(wanted.shape, grid).box(grid.coords)
     mine = Box(box.lo[1:], box.hi[1:]).shift(wanted.lo)
-    whole = Box.whole(source.shape)
-    where = source.where(sample)
     return collective_try(
         lambda: read_filled(
-            lambda inside: source.read(sample, inside), whole, mine, fill, source.dtype
+            lambda inside: source.read(sample, inside),
+            Box.whole(source.shape),
+            mine,
+            fill,
+            source.dtype,
         )[None],
-        failing=f"{where}: cannot be read",
+        failing=f"{source.where(sample)}: cannot be read",
         error=DataError,
     )
 

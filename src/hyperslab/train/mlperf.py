@@ -20,8 +20,10 @@ import torch
 from hyperslab.comm import Grid
 from hyperslab.errors import HyperslabError
 from hyperslab.models.cosmoflow import variant_of
-from hyperslab.recipe.optimizer import MlperfSection, StepSchedule
-from hyperslab.recipe.schema import CosmoFlowSection, Recipe
+from hyperslab.recipe.network import CosmoFlowSection
+from hyperslab.recipe.optimizer import MlperfSection
+from hyperslab.recipe.schedule import StepSchedule
+from hyperslab.recipe.schema import Recipe
 from hyperslab.util.optional_libraries import how_to_install
 
 
