@@ -41,13 +41,8 @@ class DataCard:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> DataCard:
-        """Return the same from what `state` gave."""
-        parameters = {key: _as_tuple(value) for key, value in state["parameters"].items()}
-        rest: dict[str, Any] = {key: tuple(state[key]) for key in ("shape", "whole", "classes")}
-        named = ("redshifts", "stored_redshifts", "voxel", "channels")
-        known: dict[str, Any] = {key: tuple(state.get(key, ())) for key in named}
-        known |= {key: state[key] for key in ("dtype", "varied") if key in state}
-        return cls(**rest, parameters=Parameters(**parameters), **known)
+        """Return the same from what `state` gave; raises ValueError where it is something else."""
+        return TypeAdapter(cls).validate_python(state)
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -58,10 +53,6 @@ class DataCard:
     def state(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 class KeepsState(Protocol):

@@ -167,13 +167,6 @@ class Surfaces:
         return found, left_out
 
 
-def surface_summaries(
-    found: SampleSurfaces, classes: tuple[str, ...]
-) -> dict[str, dict[str, float]]:
-    """Summarise each class but the background over all samples that were measured."""
-    return {name: surface_summary([by[name] for by in found.values()]) for name in classes[1:]}
-
-
 Masks = dict[str, NDArray[np.uint8]]
 
 NO_SURFACES = SurfacePolicy(wanted=False)
@@ -210,11 +203,12 @@ class ClassEvaluation:
         Where surfaces were measured, every class but the background has `surface_summary` too.
         """
         means = mean_dice(self.confusions, self.classes)
-        surfaces = surface_summaries(self.surfaces, self.classes) if self.surfaces else {}
-        return {
-            name: {"dice_mean": means[name], **scores, **surfaces.get(name, {})}
-            for name, scores in scores_of(self.confusion, self.classes).items()
-        }
+        found: dict[str, Scores] = {}
+        for name, scores in scores_of(self.confusion, self.classes).items():
+            found[name] = {"dice_mean": means[name], **scores}
+            if self.surfaces and name != self.classes[0]:
+                found[name] |= surface_summary([by[name] for by in self.surfaces.values()])
+        return found
 
     def write(self, folder: Path) -> None:
         """Write ``metrics`` (.json, .csv), ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
@@ -237,6 +231,7 @@ class ClassEvaluation:
         write_json(folder / "metrics.json", content)
 
     def _by_sample(self) -> tuple[list[str], list[list[object]]]:
+        """Return the table of samples; cells are empty where no surface was measured."""
         kinds = ("dice", "iou", "precision", "recall")
         head = ["sample", *(f"{kind}_{name}" for name in self.classes for kind in kinds)]
         if self.surfaces:
@@ -245,17 +240,11 @@ class ClassEvaluation:
         rows: list[list[object]] = []
         for sample, confusion in zip(self.samples, self.confusions, strict=True):
             scores = scores_of(confusion, self.classes).values()
-            cells = [score[kind] for score in scores for kind in kinds]
-            rows.append([sample, *cells, *self._surfaces_of(sample)])
+            rows.append([sample, *(score[kind] for score in scores for kind in kinds)])
+            for name in self.classes[1:] if self.surfaces else ():
+                one = self.surfaces.get(sample, {}).get(name)
+                rows[-1] += [None] * 4 if one is None else astuple(one)
         return head, rows
-
-    def _surfaces_of(self, sample: str) -> list[object]:
-        """Return the cells of a sample, empty where nothing was measured."""
-        if not self.surfaces:
-            return []
-        found = self.surfaces.get(sample, {})
-        each = (found.get(name) for name in self.classes[1:])
-        return [cell for one in each for cell in ([None] * 4 if one is None else astuple(one))]
 
 
 def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
@@ -411,6 +400,7 @@ def evaluate_regression(
     return Evaluation(predictions, errors, facts, seen)
 
 
+@torch.no_grad()
 def _predictions_of_split(
     model: torch.nn.Module,
     data: Dataset,
@@ -418,14 +408,25 @@ def _predictions_of_split(
     mean: FloatArray,
     metrics: MeansOfMetrics | None = None,
 ) -> Predictions:
-    names, true, predicted = predict_parameters(
-        model, data, precision=recipe.precision, metrics=metrics
-    )
+    """Return what is predicted for all samples, as in epoch 0; every rank gets the same."""
+    model.eval()
+    names: list[str] = []
+    targets: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    for x, y in data.epoch(0):
+        with autocast(data.grid.device, recipe.precision):
+            prediction = model(x)
+            if metrics is not None:
+                metrics.add(prediction, y)
+        targets.append(y.full().double().cpu())
+        outputs.append(prediction.full().double().cpu())
+        names += data.shown_names
+    true, predicted = torch.cat(targets).numpy(), torch.cat(outputs).numpy()
     source = data.source
     volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
     return Predictions(
         names=data.targets,
-        samples=names,
+        samples=tuple(names),
         true=true,
         predicted=predicted,
         true_physical=data.parameters.physical(true),
@@ -441,48 +442,11 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
     return {"parameters": errors, "mean": means_over_parameters(errors)}
 
 
-@torch.no_grad()
-def predict_parameters(
-    model: torch.nn.Module,
-    data: Dataset,
-    *,
-    precision: str = "float32",
-    metrics: MeansOfMetrics | None = None,
-) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
-    """Return names, true and predicted normalised parameters (N, P), float64, as in epoch 0.
-
-    Every rank gets those of all samples.
-    """
-    model.eval()
-    names: list[str] = []
-    true: list[torch.Tensor] = []
-    predicted: list[torch.Tensor] = []
-    for x, y in data.epoch(0):
-        with autocast(data.grid.device, precision):
-            prediction = model(x)
-            if metrics is not None:
-                metrics.add(prediction, y)
-        true.append(y.full().double().cpu())
-        predicted.append(prediction.full().double().cpu())
-        names += data.shown_names
-    return tuple(names), torch.cat(true).numpy(), torch.cat(predicted).numpy()
-
-
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """Return the mean of the normalised targets (P,) over the training split."""
     source = data.source
     chosen = training_split(recipe, data)
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
-
-
-def data_card_of(checkpoint: Path) -> DataCard | None:
-    """Read the data that a checkpoint's network was trained on; None where it does not say so.
-
-    Raises:
-        CheckpointError: it is corrupt.
-    """
-    extra = read_extra(checkpoint)
-    return DataCard.from_state(extra["about"]) if "about" in extra else None
 
 
 def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -> Recipe:
@@ -575,7 +539,9 @@ def evaluate(
             return stack.enter_context(found)
 
         data = opened(recipe, split)
-        ranged = with_trained_ranges(recipe, data, data_card_of(path))
+        extra = read_extra(path)
+        trained_on = DataCard.from_state(extra["about"]) if "about" in extra else None
+        ranged = with_trained_ranges(recipe, data, trained_on)
         if ranged is not recipe:
             recipe, data = ranged, opened(ranged, split)
         if calibrate and data.classes:
@@ -594,6 +560,7 @@ def evaluate(
                 recipe.data.where,
             )
         begin = time.perf_counter()
+        cuda = grid.device.type == "cuda"
         metrics = MeansOfMetrics(grid, build_metrics(recipe, about, given))
         result: Evaluation | ClassEvaluation
         if data.classes:
@@ -611,16 +578,17 @@ def evaluate(
             precision=recipe.precision,
             **({"metrics": metrics.result()} if metrics.metrics else {}),
             seconds=time.perf_counter() - begin,
-            device=_device_name(grid),
+            device=torch.cuda.get_device_name(grid.device) if cuda else "CPU",
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             versions=current_versions(),
         )
         folder = run / "evaluation"
-        broadcast_from_main(
-            lambda: _write_evaluation(result, folder),
-            failing=f"cannot write into {folder}",
-            error=DataError,
-        )
+
+        def write() -> None:
+            folder.mkdir(exist_ok=True)
+            result.write(folder)
+
+        broadcast_from_main(write, failing=f"cannot write into {folder}", error=DataError)
     return result
 
 
@@ -694,15 +662,6 @@ def find_checkpoint(run: Path, which: str) -> Path:
             + (f"it has: {', '.join(there)}" if there else "it has none: train it first")
         )
     return found
-
-
-def _write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    result.write(folder)
-
-
-def _device_name(grid: Grid) -> str:
-    return torch.cuda.get_device_name(grid.device) if grid.device.type == "cuda" else "CPU"
 
 
 def _started_ranks() -> int:

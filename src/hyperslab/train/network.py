@@ -25,7 +25,7 @@ from hyperslab.comm.agreement import LOST_RANK_WORDS
 from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason
 from hyperslab.formats.source import Source
 from hyperslab.parallel.recompute import recompute_stages
-from hyperslab.recipe.instantiate import A_NETWORK, Maker, imported
+from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.network import PythonModel
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
@@ -91,16 +91,6 @@ def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
 def class_name(kind: type) -> str:
     """Return the dotted name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def is_importable(kind: type) -> bool:
-    """Check that its name leads back to it, in another process, too."""
-    if kind.__module__ == "__main__" or "<" in kind.__qualname__:
-        return False
-    try:
-        return imported(class_name(kind), "model") is kind
-    except RecipeError:
-        return False
 
 
 def digest_of_network(model: torch.nn.Module) -> str:
@@ -169,19 +159,16 @@ def mismatch_message(recipe: Recipe, about: DataCard) -> str:
         if about.classes
         else "model.name=cosmoflow and loss=mse"
     )
+    loss = recipe.loss if isinstance(recipe.loss, str) else recipe.loss.target
+    taken = f"model.name={recipe.model.name} and loss={loss} are"
+    if recipe.model.segments is None:
+        taken = f"loss={loss} is"
     if recipe.data.synthetic is not None:
         remedy += f", or data.synthetic.{'targets=4' if about.classes else 'classes=3'}"
     return (
         f"{recipe.data.where} holds volumes with {found}, for which "
-        f"{_network_and_loss(recipe)} are not made\n    use {remedy}"
+        f"{taken} not made\n    use {remedy}"
     )
-
-
-def _network_and_loss(recipe: Recipe) -> str:
-    loss = recipe.loss if isinstance(recipe.loss, str) else recipe.loss.target
-    if recipe.model.segments is None:
-        return f"loss={loss} is"
-    return f"model.name={recipe.model.name} and loss={loss}"
 
 
 MULTIPLES = (2, 4, 8, 16, 32, 64)
@@ -205,18 +192,23 @@ def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) ->
         shape = tuple(args[0].shape)
         if shape in seen:
             return plain(*args, **options)
+        failing = f"{name} fails on the data's mini-batch of shape {list(shape)}"
         if not about.varied:
             model.forward = plain
         try:
-            prediction = _run_clearly(lambda: plain(*args, **options), name, shape)
+            prediction = _run_clearly(lambda: plain(*args, **options), failing)
             check_output(prediction, shape, about, name)
         except (RecipeError, LayoutError) as error:
             with _buffers_kept(model):
                 fitting = multiple_that_fits(lambda x: forward(model, x), shape, about)
             if fitting is None:
                 raise
+            words = str(error).splitlines()[0]
+            if isinstance(error, LayoutError):
+                words = f"{failing}: {words}"
             raise RecipeError(
-                f"{_failure_message(error, name, shape)}\n    {_pad_remedy(fitting)}"
+                f"{words}\n    it takes volumes whose extents are multiples of {fitting}: set "
+                f"data.multiple: {fitting}, which adds background after the last voxels"
             ) from error
         seen.add(shape)
         return prediction
@@ -224,7 +216,7 @@ def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) ->
     model.forward = first
 
 
-def _run_clearly(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> Any:
+def _run_clearly(run: Callable[[], Any], failing: str) -> Any:
     try:
         return run()
     except (HyperslabError, MemoryError, torch.OutOfMemoryError):
@@ -233,23 +225,7 @@ def _run_clearly(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> A
         if LOST_RANK_WORDS.search(str(error)):
             raise
         words = " ".join(reason(error).split())[:400]
-        raise RecipeError(
-            f"{name} fails on the data's mini-batch of shape {list(shape)}: {words}"
-        ) from error
-
-
-def _failure_message(error: HyperslabError, name: str, shape: tuple[int, ...]) -> str:
-    first = str(error).splitlines()[0]
-    if isinstance(error, RecipeError):
-        return first
-    return f"{name} fails on the data's mini-batch of shape {list(shape)}: {first}"
-
-
-def _pad_remedy(multiple: int) -> str:
-    return (
-        f"it takes volumes whose extents are multiples of {multiple}: set data.multiple: "
-        f"{multiple}, which adds background after the last voxels"
-    )
+        raise RecipeError(f"{failing}: {words}") from error
 
 
 def wanted_output(shape: tuple[int, ...], about: DataCard) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hyperslab.checkpoint.files import MANIFEST
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
@@ -120,22 +121,6 @@ class TrainedNetwork:
         return prediction
 
 
-def check_windows_suit(network: TrainedNetwork) -> None:
-    """Refuse a network to which windows are not what it was trained on.
-
-    Raises:
-        DataError: it predicts numbers, or each volume is divided by its mean.
-    """
-    if not network.about.classes:
-        raise DataError(WINDOWS_NEED_CLASSES)
-    if isinstance(network.transform, MeanScale):
-        raise DataError(
-            f"data.transform={network.transform.name} divides by the mean of a whole volume, "
-            "which a window has not\n"
-            "    predict whole volumes: leave --window out"
-        )
-
-
 def predict_windows(
     network: TrainedNetwork, volume: InputVolume, policy: WindowPolicy, where: str
 ) -> NDArray[np.uint8] | None:
@@ -198,11 +183,6 @@ class Journal:
         row = {"name": entry.name, **_state_of_input(entry), **result}
         self.rows[entry.name] = row
         append_whole(self.path, json_lines([row]))
-
-
-def checkpoint_digest(checkpoint: Path) -> str:
-    """Tells one checkpoint from another: of the checksums of its files."""
-    return hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()
 
 
 def _state_of_input(entry: InputFile) -> JournalRow:
@@ -273,7 +253,8 @@ class ResultFolder:
     def _open(self) -> None:
         of = self.network
         by = {
-            "checkpoint": checkpoint_digest(of.checkpoint),
+            # One checkpoint is told from another by the checksums of its files.
+            "checkpoint": hashlib.sha256((of.checkpoint / MANIFEST).read_bytes()).hexdigest(),
             "native": self.native,
             "precision": of.recipe.precision,
             "transform": of.transform.name,
@@ -421,8 +402,14 @@ def predict(
             lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
             failing="cannot list the inputs",
         )
-        if windows is not None:
-            check_windows_suit(network)
+        if windows is not None and not network.about.classes:
+            raise DataError(WINDOWS_NEED_CLASSES)
+        if windows is not None and isinstance(network.transform, MeanScale):
+            raise DataError(
+                f"data.transform={network.transform.name} divides by the mean of a whole volume, "
+                "which a window has not\n"
+                "    predict whole volumes: leave --window out"
+            )
         results = ResultFolder(network, folder, native=native, windows=windows)
         outcomes = []
         for entry in entries:
