@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -79,11 +78,6 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
 KEEP_NOTHING = StorePolicy("direct")
 
 
-def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
-    """Return the samples that training shows, whatever split ``data`` itself is."""
-    return samples_of_split(recipe, data.source, "train")
-
-
 def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
     """Return the samples of a split of the recipe's data.
 
@@ -120,7 +114,7 @@ def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
 
     Of the targets too, where they are not in the volumes' files: a table may change alone.
     """
-    samples = training_split(recipe, data)
+    samples = samples_of_split(recipe, data.source, "train")
     names = [data.source.names[sample] for sample in samples]
     names *= recipe.data.repeat
     words = [recipe.data.seed, names]
@@ -138,20 +132,16 @@ def open_training(
     Each is opened when it is asked for.
     """
     data = recipe.data
-    others = ["validation", *(["test"] if recipe.follow_test else [])]
-    if data.mode == "direct":
-        for split in ("train", *others):
-            yield open_data(recipe, grid, split=split, given=given)
-        return
-    budget = memory_budget(grid) if data.budget is None else data.budget
-    store = StorePolicy(data.mode, budget, data.staging)
-    training = open_data(recipe, grid, split="train", store=store, given=given)
-    yield training
-    budget -= training.store_room
-    for split in others:
-        store = replace(store, budget=budget)
+    budget: int | None = None
+    if data.mode != "direct":
+        budget = memory_budget(grid) if data.budget is None else data.budget
+    for split in ("train", "validation", *(["test"] if recipe.follow_test else [])):
+        store = KEEP_NOTHING
+        if budget is not None:
+            store = StorePolicy(data.mode, budget, data.staging)
         opened = open_data(recipe, grid, split=split, store=store, given=given)
-        budget -= opened.store_room
+        if budget is not None:
+            budget -= opened.store_room
         yield opened
 
 

@@ -43,8 +43,8 @@ from hyperslab.train.builders import (
     build_model,
     data_card,
     open_data,
+    samples_of_split,
     training_digest,
-    training_split,
 )
 from hyperslab.train.metrics import (
     SURFACE_TOLERANCE,
@@ -445,7 +445,7 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """Return the mean of the normalised targets (P,) over the training split."""
     source = data.source
-    chosen = training_split(recipe, data)
+    chosen = samples_of_split(recipe, source, "train")
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
 

@@ -285,10 +285,16 @@ class ResultFolder:
     def _classes(self, entry: InputFile) -> None:
         data = self.network.recipe.data
         volume = open_volume(entry, self.about, data, native=self.native, fill=self.fill)
-        if self.windows is None:
-            mask = self._whole(volume, str(entry.path))
+        where = str(entry.path)
+        mask = None
+        if self.windows is not None:
+            mask = predict_windows(self.network, volume, self.windows, where)
         else:
-            mask = predict_windows(self.network, volume, self.windows, str(entry.path))
+            box = Box.whole(rounded_up(volume.shape, data.multiple or 1))
+            logits = self.network(volume.block(self.grid, box), box.shape, where)
+            whole = gather_to_main(predicted_classes(logits))
+            if whole is not None:
+                mask = whole[0, *(slice(extent) for extent in volume.shape[1:])]
         path = self.folder / entry.mask
 
         def write() -> None:
@@ -298,17 +304,6 @@ class ResultFolder:
             self._note(entry)
 
         broadcast_from_main(write, failing=f"cannot write {path}", error=DataError)
-
-    def _whole(self, volume: InputVolume, where: str) -> NDArray[np.uint8] | None:
-        """Predict the mask (D, H, W) of a volume in one piece, on the main rank."""
-        multiple = self.network.recipe.data.multiple or 1
-        box = Box.whole(rounded_up(volume.shape, multiple))
-        logits = self.network(volume.block(self.grid, box), box.shape, where)
-        mask = gather_to_main(predicted_classes(logits))
-        if mask is None:
-            return None
-        depth, height, width = volume.shape[1:]
-        return mask[0, :depth, :height, :width]
 
     def _numbers(self, entry: InputFile) -> None:
         data = self.network.recipe.data
