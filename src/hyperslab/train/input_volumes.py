@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ from hyperslab.formats.nifti.resample import blurred_linear
 from hyperslab.formats.source import Array, DataMap, ScanOptions
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.views import Selected, read_filled, take_filled
-from hyperslab.geometry import Box, Partition
+from hyperslab.geometry import Box
 from hyperslab.recipe.data import DataSection
 from hyperslab.tensor.root_rank import scatter_from_main
 
@@ -220,26 +220,10 @@ def _is_label_or_mask(name: str) -> bool:
 Mask = NDArray[np.uint8]
 
 
-class InputVolume(Protocol):
-    """Reads boxes of a volume of ``shape`` (C, D, H, W), on the lattice that the network sees."""
-
-    shape: tuple[int, ...]
-
-    def block(self, grid: Grid, wanted: Box) -> Array:
-        """Read this rank's box (1, C, d, h, w) of the box ``wanted``; every rank calls it.
-
-        Beyond the volume, where ``wanted`` may reach, it holds the fill value.
-        """
-        ...
-
-    def write(self, mask: Mask, path: Path) -> None:
-        """Write the mask (D, H, W) on the file's own lattice; the main rank calls it."""
-        ...
-
-
 class NiftiVolume:
-    """Reads a scan in NIfTI files: the main rank resamples it to the network's lattice and
-    scatters it.
+    """Reads a volume of ``shape`` (C, D, H, W) from NIfTI files, on the lattice of the network.
+
+    The main rank resamples it and scatters it.
 
     A compressed file can be read from its beginning only, so the others would gain nothing.
     ``paths``: one, or one for each channel.
@@ -262,10 +246,14 @@ class NiftiVolume:
         )
         if self.shape[0] != about.whole[0]:
             found = f"{self.shape[0]} channel{'' if self.shape[0] == 1 else 's'}"
+            remedy = "give the one that it takes in a file of its own, 3-D"
+            if about.whole[0] > 1:
+                remedy = "give them along the fourth dim of a file, or as NAME_0000.nii.gz, "
+                remedy += "NAME_0001.nii.gz"
             words = "is 4-D and has" if len(paths) == 1 and self.shape[0] > 1 else "has"
             raise DataError(
                 f"{paths[0]}: {words} {found} but the network was trained on "
-                f"{', '.join(about.channels) or about.whole[0]}\n    {_channels_remedy(about)}"
+                f"{', '.join(about.channels) or about.whole[0]}\n    {remedy}"
             )
 
     def _read(self, paths: Sequence[Path], native: bool) -> tuple[int, ...]:
@@ -280,13 +268,18 @@ class NiftiVolume:
         return self.values.shape
 
     def block(self, grid: Grid, wanted: Box) -> Array:
+        """Read this rank's box (1, C, d, h, w) of the box ``wanted``; every rank calls it.
+
+        Beyond the volume, where ``wanted`` may reach, it holds the fill value.
+        """
         part = None
         if self.values is not None:
             part = take_filled(self.values, wanted, self.fill)[None]
         dtype = np.dtype(self.about.dtype)
-        return scatter_from_main(part, partition_of_volume(wanted.shape, grid), dtype, grid)
+        return scatter_from_main(part, grid.partition((1, *wanted.shape)), dtype, grid)
 
     def write(self, mask: Mask, path: Path) -> None:
+        """Write the mask (D, H, W) on the file's own lattice; the main rank calls it."""
         assert self.scan is not None
         image.write_mask(path, mask, self.scan)
 
@@ -304,35 +297,30 @@ class ArrayVolume:
         self.shape = source.shape
 
     def block(self, grid: Grid, wanted: Box) -> Array:
+        """Read as `NiftiVolume.block`."""
         with closing(self.source):
             return read_block(self.source, 0, grid, wanted, self.fill)
 
     def write(self, mask: Mask, path: Path) -> None:
+        """Write as `NiftiVolume.write`; without an affine where the file knows none."""
         affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
         image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
 
 
 def open_volume(
-    entry: InputFile, about: DataCard, data: DataSection, *, native: bool, fill: float
-) -> InputVolume:
-    """Open an input as training would: a scan, or arrays; raises as those do."""
-    if about.classes and entry.path.name.endswith(NIFTI):
-        return NiftiVolume(entry.paths, about, native=native, fill=fill)
-    return open_arrays(entry, about, data, native=native, fill=fill)
-
-
-def open_arrays(
     entry: InputFile, about: DataCard, data: DataSection, *, native: bool = False, fill: float = 0
-) -> ArrayVolume:
-    """Open a file of one of the layouts that are known, or of what a recipe says of its own.
+) -> NiftiVolume | ArrayVolume:
+    """Open a scan, arrays of one of the layouts that are known, or what a recipe says of its own.
 
     Raises:
         DataError: on every rank: not such a file, or of another size than the network's.
     """
-    if data.mapping is None and not entry.path.name.endswith(ARRAY_SUFFIXES):
-        return _open_keyed(entry.path, about, data, native=native, fill=fill)
-    options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
     path = entry.path
+    if about.classes and path.name.endswith(NIFTI):
+        return NiftiVolume(entry.paths, about, native=native, fill=fill)
+    if data.mapping is None and not path.name.endswith(ARRAY_SUFFIXES):
+        return _open_keyed(path, about, data, native=native, fill=fill)
+    options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
     source: Source = broadcast_from_main(
         lambda: MappedFolder.of_volumes(entry.paths, options, about.whole[0]),
         failing=f"{path}: cannot be read",
@@ -380,7 +368,7 @@ def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float
     Raises:
         DataError: on every rank, if one cannot read its box.
     """
-    box = partition_of_volume(wanted.shape, grid).box(grid.coords)
+    box = grid.partition((1, *wanted.shape)).box(grid.coords)
     mine = Box(box.lo[1:], box.hi[1:]).shift(wanted.lo)
     return collective_try(
         lambda: read_filled(
@@ -395,15 +383,6 @@ def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float
     )
 
 
-def partition_of_volume(shape: tuple[int, ...], grid: Grid) -> Partition:
-    """Return how one volume (C, D, H, W) is cut, as a mini-batch of one.
-
-    Raises:
-        LayoutError: it has fewer voxels along a side than the grid has ranks.
-    """
-    return grid.partition((1, *shape))
-
-
 def _trained_lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] | None:
     """Return the voxels (D, H, W) of a scan as the network was trained to see it; None: its own.
 
@@ -415,12 +394,6 @@ def _trained_lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] |
         return None
     extents = np.array(scan.values.shape[1:]) * scan.spacing / np.array(about.voxel)
     return tuple(max(1, round(float(extent))) for extent in extents)
-
-
-def _channels_remedy(about: DataCard) -> str:
-    if about.whole[0] == 1:
-        return "give the one that it takes in a file of its own, 3-D"
-    return "give them along the fourth dim of a file, or as NAME_0000.nii.gz, NAME_0001.nii.gz"
 
 
 def _check_extents(path: Path, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:

@@ -40,12 +40,11 @@ from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import build_model
 from hyperslab.train.evaluate import find_checkpoint, recipe_for, started_ranks
 from hyperslab.train.input_volumes import (
+    ArrayVolume,
     InputFile,
-    InputVolume,
+    NiftiVolume,
     list_inputs,
-    open_arrays,
     open_volume,
-    partition_of_volume,
     read_block,
 )
 from hyperslab.train.metrics import predicted_classes
@@ -112,7 +111,7 @@ class TrainedNetwork:
         )
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, self.transform, torch.float32, shape, self.grid)
-        x = Sharded.from_local(x, partition_of_volume(shape, self.grid), self.grid)
+        x = Sharded.from_local(x, self.grid.partition((1, *shape)), self.grid)
         try:
             with autocast(self.grid.device, self.recipe.precision):
                 prediction: Sharded = self.model(x)
@@ -122,7 +121,7 @@ class TrainedNetwork:
 
 
 def predict_windows(
-    network: TrainedNetwork, volume: InputVolume, policy: WindowPolicy, where: str
+    network: TrainedNetwork, volume: NiftiVolume | ArrayVolume, policy: WindowPolicy, where: str
 ) -> NDArray[np.uint8] | None:
     """The classes (D, H, W) of a volume on the main rank, None on the others; every rank calls it.
 
@@ -307,7 +306,9 @@ class ResultFolder:
 
     def _numbers(self, entry: InputFile) -> None:
         data = self.network.recipe.data
-        source = open_arrays(entry, self.about, data, fill=self.fill).source
+        volume = open_volume(entry, self.about, data, fill=self.fill)
+        assert isinstance(volume, ArrayVolume)
+        source = volume.source
         source = source if data.subvolume is None else Subvolumes(source, data.subvolume)
         unit = []
         for sample in range(len(source.names)):

@@ -177,6 +177,12 @@ class ProfiledRange:
         """Return the innermost of its ancestors whose name begins so."""
         return next((e for e in self.ancestors if e.name.startswith(prefix)), None)
 
+    @property
+    def layer(self) -> str | None:
+        """Return the name of the innermost submodule that ran it in its forward pass."""
+        mark = self.within(LAYER_MARK)
+        return None if mark is None else mark.name.removeprefix(LAYER_MARK)
+
 
 def events_of(profiler: torch.profiler.profile) -> list[ProfiledRange]:
     """Return everything that was recorded, parents before children."""
@@ -238,25 +244,19 @@ def row_of(event: ProfiledRange) -> TimelineRow | None:
     for row in _ROW_ORDER:
         if event.name.startswith(f"{MARK}{row}:"):
             return row
+    name = event.name.lower()
     if event.on_device:
-        return _row_of_kernel(event)
-    if event.is_operator and not any(e.is_operator for e in _above(event)):
+        if event.name.startswith((MARK, BACKWARD_NODE)):
+            return None
+        if "nccl" in name:
+            return "halos" if "sendrecv" in name else "gradients"
+        words = ("conv", "dgrad", "wgrad", "fprop", "implicit_gemm")
+        return "convolutions" if any(word in name for word in words) else "operators"
+    above = itertools.islice(event.ancestors, 1, None)
+    if event.is_operator and not any(e.is_operator for e in above):
         convolves = any(word in event.name for word in ("conv", "winograd"))
         return "convolutions" if convolves else "operators"
     return None
-
-
-def _row_of_kernel(event: ProfiledRange) -> TimelineRow | None:
-    if event.name.startswith((MARK, BACKWARD_NODE)):
-        return None
-    if "nccl" in event.name.lower():
-        return "halos" if "sendrecv" in event.name.lower() else "gradients"
-    words = ("conv", "dgrad", "wgrad", "fprop", "implicit_gemm")
-    return "convolutions" if any(word in event.name.lower() for word in words) else "operators"
-
-
-def _above(event: ProfiledRange) -> Iterable[ProfiledRange]:
-    return itertools.islice(event.ancestors, 1, None)
 
 
 def pieces_of(events: Iterable[ProfiledRange]) -> list[Piece]:
@@ -274,9 +274,8 @@ def label_of(event: ProfiledRange) -> str:
     """Return the words of a piece: which layer, what."""
     if event.name.startswith(MARK):
         return event.name.rpartition(":")[2]
-    layer = event.within(LAYER_MARK)
     name = event.name.rpartition("::")[2]
-    return name if layer is None else f"{layer.name.removeprefix(LAYER_MARK)}: {name}"
+    return name if event.layer is None else f"{event.layer}: {name}"
 
 
 def exclusive(pieces: Sequence[Piece], begin: float, end: float) -> list[Piece]:
@@ -402,29 +401,19 @@ def _layers_by_number(events: Iterable[ProfiledRange]) -> dict[int, str]:
     """Whose forward pass took which of autograd's numbers; the first that has one made its node."""
     found: dict[int, str] = {}
     for event in events:
-        if (
-            event.sequence >= 0
-            and not event.name.startswith(BACKWARD_NODE)
-            and event.within(BACKWARD_NODE) is None
-        ):
-            layer = event.within(LAYER_MARK)
-            if layer is not None:
-                found.setdefault(event.sequence, layer.name.removeprefix(LAYER_MARK))
+        if event.sequence >= 0 and event.within(BACKWARD_NODE) is None and event.layer is not None:
+            found.setdefault(event.sequence, event.layer)
     return found
 
 
 def place_of(event: ProfiledRange, layers: dict[int, str]) -> LayerPlace:
     """Find the layer and stage of an event; recomputed layers count to the backward pass."""
     node = event.within(BACKWARD_NODE)
-    layer = event.within(LAYER_MARK)
     if node is not None:
-        known = (
-            layers.get(node.sequence, "") if layer is None else layer.name.removeprefix(LAYER_MARK)
-        )
-        return known, "backward"
+        return event.layer or layers.get(node.sequence, ""), "backward"
     if event.within(OPTIMIZER_STEP) is not None:
         return "", "optimizer"
-    return ("" if layer is None else layer.name.removeprefix(LAYER_MARK)), "forward"
+    return event.layer or "", "forward"
 
 
 @dataclass(frozen=True, slots=True)

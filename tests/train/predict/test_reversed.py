@@ -16,7 +16,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from hyperslab.recipe.data import DataSection
-from hyperslab.train.input_volumes import ArrayVolume, InputFile, open_arrays
+from hyperslab.train.input_volumes import ArrayVolume, InputFile, open_volume
 from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import split
 
@@ -26,7 +26,9 @@ ABOUT = DataCard(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
 
 def opened(path: Path, format: str | None) -> ArrayVolume:
     data = DataSection(path=path.parent, batch_size=1, format=format)
-    return open_arrays(InputFile(path, path.stem), ABOUT, data)
+    found = open_volume(InputFile(path, path.stem), ABOUT, data)
+    assert isinstance(found, ArrayVolume)
+    return found
 
 
 @pytest.mark.parametrize("format", [None, "lbann", "hdf5"])
