@@ -604,10 +604,10 @@ class ProfiledTrainer(Trainer):
             trainer.recipe,
             trainer.grid,
             trainer.objective,
-            data=trainer.data,
-            validation=trainer.validation,
-            test=trainer.test,
-            progress=trainer.progress,
+            trainer.data,
+            trainer.validation,
+            trainer.progress,
+            trainer.test,
         )
         run = self.recipe.output
         if self.grid.is_main:

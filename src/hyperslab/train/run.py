@@ -161,14 +161,13 @@ def build_trainer(
     stack: ExitStack,
     *,
     resume: bool,
-    events: RunEvents | None = None,
-    given: UserObjects = NO_USER_OBJECTS,
+    events: RunEvents,
+    given: UserObjects,
 ) -> Trainer:
     """Build everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
     data, validation, *followed = map(stack.enter_context, open_training(recipe, grid, given))
-    if events is not None:
-        events.data_opened(len(data), len(validation))
+    events.data_opened(len(data), len(validation))
     about = data_card(data)
     model = build_model(recipe, about, grid, given)
     objective = build_objective(recipe, about, given)
@@ -211,17 +210,10 @@ def build_trainer(
         return reporter
 
     reporter = _on_main(open_reporter)
-    progress = Progress(recipe, grid, state, at, reporter=reporter, events=events)
+    progress = Progress(recipe, grid, state, at, reporter, events)
     progress.flops.wanted = not data.source.shapes  # those of the first step are not of all
-    return Trainer(
-        recipe,
-        grid,
-        objective,
-        data=data,
-        validation=validation,
-        test=followed[0] if followed else None,
-        progress=progress,
-    )
+    test = followed[0] if followed else None
+    return Trainer(recipe, grid, objective, data, validation, progress, test)
 
 
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ LOST_AFTER = datetime.timedelta(seconds=2)
 """Without an answer [s]: in a run that failed a vote may never arrive."""
 
 
+@dataclass(eq=False)
 class Progress:
     """Keeps how far a run is, on one rank; every rank has the same one.
 
@@ -51,26 +53,18 @@ class Progress:
     the step enters the history. Only the main rank has a ``reporter``.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        grid: Grid,
-        state: RunState,
-        at: Position,
-        *,
-        reporter: Reporter | None = None,
-        events: RunEvents | None = None,
-    ) -> None:
-        self.recipe = recipe
-        self.grid = grid
-        self.state = state
-        self.at = at
-        self.reporter = reporter
-        self.events = RunEvents() if events is None else events
-        self.stop = StopRequest()
-        self.writer = BackgroundWriter()
-        self.flops = StepFlops(grid.size, recipe.peak)
-        self.pending: PendingStep | None = None
+    recipe: Recipe
+    grid: Grid
+    state: RunState
+    at: Position
+    reporter: Reporter | None = None
+    events: RunEvents = field(default_factory=RunEvents)
+    stop: StopRequest = field(default_factory=StopRequest, init=False)
+    writer: BackgroundWriter = field(default_factory=BackgroundWriter, init=False)
+    pending: PendingStep | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.flops = StepFlops(self.grid.size, self.recipe.peak)
 
     @property
     def rate(self) -> float:
@@ -225,34 +219,29 @@ TEST_LOSS = "test_loss"
 """Its column in ``epochs.csv``."""
 
 
+@dataclass(eq=False)
 class Trainer:
-    """Trains a parallelised model on one rank of the grid; every rank runs the same one."""
+    """Trains a parallelised model on one rank of the grid; every rank runs the same one.
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        grid: Grid,
-        objective: Objective,
-        *,
-        data: Dataset,
-        validation: Dataset,
-        progress: Progress,
-        test: Dataset | None = None,
-    ) -> None:
-        """``test`` is measured after every epoch, too, if it is there."""
-        self.recipe = recipe
-        self.grid = grid
-        self.objective = objective
-        self.data = data
-        self.validation = validation
-        self.test = test
-        self.progress = progress
-        self.model = progress.state.model
-        self.optimizer = progress.state.optimizer
-        assert isinstance(progress.state.schedule, RateSchedule)
-        self.schedule = progress.state.schedule
+    ``test`` is measured after every epoch, too, if it is there.
+    """
+
+    recipe: Recipe
+    grid: Grid
+    objective: Objective
+    data: Dataset
+    validation: Dataset
+    progress: Progress
+    test: Dataset | None = None
+
+    def __post_init__(self) -> None:
+        state = self.progress.state
+        self.model = state.model
+        self.optimizer = state.optimizer
+        assert isinstance(state.schedule, RateSchedule)
+        self.schedule = state.schedule
         self.no_sync: Callable[[], AbstractContextManager[None]] = self.model.no_sync  # type: ignore[assignment]
-        self.clock = StepClock(data)
+        self.clock = StepClock(self.data)
 
     @property
     def at(self) -> Position:
