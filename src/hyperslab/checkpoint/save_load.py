@@ -47,14 +47,7 @@ from hyperslab.checkpoint.snapshot import (
     SnapshotMemory,
     snapshot_of,
 )
-from hyperslab.checkpoint.state import (
-    State,
-    Tensors,
-    check_fits,
-    decode_value,
-    fill,
-    state_of,
-)
+from hyperslab.checkpoint.state import State, Tensors, check_fits, decode_value, fill, state_of
 from hyperslab.comm.agreement import (
     Group,
     all_gather,

@@ -21,12 +21,7 @@ from pydantic import (
 
 from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
-from hyperslab.recipe.optimizer import (
-    AdamSection,
-    MlperfSection,
-    OptimizerSection,
-    StopSection,
-)
+from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
 from hyperslab.recipe.section import OneOf, Section, TargetSection, declared
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared

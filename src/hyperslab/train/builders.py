@@ -26,12 +26,7 @@ from hyperslab.formats.source import Source
 from hyperslab.parallel import parallelize
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
-from hyperslab.train.network import (
-    NO_USER_OBJECTS,
-    UserObjects,
-    build_network,
-    check_first_pass,
-)
+from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, build_network, check_first_pass
 from hyperslab.train.objective import check_loss_target
 
 

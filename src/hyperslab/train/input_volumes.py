@@ -27,12 +27,7 @@ from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.arrays.layouts import lbann_of
 from hyperslab.formats.arrays.open import kind_of_file
 from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_one_file
-from hyperslab.formats.arrays.source import (
-    Hdf5Folder,
-    MappedFolder,
-    ZarrFolder,
-    numbers_of_volume,
-)
+from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder, numbers_of_volume
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
 from hyperslab.formats.files import walk_folder

@@ -15,12 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hyperslab.errors import RecipeError
 from hyperslab.models.larc import scale_by_norms
-from hyperslab.recipe.optimizer import (
-    LarcSection,
-    OptimizerSection,
-    Weights,
-    check_optimizer_class,
-)
+from hyperslab.recipe.optimizer import LarcSection, OptimizerSection, Weights, check_optimizer_class
 from hyperslab.recipe.schedule import SCHEDULES_BY_STEP, Every
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.network import UserObjects

@@ -31,13 +31,7 @@ from hyperslab.train.history import Reporter
 from hyperslab.train.mlperf import RunEvents
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizer import RateSchedule
-from hyperslab.train.step import (
-    PendingStep,
-    StepClock,
-    StepResult,
-    Vote,
-    autocast,
-)
+from hyperslab.train.step import PendingStep, StepClock, StepResult, Vote, autocast
 from hyperslab.util.signals import StopRequest
 from hyperslab.util.torch_internals import foreach_multiply_
 
