@@ -78,7 +78,9 @@ def declared(base: type[NamedSection]) -> Any:
 
     What a recipe may name is so what has been declared: there is no second list to keep.
     """
-    return Annotated[Union[tuple(_named_sections(base))], Field(discriminator="name")]  # noqa: UP007
+    kinds = tuple(_named_sections(base))
+    by_name = Field(discriminator="name")
+    return Annotated[Union[kinds], by_name]  # type: ignore # noqa: UP007
 
 
 def declared_names(base: type[NamedSection]) -> list[str]:
