@@ -293,7 +293,8 @@ class ResultFolder:
             logits = self.network(volume.block(self.grid, box), box.shape, where)
             whole = gather_to_main(predicted_classes(logits))
             if whole is not None:
-                mask = whole[0, *(slice(extent) for extent in volume.shape[1:])]
+                depth, height, width = volume.shape[1:]
+                mask = whole[0, :depth, :height, :width]
         path = self.folder / entry.mask
 
         def write() -> None:
