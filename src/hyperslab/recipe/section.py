@@ -78,15 +78,13 @@ def declared(base: type[NamedSection]) -> Any:
 
     What a recipe may name is so what has been declared: there is no second list to keep.
     """
-    kinds = tuple(_named_sections(base))
-    by_name = Field(discriminator="name")
-    return Annotated[Union[kinds], by_name]  # type: ignore # noqa: UP007
+    return Annotated[Union[tuple(_named_sections(base))], Field(discriminator="name")]  # noqa: UP007
 
 
 def declared_names(base: type[NamedSection]) -> list[str]:
     """Return the names that sections derived from ``base`` so far have in a recipe."""
-    kinds = [kind.model_fields["name"].annotation for kind in _named_sections(base)]
-    return [name for kind in kinds for name in get_args(kind)]
+    fields = [kind.model_fields["name"] for kind in _named_sections(base)]
+    return [name for field in fields for name in get_args(field.annotation)]
 
 
 def _named_sections(base: type[NamedSection]) -> Iterator[type[NamedSection]]:
